@@ -1,0 +1,57 @@
+"""The errors penstock raises on purpose. Each is also a builtin kind; no other module defines one."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error that penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """The configuration is wrong, or asks for something that this version cannot run."""
+
+
+class UsageError(PenstockError, ValueError):
+    """An argument is wrong: a value out of range, or options that exclude each other."""
+
+
+class StateError(PenstockError, RuntimeError):
+    """Saved or live state is corrupt or does not fit: wrong tables, wrong shapes, an engine that failed mid-step."""
+
+
+class InputError(PenstockError, ValueError):
+    """The input is wrong. The message is one line; what it is made of can be read from the attributes.
+
+    source : str or None, which source (a path, a URI, ``<stdin>``)
+    batch : int or None, index of the record batch in the source, from 0
+    row : int or None, index of the row in that batch (in the file, for Parquet), from 0
+    column : str or None, the column's name in the source
+    reason : str or None, for a bad row one of the reasons that ``on_bad_row`` counts
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        source: str | None = None,
+        batch: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.source, self.batch, self.row, self.column, self.reason = source, batch, row, column, reason
+        places = [
+            f"batch {batch}" if batch is not None else "",
+            f"row {row}" if row is not None else "",
+            f"column '{column}'" if column is not None else "",
+        ]
+        place = ", ".join(p for p in places if p)
+        text = ": ".join(p for p in (source, place, problem) if p)
+        if reason is not None:
+            text += f" [{reason}]"
+        super().__init__(" ".join(text.split()))
+
+
+class TruncatedInputError(InputError, EOFError):
+    """The input stops before its end: no end marker, or a message cut in two."""

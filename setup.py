@@ -1,0 +1,66 @@
+"""The folder map and the kernels; everything else about the package stands in pyproject.toml.
+
+``engine/`` is imported as ``penstock``, ``io/`` as ``penstock.io``, ``pyx/`` as ``penstock.pyx``.
+PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``).
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
+
+PACKAGE_DIR = {
+    "penstock": "engine",
+    "penstock.bridge": "engine/bridge",
+    "penstock.cli": "engine/cli",
+    "penstock.config": "engine/config",
+    "penstock.io": "io",
+    "penstock.pyx": "pyx",
+}
+
+# Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
+# without kernels, and nothing complains.
+KERNELS = ["id_table", "accumulator", "partition"]
+
+# Sums must round the same on every machine: no contraction to FMA, no -march=native.
+COMPILE_ARGS = ["-O3", "-ffp-contract=off"]
+
+
+def link_tree() -> str:
+    """Lay out the import names as relative symlinks, for Cython (cimport), mypy and editors."""
+    tree = ROOT / "build" / "tree" / "penstock"
+    tree.mkdir(parents=True, exist_ok=True)
+    wanted = {p.name: p for p in (ROOT / "engine").iterdir() if p.name != "__pycache__"}
+    wanted |= {"io": ROOT / "io", "pyx": ROOT / "pyx"}
+    for link in tree.iterdir():
+        if link.name not in wanted:
+            link.unlink()
+    for name, target in wanted.items():
+        link = tree / name
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(target, tree))
+    return str(tree.parent)
+
+
+setup(
+    packages=list(PACKAGE_DIR),
+    package_dir=PACKAGE_DIR,
+    package_data={"penstock": ["py.typed"], "penstock.config": ["*.proto", "*.pyi"], "penstock.pyx": ["*.pyi"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c"]},
+    ext_modules=cythonize(
+        [Extension(f"penstock.pyx.{k}", [f"pyx/{k}.pyx"], extra_compile_args=COMPILE_ARGS) for k in KERNELS],
+        include_path=[link_tree()],
+        build_dir="build/checked" if CHECKED else "build/release",
+        compiler_directives={
+            "language_level": 3,
+            "embedsignature": True,
+            "boundscheck": CHECKED,
+            "wraparound": CHECKED,
+            "initializedcheck": CHECKED,
+        },
+    ),
+)
