@@ -61,6 +61,8 @@ setup(
             "boundscheck": CHECKED,
             "wraparound": CHECKED,
             "initializedcheck": CHECKED,
+            # Ids, indices and sizes are never negative where the kernels divide them.
+            "cdivision": True,
         },
     ),
 )

@@ -1,0 +1,55 @@
+# Everything runs in .venv, which the first target that needs it makes. `make demo` and `make test`
+# work on a fresh machine with Python 3.11+ (and its headers and venv module), a C compiler and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd)
+
+.PHONY: demo test lint types checked bench dist proto clean
+
+demo: .venv/installed
+	$(BIN)/penstock demo --dir build/demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock
+	cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml --allow-untyped-defs --allow-untyped-calls \
+		--allow-incomplete-defs ../../tests/typing_examples.py
+	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
+		--allowlist ../../tests/stubtest_allowlist.txt \
+		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition
+
+# The kernels with bounds checks, the tests, then the release kernels again. `--force`: a change of
+# directives alone rebuilds nothing.
+checked: .venv/installed
+	PENSTOCK_CHECKED=1 $(BIN)/python setup.py -q build_ext --inplace --force
+	$(BIN)/python -m pytest tests/test_kernels.py $(ARGS); status=$$?; \
+	$(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
+
+bench: .venv/installed
+	$(BIN)/python bench/memory.py --rows 1000000,2000000
+
+dist: .venv/installed
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
+proto: .venv/installed
+	PATH=$(CURDIR)/$(BIN):$$PATH bash engine/config/generate.sh
+
+# The exact versions that CI runs with; users of the package are bound only by pyproject.toml.
+.venv/installed: pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo "cannot make .venv: install Python's venv module (Debian: apt install python3-venv python3-dev)" >&2; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info pyx/*.so

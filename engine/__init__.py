@@ -1,0 +1,1 @@
+"""penstock: a streaming update engine for embedding tables."""

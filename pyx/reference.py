@@ -1,0 +1,91 @@
+"""The kernels in NumPy and plain Python: their definition, the test oracle, the baseline of the benches.
+
+Readable, not fast. A kernel equals its twin here bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+def index(ids: Int64) -> Int64:
+    """Dense indices in order of first appearance: the twin of ``IdTable.insert`` on an empty table."""
+    seen: dict[int, int] = {}
+    return np.array([seen.setdefault(i, len(seen)) for i in ids.tolist()], np.int64)
+
+
+def coalesce(frames: Iterable[tuple[Int64, Float32]], dim: int, mean: bool = False) -> tuple[Int64, Float32, Int64]:
+    """Sum the rows that share an id: one left fold in float32, in arrival order, from a copy of the first.
+
+    frames : (ids int64 (n,), grads float32 (n, dim)) in arrival order
+    Returns ids (u,), sums (u, dim), counts (u,): in how many frames the id occurred; in order of
+    first appearance. mean divides each row by float32(its count). Twin of ``Accumulator``.
+    """
+    sums: dict[int, Float32] = {}
+    counts: dict[int, int] = {}
+    for ids, grads in frames:
+        for i, row in zip(ids.tolist(), grads, strict=True):
+            sums[i] = sums[i] + row if i in sums else row.copy()
+        for i in set(ids.tolist()):
+            counts[i] = counts.get(i, 0) + 1
+    rows = [sums[i] / np.float32(counts[i]) if mean else sums[i] for i in sums]
+    return (
+        np.array(list(sums), np.int64),
+        np.array(rows, np.float32).reshape(len(rows), dim),
+        np.array([counts[i] for i in sums], np.int64),
+    )
+
+
+def shard_sizes(vocabulary_size: int, num_shards: int) -> Int64:
+    """Rows of every shard, the same for MOD and DIV (tpu_embedding_shape_util.cc)."""
+    quotient, remainder = divmod(vocabulary_size, num_shards)
+    return np.array([quotient + (i < remainder) for i in range(num_shards)], np.int64)
+
+
+def locate(ids: Int64, vocabulary_size: int, num_shards: int, mod: bool) -> tuple[Int64, Int64]:
+    """The shard of every id and the row inside it: built from what each shard owns, then looked up."""
+    if mod:
+        owned = [np.arange(shard, vocabulary_size, num_shards) for shard in range(num_shards)]
+    else:
+        ends = np.cumsum(shard_sizes(vocabulary_size, num_shards))
+        owned = np.split(np.arange(vocabulary_size), ends[:-1])
+    shards, rows = np.empty(vocabulary_size, np.int64), np.empty(vocabulary_size, np.int64)
+    for shard, its_ids in enumerate(owned):
+        shards[its_ids], rows[its_ids] = shard, np.arange(len(its_ids))
+    return shards[ids], rows[ids]
+
+
+def place(
+    ids: Int64,
+    vocabulary_size: int,
+    num_shards: int,
+    mod: bool,
+    shards_per_owner: int,
+    rows_per_shard: int,
+    num_owners: int,
+) -> tuple[Int32, Int32, Int64]:
+    """The owner of every id, its row there, and how many ids each owner has."""
+    shards, rows = locate(ids, vocabulary_size, num_shards, mod)
+    owners = shards // shards_per_owner
+    rows = (shards % shards_per_owner) * rows_per_shard + rows
+    return owners.astype(np.int32), rows.astype(np.int32), np.bincount(owners, minlength=num_owners)
+
+
+def pad(
+    owners: Int32, rows: Int32, grads: Float32, num_owners: int, capacity: int, rows_per_owner: int
+) -> tuple[Int32, Float32]:
+    """Deal rows to their owners in order; pads are the distinct rows from ``rows_per_owner`` on, gradient 0."""
+    out_rows = np.tile(rows_per_owner + np.arange(capacity, dtype=np.int32), (num_owners, 1))
+    out_grads = np.zeros((num_owners, capacity, grads.shape[1]), np.float32)
+    for owner in range(num_owners):
+        mine = owners == owner
+        out_rows[owner, : mine.sum()] = rows[mine]
+        out_grads[owner, : mine.sum()] = grads[mine]
+    return out_rows, out_grads
