@@ -1,0 +1,93 @@
+"""The compiled programs, one set per (mesh, update rule); XLA compiles each once per shape.
+
+The table argument is donated and updated in place. Learning rates are runtime scalars: changing
+one compiles nothing. No collective in any of them: every device works on its own rows.
+
+Row numbers are unique and pads lie out of range, so gathers fill and scatters drop them.
+``indices_are_sorted`` is never claimed: on TPU, XLA would then stream the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.updates import UpdateRule, update
+
+AXIS = "shard"
+Program = Callable[..., Any]
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Axis 0 over the devices."""
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
+@lru_cache(maxsize=256)
+def create(mesh: Mesh, shape: tuple[int, int, int], starts: tuple[float, ...]) -> Program:
+    """() → a table on the devices: part p (weights, then slots) filled with starts[p].
+
+    Made there, never copied from the host: an array that aliases host memory cannot be donated.
+    """
+
+    def program() -> jax.Array:
+        parts = jnp.asarray(starts, jnp.float32)[None, :, None]
+        return jnp.broadcast_to(parts, shape)
+
+    return jax.jit(program, out_shardings=row_sharding(mesh))
+
+
+@lru_cache(maxsize=256)
+def apply(mesh: Mesh, rule: UpdateRule) -> Program:
+    """(table, rows i32[n,K], grads f32[n,K,dim], lr f32[]) → (table updated in place, fence i32[n])."""
+
+    def local(table: jax.Array, rows: jax.Array, grads: jax.Array, lr: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator
+        # would still trip jax_debug_nans.
+        state = table.at[rows[0]].get(mode="fill", fill_value=1.0, unique_indices=True)
+        slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
+        weights, slots = update(jnp, rule, lr, grads[0], state[:, 0], slots)
+        new = jnp.stack([weights, *slots], axis=1)
+        return table.at[rows[0]].set(new, mode="drop", unique_indices=True), jnp.zeros(1, jnp.int32)
+
+    return _sharded(mesh, local, num_row_args=3, num_scalars=1, num_out=2, donate=True)
+
+
+@lru_cache(maxsize=16)
+def write(mesh: Mesh) -> Program:
+    """(table, rows i32[n,K], values f32[n,K,dim], part i32[]) → (table with the values set, fence)."""
+
+    def local(table: jax.Array, rows: jax.Array, values: jax.Array, part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        table = table.at[rows[0], part].set(values[0], mode="drop", unique_indices=True)
+        return table, jnp.zeros(1, jnp.int32)
+
+    return _sharded(mesh, local, num_row_args=3, num_scalars=1, num_out=2, donate=True)
+
+
+@lru_cache(maxsize=16)
+def read(mesh: Mesh) -> Program:
+    """(table, rows i32[n,K], part i32[]) → f32[n,K,dim]: a copy, so that no view keeps the table from donation."""
+
+    def local(table: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
+        return table.at[rows[0], part].get(mode="fill", fill_value=0.0, unique_indices=True)[None]
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
+
+
+def _sharded(
+    mesh: Mesh, local: Callable[..., Any], *, num_row_args: int, num_scalars: int, num_out: int, donate: bool
+) -> Program:
+    rows, scalar = PartitionSpec(AXIS), PartitionSpec()
+    in_specs = (rows,) * num_row_args + (scalar,) * num_scalars
+    out_specs = rows if num_out == 1 else (rows,) * num_out
+    return jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs),
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
+        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
+        donate_argnums=(0,) if donate else (),
+    )

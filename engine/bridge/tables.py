@@ -1,0 +1,115 @@
+"""The tables on the devices: made, updated in place, read and written by id.
+
+One array per table (layout.py), touched only through the programs (programs.py). Ids that come in
+are valid and, for apply and write, distinct: the rooms before this one have seen to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.bridge import programs
+from penstock.bridge.layout import MAX_BUCKET, Layout
+from penstock.updates import UpdateRule
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+# Dispatches that may be under way: their staging arrays are alive until they have run.
+MAX_IN_FLIGHT = 4
+
+
+def make_mesh(mesh: Mesh | None = None) -> Mesh:
+    """A one-axis mesh over the devices of ``mesh`` in its order; None: all local devices."""
+    devices = np.asarray(jax.local_devices()) if mesh is None else mesh.devices.reshape(-1)
+    return Mesh(devices, (programs.AXIS,))
+
+
+class DeviceTable:
+    """One table's weights and slots.
+
+    starts : the value that each slot begins with, in slot order; weights begin at 0 until written
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
+        self.layout = layout
+        self._mesh = mesh
+        self._apply = programs.apply(mesh, rule)
+        self._write = programs.write(mesh)
+        self._read = programs.read(mesh)
+        self._array: jax.Array = programs.create(mesh, layout.shape, (0.0, *starts))()
+        self._fences: deque[jax.Array] = deque()
+
+    @property
+    def num_parts(self) -> int:
+        """Weights and slots: part 0 is the weights, part 1 + s is slot s."""
+        return 1 + self.layout.num_slots
+
+    def pointers(self) -> list[int]:
+        """Addresses of the shards. An update in place never moves one; a move means that a table was copied."""
+        return [shard.data.unsafe_buffer_pointer() for shard in self._array.addressable_shards]
+
+    def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
+        """One optimizer application to the rows of distinct ids. grads : float32 (n, dim)."""
+        lr = np.float32(learning_rate)
+        for part in self._slices(len(ids)):
+            block = self.layout.partition(ids[part], grads[part])
+            self._array, fence = self._apply(self._array, block.rows, block.values, lr)
+            self._wait_behind(fence)
+
+    def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
+        """Set one part of the rows of distinct ids. values : float32 (n, dim)."""
+        for cut in self._slices(len(ids)):
+            block = self.layout.partition(ids[cut], values[cut])
+            self._array, fence = self._write(self._array, block.rows, block.values, np.int32(part))
+            self._wait_behind(fence)
+
+    def read(self, ids: Int64, part: int = 0) -> Float32:
+        """One part of the rows of any ids, repeats included. Returns float32 (n, dim), a copy."""
+        distinct, back = np.unique(ids, return_inverse=True)
+        if len(distinct) == len(ids):
+            distinct, back = ids, np.arange(0)
+        out = np.empty((len(distinct), self.layout.dim), np.float32)
+        for cut in self._slices(len(distinct)):
+            block = self.layout.partition(distinct[cut], np.empty((len(distinct[cut]), 0), np.float32))
+            answers = np.asarray(self._read(self._array, block.rows, np.int32(part)))
+            out[cut] = block.collect(answers)
+        return out[back] if len(back) else out
+
+    def stream(self, part: int = 0) -> Iterator[Float32]:
+        """One part of the whole table in id order, in blocks of rows: never a second copy of the table."""
+        for cut in self._slices(self.layout.vocabulary_size):
+            yield self.read(np.arange(cut.start, cut.stop), part)
+
+    def fill(self, draw: Callable[[int, int], Float32]) -> None:
+        """Write the weights of every row: ``draw(first, count)`` gives float32 (count, dim) in id order."""
+        for cut in self._slices(self.layout.vocabulary_size):
+            self.write(np.arange(cut.start, cut.stop), draw(cut.start, cut.stop - cut.start))
+
+    def whole(self, part: int = 0) -> jax.Array:
+        """A copy of one part in id order: (vocabulary_size, dim), row-sharded where the mesh divides it."""
+        host = np.concatenate(list(self.stream(part)))
+        even = self.layout.vocabulary_size % self.layout.num_devices == 0
+        spec = PartitionSpec(programs.AXIS) if even else PartitionSpec()
+        return jax.device_put(host, NamedSharding(self._mesh, spec))
+
+    def wait(self) -> None:
+        """Block until every dispatch is done; an error of the device comes out here."""
+        while self._fences:
+            self._fences.popleft().block_until_ready()
+
+    def _wait_behind(self, fence: jax.Array) -> None:
+        self._fences.append(fence)
+        while len(self._fences) > MAX_IN_FLIGHT:
+            self._fences.popleft().block_until_ready()
+
+    def _slices(self, num_rows: int) -> Iterator[slice]:
+        at_once = MAX_BUCKET * self.layout.num_devices
+        for start in range(0, num_rows, at_once):
+            yield slice(start, min(start + at_once, num_rows))
