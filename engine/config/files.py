@@ -105,7 +105,7 @@ def parse_binary(content: bytes) -> EngineConfig:
         if engine.ListFields():
             return engine
         config = TPUEmbeddingConfiguration.FromString(content)
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError):  # the second from the pure-Python runtime
         raise ConfigError(
             "neither text nor a whole binary TPUEmbeddingConfiguration or EngineConfig; "
             "is it another kind of file, or cut off?"

@@ -12,5 +12,7 @@ trap 'rm -rf "$out"' EXIT
     penstock/config/tpu_embedding_configuration.proto \
     penstock/config/engine_config.proto
 # protoc leaves Mapping bare, which a strict type checker refuses.
-sed -i 's/_Mapping\]/_Mapping[str, object]]/g' "$out"/penstock/config/*_pb2.pyi
-cp "$out"/penstock/config/*_pb2.py "$out"/penstock/config/*_pb2.pyi engine/config/
+for stub in "$out"/penstock/config/*_pb2.pyi; do
+    sed 's/_Mapping\]/_Mapping[str, object]]/g' "$stub" > "engine/config/$(basename "$stub")"
+done
+cp "$out"/penstock/config/*_pb2.py engine/config/
