@@ -1,5 +1,6 @@
 """EmbeddingConfig: what it says of its tables, tags, features and gate, and which configurations it refuses."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -122,6 +123,12 @@ def test_the_message_given_and_the_message_returned_are_copies():
     message.table_descriptor[0].name = "b"
     config.to_proto().table_descriptor[0].name = "c"
     assert config.table_names == ("a",)
+
+
+def test_a_configuration_can_be_copied():
+    config = EmbeddingConfig.from_tables([TableConfig(10, 4)], SGD(float))
+    again = copy.deepcopy(config)
+    assert (again.tables, dict(again.schedules)) == (config.tables, dict(config.schedules))
 
 
 def test_another_optimizer_is_kept_but_not_run():

@@ -42,8 +42,8 @@ class EmbeddingConfig:
         validate(message)
         self._message = EngineConfig()
         self._message.CopyFrom(message)
-        self._schedules = MappingProxyType(dict(schedules or {}))
-        self._initializers = MappingProxyType(dict(initializers or {}))
+        self._schedules = dict(schedules or {})
+        self._initializers = dict(initializers or {})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
@@ -113,7 +113,7 @@ class EmbeddingConfig:
     @property
     def schedules(self) -> Mapping[int, Callable[[], Any]]:
         """The callable learning rates of ``from_tables``, by tag."""
-        return self._schedules
+        return MappingProxyType(self._schedules)
 
     @property
     def table_names(self) -> tuple[str, ...]:

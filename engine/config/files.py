@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -23,6 +24,8 @@ from penstock.config.validate import near
 from penstock.errors import ConfigError
 
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
+
+MAX_BYTES = 2**31 - 1  # protobuf's own bound
 
 # Files that people hand over by mistake, by their first bytes.
 MAGIC = {
@@ -54,7 +57,9 @@ def read(path: str | os.PathLike[str]) -> EngineConfig:
             for magic, what in MAGIC.items():
                 if content.startswith(magic):
                     raise ConfigError(f"{name}: this is {what}; a configuration is a text or binary proto message")
-            content += file.read()
+            content += file.read(MAX_BYTES)
+            if len(content) > MAX_BYTES:
+                raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file; give the path of a configuration") from None
     except IsADirectoryError:
@@ -214,9 +219,9 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
 def _replace(name: str, content: bytes) -> None:
     """Whole or not at all: a temporary file beside the target takes its place."""
     target = os.path.realpath(name)
-    temporary = f"{target}.{os.getpid()}.tmp"
+    temporary = f"{target}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -33,7 +33,8 @@ class Optimizer:
     """What all optimizers share. A subclass says its proto member, its slots and its own parameters.
 
     Equality is TensorFlow's: the other is an instance of this class and the attributes are equal, in the order in
-    which they were set. NaN therefore equals nothing, and 1 equals 1.0.
+    which they were set. NaN therefore equals nothing, and 1 equals 1.0. ``slot_variable_creation_fn`` is accepted and
+    kept as in TensorFlow; it is never called, since the engine lays out the slots itself.
     """
 
     parameters_field: ClassVar[str]
