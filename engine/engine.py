@@ -1,0 +1,417 @@
+"""The Engine: tables on devices, and the one way from a source of gradients to them.
+
+The composition root of the library: it joins reader, pipeline and bridge, and holds what belongs to
+none of them (configuration, global step, whether a step failed half way). jax is loaded when an
+Engine is made, not before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import initial
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Constant, TruncatedNormal, Uniform
+from penstock.errors import ConfigError, StateError, UsageError
+from penstock.frames import Coalesced, Frame
+from penstock.gate import Gate
+from penstock.io import tables as parquet_tables
+from penstock.io.arrays import one_frame
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.pipeline import Pipeline
+from penstock.rates import Given, LearningRates
+from penstock.stats import Counters, Report, TableReport
+from penstock.store import TableStore
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.bridge.tables import DeviceTable
+
+Float32 = npt.NDArray[np.float32]
+Progress = Callable[[Counters, Gate, float | None], None]
+REDUCTIONS = ("mean", "sum")
+
+
+class Engine:
+    """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
+
+    config : what the tables are
+    mesh : a ``jax.sharding.Mesh``, whose devices share the rows of every table; None: all local devices
+    num_required : frames that open the gate; None: the configuration's, else 1
+    reduction : "mean" divides each row's sum by the frames that held it, "sum" does not; None: the
+        configuration's, else "mean"
+    seed : of the tables' random start
+    threads : of the host's coalescing; None: all that the process may use. Results do not depend on it.
+
+    Not thread safe: one caller at a time.
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        mesh: jax.sharding.Mesh | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        if not isinstance(config, EmbeddingConfig):
+            raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+        reduction = reduction or config.gate_reduction or "mean"
+        if reduction not in REDUCTIONS:
+            raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
+        self.config = config
+        self.reduction = reduction
+        self.seed = seed
+        self._specs = {spec.name: spec for spec in config.tables}
+        self._failed: str | None = None
+        self._rates = LearningRates(config.num_tags, None, config.schedules)
+        self._last_rates: tuple[float, ...] | None = None
+        gate = Gate(num_required if num_required is not None else config.gate_num_required or 1)
+        stores = {
+            name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
+            for name, spec in self._specs.items()
+        }
+        self._pipeline = Pipeline(gate, stores, self._step, threads)
+        self._tables = self._make_tables(mesh)
+
+    # ---- gradients in
+
+    def run(
+        self,
+        source: Any,
+        *,
+        table: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        contribution_rows: int | None = None,
+        merge: str | None = None,
+        learning_rates: Given = None,
+        on_bad_row: str = "error",
+        flush: bool = False,
+        limit: int | None = None,
+        gradient_dtype: str | None = None,
+        allow_missing_end: bool = False,
+        progress: Progress | None = None,
+        shield: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Report:
+        """Apply a source of gradients, frame by frame.
+
+        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
+            iterator of record batches, or a list of paths
+        table : of rows that do not say theirs
+        columns : role → name, where the stream's columns have other names
+        contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
+        merge : "step" merges sorted sources by step
+        learning_rates : by tag, a mapping or a sequence; before the column and the schedules
+        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it
+        flush : open the gate once more at the end
+        limit : stop after that many frames
+        progress : called after every frame with the counters, the gate and the share of input read
+        shield : a context manager held while a frame is applied (the command line holds signals back)
+
+        Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
+        rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.
+        """
+        self._check_ready()
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit: expected at least 0, got {limit}")
+        rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        options = ReadOptions(
+            sizes=self.config.sizes,
+            num_tags=self.config.num_tags,
+            rates_needed=rates.needs_column,
+            table=table,
+            columns=columns or {},
+            contribution_rows=contribution_rows,
+            merge=merge,
+            on_bad_row=on_bad_row,
+            gradient_dtype=gradient_dtype,
+            allow_missing_end=allow_missing_end,
+        )
+        started = time.perf_counter()
+        counters = self._start_counting()
+        reader = FrameReader(source, options)
+        self._rates = rates
+        for frame in _first(reader, limit):
+            with shield():
+                self._push(frame)
+            if progress is not None:
+                progress(counters, self.gate, reader.fraction())
+        if flush:
+            with shield():
+                self._flush()
+        self._wait()
+        return self._report(counters, time.perf_counter() - started, reader)
+
+    def apply(
+        self,
+        gradients: Mapping[str, tuple[Any, Any]],
+        local_step: int | None = None,
+        learning_rates: Given = None,
+    ) -> bool:
+        """Take in one frame given as arrays.
+
+        gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
+        local_step : the producer's step; behind ``global_step`` the frame is stale
+        Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
+        """
+        self._check_ready()
+        rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        frame = one_frame(gradients, self.config.sizes, local_step)
+        if rates.needs_column:
+            raise ConfigError(
+                "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
+                f"(0 to {self.config.num_tags - 1})"
+            )
+        self._rates = rates
+        return self._push(frame)
+
+    def flush(self) -> bool:
+        """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
+        self._check_ready()
+        return self._flush()
+
+    # ---- state out and in
+
+    @property
+    def gate(self) -> Gate:
+        return self._pipeline.gate
+
+    @property
+    def global_step(self) -> int:
+        """How often the gate has opened."""
+        return self.gate.global_step
+
+    def table(self, name: str) -> jax.Array:
+        """A copy of the weights in id order, (vocabulary_size, dim); row-sharded where the mesh divides it."""
+        return self._table(name).whole()
+
+    def slots(self, name: str) -> dict[str, jax.Array]:
+        """Copies of the optimizer's slots in id order, by TensorFlow's names."""
+        table = self._table(name)
+        return {slot: table.whole(part) for slot, part in self._slot_parts(name).items()}
+
+    def lookup(self, name: str, ids: Any) -> Float32:
+        """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows."""
+        return self._table(name).read(self._valid_ids(name, ids))
+
+    def retrieve_parameters(self, name: str) -> dict[str, Float32]:
+        """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
+        table = self._table(name)
+        parts = {"parameters": 0, **self._slot_parts(name)}
+        return {key: np.concatenate(list(table.stream(part))) for key, part in parts.items()}
+
+    def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
+        """Set weights, then every slot by its name: TensorFlow's LoadTPUEmbedding…Parameters.
+
+        rows and each slot : (vocabulary_size, dim) in id order, or with ``ids`` (n, dim) for those ids only
+        """
+        table, parts = self._table(name), self._slot_parts(name)
+        if set(slots) != set(parts):
+            wanted = ", ".join(parts) or "none"
+            raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
+        where = np.arange(table.layout.vocabulary_size) if ids is None else self._valid_ids(name, ids)
+        if ids is not None and len(np.unique(where)) != len(where):
+            raise UsageError(f"table '{name}': an id occurs twice in ids")
+        shape = (len(where), table.layout.dim)
+        values = {0: rows, **{parts[slot]: slots[slot] for slot in slots}}
+        checked = {part: np.array(value, np.float32, order="C") for part, value in values.items()}
+        for part, value in checked.items():
+            if value.shape != shape:
+                what = "rows" if part == 0 else list(parts)[part - 1]
+                raise UsageError(f"table '{name}', {what}: expected shape {shape}, got {value.shape}")
+        with self._whole():
+            for part, value in checked.items():
+                table.write(where, value, part)
+
+    def state_hash(self) -> str:
+        """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
+
+        Over each table by name: the name and a zero byte, vocabulary_size and dim (int64), the weights, then
+        each slot in slot order, rows in id order, little-endian float32; at the end the global step (int64).
+        """
+        digest = hashlib.sha256()
+        for name in sorted(self._specs):
+            table = self._table(name)
+            digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
+            for part in range(table.num_parts):
+                for block in table.stream(part):
+                    digest.update(np.ascontiguousarray(block, "<f4").data)
+        digest.update(struct.pack("<q", self.global_step))
+        return digest.hexdigest()
+
+    def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
+        written = []
+        for name, spec in self._specs.items():
+            table = self._table(name)
+            slots = [slot for slot, _ in spec.slots]
+            blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
+            written.append(parquet_tables.write_table(Path(directory), name, spec.dim, slots, blocks))
+        return written
+
+    def read_tables(self, directory: str | os.PathLike[str]) -> None:
+        """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
+
+        A slot that has no column keeps its value, so that weights from elsewhere can be taken up.
+        """
+        with self._whole():
+            for name, spec in self._specs.items():
+                table, parts = self._table(name), {"row": 0, **self._slot_parts(name)}
+                path = Path(directory)
+                for ids, columns in parquet_tables.read_table(path, name, spec.vocabulary_size, spec.dim, list(parts)):
+                    for column, values in columns.items():
+                        table.write(ids, values, parts[column])
+
+    # ---- inside
+
+    def _make_tables(self, mesh: jax.sharding.Mesh | None) -> dict[str, DeviceTable]:
+        from penstock.bridge.layout import Layout
+        from penstock.bridge.tables import DeviceTable, make_mesh
+
+        mesh = make_mesh(mesh)
+        mod = self.config.sharding_strategy == "MOD"
+        tables = {}
+        for name, spec in self._specs.items():
+            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
+            tables[name] = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots])
+            tables[name].fill(_start_of(spec, self.seed))
+        return tables
+
+    def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        for name, parts in coalesced.items():
+            spec = self._specs[name]
+            rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
+            assert rate is not None
+            for rows in parts:
+                self._tables[name].apply(rows.ids, rows.grads, rate)
+        self._last_rates = rates
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """All or failed: what is cut short in here leaves tables that are of no step, and the engine says so."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = f"{type(error).__name__}: {error}"
+            raise
+
+    def _push(self, frame: Frame) -> bool:
+        # Asked for before anything is taken in: a rate that is missing leaves everything as it was.
+        rates = self._rates.at(self.global_step, frame.learning_rates) if self._pipeline.opens_with(frame) else ()
+        with self._whole():
+            return self._pipeline.push(frame, rates)
+
+    def _flush(self) -> bool:
+        last = self._pipeline.last
+        if last is None or not self.gate.num_accumulated:
+            return False
+        rates = self._rates.at(self.global_step, last.learning_rates)
+        with self._whole():
+            self._pipeline.flush(rates)
+        return True
+
+    def _wait(self) -> None:
+        with self._whole():
+            for table in self._tables.values():
+                table.wait()
+
+    def _check_ready(self) -> None:
+        if self._failed is not None:
+            raise StateError(f"an earlier step failed half way ({self._failed}); make a new engine from saved tables")
+        if self.config.mode == "INFERENCE":
+            raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
+
+    def _start_counting(self) -> Counters:
+        self._pipeline.counters = Counters()
+        for store in self._pipeline.stores.values():
+            store.start_counting()
+        return self._pipeline.counters
+
+    def _report(self, counters: Counters, seconds: float, reader: FrameReader) -> Report:
+        tables = {n: TableReport(s.num_rows, s.num_distinct) for n, s in self._pipeline.stores.items()}
+        return Report(
+            rows=counters.rows,
+            frames=counters.frames,
+            stale=counters.stale,
+            pending=self.gate.num_accumulated,
+            steps=counters.steps,
+            global_step=self.global_step,
+            seconds=seconds,
+            rows_per_s=counters.rows / seconds if seconds > 0 else 0.0,
+            dropped=dict(counters.dropped),
+            verified=False,  # no source carries checksums yet
+            tables=tables,
+            learning_rates=self._last_rates if self.config.num_tags else None,
+            held_bytes=counters.held_bytes,
+            notes=_notes(counters, reader),
+        )
+
+    def _table(self, name: str) -> DeviceTable:
+        if name not in self._tables:
+            raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
+        return self._tables[name]
+
+    def _slot_parts(self, name: str) -> dict[str, int]:
+        return {slot: 1 + number for number, (slot, _) in enumerate(self._specs[name].slots)}
+
+    def _valid_ids(self, name: str, ids: Any) -> npt.NDArray[np.int64]:
+        given = np.asarray(ids).reshape(-1)
+        size = self._table(name).layout.vocabulary_size
+        if given.size and not np.issubdtype(given.dtype, np.integer):
+            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
+        if given.size and (given.min() < 0 or given.max() >= size):
+            bad = given[(given < 0) | (given >= size)][0]
+            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
+        return given.astype(np.int64)
+
+
+def _first(reader: FrameReader, limit: int | None) -> Iterator[Frame]:
+    if limit == 0:
+        return
+    for number, frame in enumerate(reader, 1):
+        yield frame
+        if number == limit:
+            return
+
+
+def _start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+    """How a table starts: (first, count) → rows."""
+    start = spec.initializer
+    name, dim = spec.name, spec.dim
+    if isinstance(start, TruncatedNormal):
+        mean, stddev = start.mean, start.stddev
+        return lambda first, count: initial.truncated_normal(seed, name, first, count, dim, mean, stddev)
+    if isinstance(start, Uniform):
+        low, high = start.minimum, start.maximum
+        return lambda first, count: initial.uniform(seed, name, first, count, dim, low, high)
+    if isinstance(start, Constant):
+        value = start.value
+        return lambda first, count: np.full((count, dim), value, np.float32)
+    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
+    if rows.shape != (spec.vocabulary_size, dim):
+        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
+    return lambda first, count: rows[first : first + count]
+
+
+def _notes(counters: Counters, reader: FrameReader) -> tuple[str, ...]:
+    notes = []
+    if counters.stale * 2 > counters.frames:
+        notes.append(
+            f"{counters.stale} of {counters.frames} frames were stale (their step was behind the engine's): if several "
+            "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+        )
+    notes += [f"dropped {n} rows, {reason}; first: {reader.first_bad[reason]}" for reason, n in counters.dropped.items()]
+    return tuple(notes)

@@ -1,0 +1,80 @@
+"""The learning rates of one step: which of several givers speaks for a tag.
+
+Precedence, tag by tag: the call (``learning_rates=``, ``--learning-rate``), then the frame's
+column, then the schedule, called once per step with the global step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ConfigError, UsageError
+
+Given = Mapping[int, float] | Sequence[float] | None
+
+
+def check_given(given: Given, num_tags: int) -> dict[int, float]:
+    """What a call gave, by tag: a mapping for some tags, or a sequence for all."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        by_tag = dict(given)
+    else:
+        by_tag = dict(enumerate(given))
+        if len(by_tag) != num_tags:
+            raise UsageError(f"learning_rates: expected {num_tags} values, one per dynamic tag, got {len(by_tag)}")
+    for tag, rate in by_tag.items():
+        if not 0 <= tag < num_tags:
+            has = f"tags 0 to {num_tags - 1}" if num_tags else "no dynamic tags"
+            raise UsageError(f"learning rate for tag {tag}: the configuration has {has}")
+        if not math.isfinite(rate):
+            raise UsageError(f"learning rate for tag {tag}: expected a finite number, got {rate}")
+    return {tag: float(rate) for tag, rate in by_tag.items()}
+
+
+class LearningRates:
+    """Resolves every tag's value at an opening."""
+
+    def __init__(self, num_tags: int, given: Given, schedules: Mapping[int, Callable[..., Any]]) -> None:
+        self.num_tags = num_tags
+        self._given = check_given(given, num_tags)
+        self._schedules = schedules
+
+    @property
+    def needs_column(self) -> bool:
+        """Some tag has a value nowhere but in the frames."""
+        return any(tag not in self._given and tag not in self._schedules for tag in range(self.num_tags))
+
+    def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
+        """One value per tag. frame_rates : of the frame that opens the gate."""
+        if frame_rates is not None and len(frame_rates) != self.num_tags:
+            raise UsageError(f"learning_rates: expected {self.num_tags} values, got {len(frame_rates)}")
+        return tuple(self._value(tag, global_step, frame_rates) for tag in range(self.num_tags))
+
+    def _value(self, tag: int, global_step: int, frame_rates: Sequence[float] | None) -> float:
+        if tag in self._given:
+            return self._given[tag]
+        if frame_rates is not None:
+            return frame_rates[tag]
+        if tag not in self._schedules:
+            raise ConfigError(
+                f"dynamic learning-rate tag {tag} has no value: give learning_rates= (--learning-rate {tag}=VALUE), "
+                "a 'learning_rates' column, or a schedule"
+            )
+        schedule = self._schedules[tag]
+        # TensorFlow's callables take nothing, schedules (optax's) the step.
+        rate = float(schedule(global_step) if _takes_step(schedule) else schedule())
+        if not math.isfinite(rate):
+            raise ConfigError(f"the schedule of tag {tag} gave {rate} at step {global_step}; expected a finite number")
+        return rate
+
+
+def _takes_step(schedule: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        return False
+    return True

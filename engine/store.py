@@ -1,0 +1,91 @@
+"""What one table holds behind the gate: its coalesced rows since the last opening.
+
+Two ways, as the table's gradient_accumulation_status says. On: everything is summed into one
+accumulator. Off: every frame is coalesced by itself and applied by itself, in arrival order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.frames import Coalesced, Rows
+from penstock.pyx.accumulator import Accumulator
+
+# Below this many rows a second thread costs more than it saves.
+ROWS_WORTH_SPLITTING = 1 << 15
+
+Run = Callable[[Iterable[Callable[[], None]]], None]
+
+
+def run_in(executor: Executor | None) -> Run:
+    """Run tasks on an executor's threads, or here; an error of one is raised when all are done."""
+
+    def run(tasks: Iterable[Callable[[], None]]) -> None:
+        if executor is None:
+            for task in tasks:
+                task()
+        else:
+            for done in [executor.submit(task) for task in tasks]:
+                done.result()
+
+    return run
+
+
+class TableStore:
+    """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening."""
+
+    def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool) -> None:
+        self.dim = dim
+        self._accumulate = accumulate
+        self._mean = mean and accumulate
+        self._frames: list[Accumulator] = []
+        self._seen = np.zeros(vocabulary_size, bool)  # lazily backed by memory, one byte per touched row
+        self.num_rows = 0
+
+    def add(self, blocks: Sequence[Rows], frame: int, threads: int, run: Run) -> None:
+        """Coalesce one frame's rows. frame : its number; threads : how many parts the sums may be split into."""
+        if not self._accumulate or not self._frames:
+            self._frames.append(Accumulator(self.dim))
+        accumulator = self._frames[-1]
+        for block in blocks:
+            order = accumulator.resolve(block.ids, frame)
+            parts = threads if len(block.ids) >= ROWS_WORTH_SPLITTING else 1
+            if parts == 1:
+                accumulator.fold(order, block.grads)
+            else:
+                run(partial(accumulator.fold, order, block.grads, part, parts) for part in range(parts))
+            self.num_rows += len(block.ids)
+
+    def drain(self) -> list[Coalesced]:
+        """What has been summed: one, or one per frame where accumulation is off; empty ones left out."""
+        drained = []
+        for accumulator in self._frames:
+            ids, sums, _ = accumulator.drain(self._mean)
+            self._seen[ids] = True
+            if len(ids):
+                drained.append(Coalesced(ids, sums))
+        # The accumulator is kept: its hash table has the size that this stream needs.
+        self._frames = self._frames[:1] if self._accumulate else []
+        return drained
+
+    @property
+    def num_distinct(self) -> int:
+        """Distinct ids that have entered the gate since ``start_counting``, those still held included."""
+        held: list[npt.NDArray[np.int64]] = [np.asarray(a.get_state()["ids"], np.int64) for a in self._frames]
+        waiting = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
+        return int(np.count_nonzero(self._seen)) + int(np.count_nonzero(~self._seen[waiting]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held behind the gate."""
+        return sum(accumulator.nbytes for accumulator in self._frames)
+
+    def start_counting(self) -> None:
+        """Forget the counts of the run before."""
+        self.num_rows = 0
+        self._seen = np.zeros_like(self._seen)

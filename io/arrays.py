@@ -1,0 +1,74 @@
+"""Arrays in memory → one frame, through the same checks as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InputError, UsageError
+from penstock.frames import Frame, Rows
+from penstock.io.reader import FrameReader, ReadOptions
+
+
+def one_frame(
+    gradients: Mapping[str, tuple[Any, Any]], sizes: Mapping[str, tuple[int, int]], local_step: int | None
+) -> Frame:
+    """table → (ids, gradients) as a Frame.
+
+    ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
+    Raises InputError as a stream would; the source is then ``apply('table')``.
+    """
+    rows: dict[str, tuple[Rows, ...]] = {}
+    num_rows = 0
+    for table, (ids, values) in gradients.items():
+        if table not in sizes:
+            raise UsageError(f"no table '{table}' in the configuration ({', '.join(sizes)})")
+        source = f"apply('{table}')"
+        columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
+        if len(columns["id"]) != len(columns["gradient"]):
+            lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
+            raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
+        batch = pa.RecordBatch.from_pydict(columns)
+        options = ReadOptions(sizes, table=table)
+        try:
+            for frame in FrameReader([batch], options):
+                rows[table] = frame.rows[table]
+                num_rows += frame.num_rows
+        except InputError as error:
+            raise InputError(
+                error.problem, source=source, row=error.row, column=error.column, reason=error.reason
+            ) from None
+    return Frame(rows, num_rows, local_step, source="apply()")
+
+
+def _ids(ids: Any, source: str) -> pa.Array:
+    if isinstance(ids, pa.ChunkedArray):
+        return ids.combine_chunks()
+    if isinstance(ids, pa.Array):
+        return ids
+    array = np.asarray(ids)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"expected integers of shape (n,), got {array.dtype} of shape {array.shape}", source=source)
+    return pa.array(array)
+
+
+def _gradients(values: Any, source: str) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    array = np.asarray(values)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
+        got = f"{array.dtype} of shape {array.shape}"
+        raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        array = array.astype(np.float64)
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])

@@ -1,0 +1,134 @@
+"""The row stream's schema: which column plays which role, and what is said when a schema differs.
+
+Decides on types and names only; the rows themselves are looked at in decode.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import InputError, UsageError
+
+ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates")
+REQUIRED = ("id", "gradient")
+TABLE_KEY = b"penstock.table"
+
+WANTED = {
+    "id": "any integer type",
+    "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
+    "table": "a string or a dictionary of strings",
+    "step": "int64",
+    "contributor": "an integer, a string or a dictionary of strings",
+    "learning_rates": "a list of float32",
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which field of a schema plays which role; a role that no field plays is None."""
+
+    id: pa.Field
+    gradient: pa.Field
+    table: pa.Field | None
+    step: pa.Field | None
+    contributor: pa.Field | None
+    learning_rates: pa.Field | None
+    default_table: str | None  # from the schema's metadata
+    bfloat16: bool  # the gradient's uint16 values are bfloat16
+
+    def names(self) -> list[str]:
+        """Names of the columns that are used."""
+        return [f.name for f in (getattr(self, role) for role in ROLES) if f is not None]
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """``columns=`` may only name roles."""
+    for role in columns:
+        if role not in ROLES:
+            raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
+
+
+def resolve(
+    schema: pa.Schema, source: str, columns: Mapping[str, str] | None = None, gradient_dtype: str | None = None
+) -> Roles:
+    """Find the roles in a schema and check their types.
+
+    columns : role → name, for streams that use other names
+    gradient_dtype : "bfloat16" declares uint16 gradient values to be bfloat16
+    Raises InputError naming the column, what was expected and a near miss.
+    """
+    columns = columns or {}
+    fields = {role: _field(schema, source, role, columns.get(role)) for role in ROLES}
+    gradient = fields["gradient"]
+    assert gradient is not None
+    bfloat16 = gradient_dtype == "bfloat16" or _declares_bfloat16(gradient)
+    for role, found in fields.items():
+        if found is not None and not _fits(role, found.type, bfloat16):
+            raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)
+    default = (schema.metadata or {}).get(TABLE_KEY)
+    return Roles(
+        **fields,  # type: ignore[arg-type]
+        default_table=None if default is None else default.decode("utf-8", "replace"),
+        bfloat16=bfloat16,
+    )
+
+
+def suggestion(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
+    """``; did you mean 'x'?`` where something close is known, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _field(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
+    wanted = name if name is not None else role
+    found = schema.get_all_field_indices(wanted)
+    if len(found) == 1:
+        return schema.field(found[0])
+    if len(found) > 1:
+        raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=wanted)
+    if name is None and role not in REQUIRED:
+        return None
+    near = difflib.get_close_matches(wanted, schema.names, n=1, cutoff=0.5)
+    hint = f"; did you mean --column {role}={near[0]}?" if near else ""
+    has = ", ".join(schema.names) or "no columns"
+    raise InputError(f"no column '{wanted}' for the role '{role}'{hint} (the stream has: {has})", source=source)
+
+
+def _declares_bfloat16(gradient: pa.Field) -> bool:
+    storage = storage_type(gradient.type)
+    fields = [gradient]
+    if is_list(storage):
+        fields.append(storage.value_field)
+    return any((f.metadata or {}).get(b"dtype") == b"bfloat16" for f in fields)
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type under an extension type (``arrow.fixed_shape_tensor``)."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:
+    if role == "id":
+        return pa.types.is_integer(kind)
+    if role == "step":
+        return pa.types.is_integer(kind)
+    if role == "gradient":
+        kind = storage_type(kind)
+        return is_list(kind) and (kind.value_type == pa.uint16() if bfloat16 else pa.types.is_floating(kind.value_type))
+    if role == "learning_rates":
+        return is_list(kind) and pa.types.is_floating(kind.value_type)
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type) or (role == "contributor" and pa.types.is_integer(kind.value_type))
+    return is_text(kind) or (role == "contributor" and pa.types.is_integer(kind))
