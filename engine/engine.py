@@ -413,5 +413,7 @@ def _notes(counters: Counters, reader: FrameReader) -> tuple[str, ...]:
             f"{counters.stale} of {counters.frames} frames were stale (their step was behind the engine's): if several "
             "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
         )
-    notes += [f"dropped {n} rows, {reason}; first: {reader.first_bad[reason]}" for reason, n in counters.dropped.items()]
+    notes += [
+        f"dropped {n} rows, {reason}; first: {reader.first_bad[reason]}" for reason, n in counters.dropped.items()
+    ]
     return tuple(notes)

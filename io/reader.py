@@ -169,10 +169,8 @@ class FrameReader:
         bad = find_bad_rows(decoded, self.options.sizes)
         if bad is not None:
             self._meet_bad_rows(decoded, bad, roles, part, batch)
-        starts = _run_starts(decoded)
         batch_is_frame = decoded.steps is None and self.options.contribution_rows is None and part.has_boundaries
-        for start, stop in zip(starts, [*starts[1:], decoded.num_rows], strict=True):
-            key = _key(decoded, start)
+        for start, stop, key in run_keys(decoded):
             last = stop == decoded.num_rows
             ends = last and (batch.ends_frame or batch_is_frame)
             yield _Piece(decoded, bad, start, stop, key, roles, place, ends)
@@ -282,8 +280,8 @@ class _Building:
         self._rates = tuple(wanted.tolist())
 
 
-def _run_starts(decoded: Decoded) -> list[int]:
-    """Where (step, contributor) changes, 0 included."""
+def run_keys(decoded: Decoded) -> Iterator[tuple[int, int, tuple[int | None, Any]]]:
+    """The runs of equal (step, contributor) of a batch that is not empty: (start, stop, key)."""
     change = np.zeros(decoded.num_rows, bool)
     change[0] = True
     if decoded.steps is not None:
@@ -292,7 +290,8 @@ def _run_starts(decoded: Decoded) -> list[int]:
         codes = decoded.contributors[0]
         change[1:] |= codes[1:] != codes[:-1]
     starts: list[int] = np.flatnonzero(change).tolist()
-    return starts
+    for start, stop in zip(starts, [*starts[1:], decoded.num_rows], strict=True):
+        yield start, stop, _key(decoded, start)
 
 
 def _key(decoded: Decoded, row: int) -> tuple[int | None, Any]:

@@ -338,6 +338,13 @@ def _ipc_stream_part(file: Any, head: bytes, name: str, allow_missing_end: bool)
     return Part(name, reader.schema, True, batches, container="Arrow IPC stream")
 
 
+def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
+    """Whether a local file begins as Arrow IPC or Parquet does."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    return head.startswith((ARROW_FILE, PARQUET, CONTINUATION, FEATHER_V1))
+
+
 def _at_end(file: Any) -> bool:
     try:
         return not file.read(1)
@@ -422,5 +429,3 @@ def _check_batch(batch: Any, name: str, index: int) -> None:
 
 def _one_line(schema: pa.Schema) -> str:
     return ", ".join(f"{f.name}: {f.type}" for f in schema)
-
-

@@ -1,0 +1,162 @@
+"""``penstock inspect``: what a configuration, a stream, a log or a table holds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cli.options import add_command, columns_of
+from penstock.cli.output import Output, count
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import ConfigError, InputError
+from penstock.io.decode import decode
+from penstock.io.reader import run_keys
+from penstock.io.schema import Roles, resolve
+from penstock.io.sources import Part, looks_like_arrow, open_source
+from penstock.pyx.id_table import IdTable
+
+UNNAMED = "(unnamed)"
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "inspect",
+        run,
+        "say what a configuration, a gradient stream or a table file holds",
+        "penstock inspect monday.arrows",
+    )
+    command.add_argument("path", metavar="PATH")
+    command.add_argument("--column", action="append", default=[], metavar="ROLE=NAME")
+    command.add_argument("--allow-missing-end", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    out = Output(args.json)
+    if Path(args.path).is_file() and not looks_like_arrow(args.path):
+        try:
+            return inspect_config(args.path, out)
+        except ConfigError as error:
+            problem = f"neither Arrow, nor Parquet, nor a configuration ({error})"
+            raise InputError(problem, source=args.path) from None
+    source = open_source(args.path, args.allow_missing_end)
+    parts = [inspect_part(part, columns_of(args), out) for part in source.parts()]
+    out.result({"path": args.path, "kind": "stream", "parts": parts})
+    return 0
+
+
+def inspect_config(path: str, out: Output) -> int:
+    config = EmbeddingConfig.load(path)
+    out.say(f"{path}: configuration, mode {config.mode}, {config.sharding_strategy} sharding, {config.num_tags} tags")
+    tables = []
+    for name, (rows, dim) in config.sizes.items():
+        try:
+            optimizer = type(config.table(name).optimizer).__name__
+        except ConfigError as error:
+            optimizer = str(error)
+        out.say(f"  table {name}: {count(rows)} × {dim}, {optimizer}")
+        tables.append({"name": name, "vocabulary_size": rows, "dim": dim, "optimizer": optimizer})
+    out.result({"path": path, "kind": "config", "mode": config.mode, "tags": config.num_tags, "tables": tables})
+    return 0
+
+
+@dataclass
+class _TableCounts:
+    """What is counted of one table's rows."""
+
+    rows: int = 0
+    smallest: int | None = None
+    largest: int | None = None
+    distinct: IdTable = field(default_factory=IdTable)
+    distinct_per_frame: int = 0
+    frame: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        self.rows += len(ids)
+        low, high = int(ids.min()), int(ids.max())
+        self.smallest = low if self.smallest is None else min(self.smallest, low)
+        self.largest = high if self.largest is None else max(self.largest, high)
+        self.distinct.insert(np.ascontiguousarray(ids))
+        self.frame.append(ids)
+
+    def end_frame(self) -> None:
+        if self.frame:
+            self.distinct_per_frame += len(np.unique(np.concatenate(self.frame)))
+            self.frame = []
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "distinct": len(self.distinct),
+            "id_min": self.smallest,
+            "id_max": self.largest,
+            "reuse": round(self.rows / max(1, self.distinct_per_frame), 3),
+        }
+
+
+def inspect_part(part: Part, columns: Any, out: Output) -> dict[str, Any]:
+    """One schema's worth of batches: counts where it is a row stream, else its schema."""
+    out.say(f"{part.name}: {part.container}")
+    for f in part.schema:
+        out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
+    found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
+    found["schema"] = {f.name: str(f.type) for f in part.schema}
+    try:
+        roles = resolve(part.schema, part.name, columns)
+    except InputError as error:
+        if columns:
+            raise
+        out.say(f"  not a row stream: {error.problem}")
+        for batch in part.batches(part.schema.names):
+            found["batches"] += 1
+            found["rows"] += batch.data.num_rows
+        out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
+        return found
+    return found | _count_rows(part, roles, out)
+
+
+def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
+    tables: dict[str, _TableCounts] = {}
+    steps: list[int] = []
+    frames = rows = batches = 0
+    last: Any = None
+    for batch in part.batches(roles.names()):
+        batches += 1
+        if not batch.data.num_rows:
+            continue
+        decoded = decode(batch.data, roles, UNNAMED, None, {"source": part.name, "batch": batch.index})
+        rows += decoded.num_rows
+        for start, stop, key in run_keys(decoded):
+            if key != last or decoded.steps is None:
+                for counts in tables.values():
+                    counts.end_frame()
+                frames, last = frames + 1, key
+            if key[0] is not None:
+                steps = [min([*steps, key[0]]), max([*steps, key[0]])]
+            codes = np.zeros(stop - start, np.int64) if decoded.codes is None else decoded.codes[start:stop]
+            for code in np.unique(codes).tolist():
+                name = str(decoded.tables[code]) if code >= 0 else "(null)"
+                tables.setdefault(name, _TableCounts()).add(decoded.ids[start:stop][codes == code])
+    for counts in tables.values():
+        counts.end_frame()
+    span = f", steps {steps[0]} to {steps[1]}" if steps else ""
+    out.say(f"  {count(rows)} rows in {count(batches)} batches, {count(frames)} frames{span}")
+    for name, counts in tables.items():
+        t = counts.to_dict()
+        out.say(
+            f"  table {name}: {count(t['rows'])} rows, ids {t['id_min']} to {t['id_max']}, "
+            f"{count(t['distinct'])} distinct, each {t['reuse']:.1f} times per frame"
+        )
+    return {
+        "batches": batches,
+        "rows": rows,
+        "frames": frames,
+        "step_min": steps[0] if steps else None,
+        "step_max": steps[1] if steps else None,
+        "tables": {name: counts.to_dict() for name, counts in tables.items()},
+    }

@@ -1,0 +1,144 @@
+"""``penstock replay``: the main job, a gradient log applied to tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.interrupts import Interrupts
+from penstock.cli.options import (
+    MAX_DEVICES,
+    add_command,
+    add_reading_options,
+    at_least,
+    columns_of,
+    learning_rates_of,
+    make_devices,
+)
+from penstock.cli.output import Output, ProgressLine, count, say_error
+from penstock.config.embedding import EmbeddingConfig
+from penstock.engine import Engine
+from penstock.errors import UsageError
+from penstock.io.sources import open_sources
+from penstock.stats import Report
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "replay",
+        run,
+        "apply a gradient log to the tables of a configuration",
+        "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
+    )
+    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
+    command.add_argument(
+        "sources", metavar="SOURCE", nargs="+", help="Arrow IPC or Parquet file, directory, URI, or - for stdin"
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
+    command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the tables' random start (default 0)")
+    add_reading_options(command)
+    gate = command.add_argument_group("the gate")
+    gate.add_argument("--num-required", type=at_least(1), metavar="N", help="frames that make a step (default 1)")
+    gate.add_argument("--reduction", choices=("mean", "sum"), help="divide by the frames that held a row, or not")
+    gate.add_argument("--merge", choices=("step",), help="merge sorted sources by step")
+    gate.add_argument("--flush", action="store_true", help="apply what the gate holds at the end")
+    gate.add_argument("--limit", type=at_least(0), metavar="FRAMES", help="stop after that many frames")
+    gate.add_argument(
+        "--learning-rate", action="append", default=[], metavar="TAG=VALUE", help="value of a dynamic learning rate"
+    )
+    gate.add_argument(
+        "--on-bad-row", default="error", metavar="error|drop", help="stop before the frame, or leave the row out"
+    )
+    machine = command.add_argument_group("machine")
+    machine.add_argument("--devices", type=at_least(1), metavar="N", help="devices that share the tables")
+    machine.add_argument("--threads", type=at_least(1), metavar="N", help="of the host (results do not depend on it)")
+    machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.on_bad_row not in ("error", "drop"):
+        raise UsageError(f"--on-bad-row {args.on_bad_row}: expected error or drop")
+    if (args.devices or 1) > MAX_DEVICES:
+        raise UsageError(f"--devices {args.devices}: expected at most {MAX_DEVICES}")
+    columns, rates = columns_of(args), learning_rates_of(args)
+    config = EmbeddingConfig.load(args.config)
+    open_sources(args.sources)  # what is missing is said before the tables are made
+    if args.out is not None:
+        check_writable(args.out)
+    out, progress = Output(args.json), ProgressLine()
+    with Interrupts() as interrupts:
+        engine = Engine(
+            config,
+            make_devices(args.devices),
+            num_required=args.num_required,
+            reduction=args.reduction,
+            seed=args.seed,
+            threads=args.threads,
+        )
+        if args.init is not None:
+            engine.read_tables(args.init)
+        try:
+            report = engine.run(
+                args.sources,
+                table=args.table,
+                columns=columns,
+                contribution_rows=args.contribution_rows,
+                merge=args.merge,
+                learning_rates=rates,
+                on_bad_row=args.on_bad_row,
+                flush=args.flush,
+                limit=args.limit,
+                gradient_dtype=args.gradient_dtype,
+                allow_missing_end=args.allow_missing_end,
+                progress=progress,
+                shield=interrupts.shield,
+            )
+        except KeyboardInterrupt:
+            progress.clear()
+            say_error(f"interrupted after step {engine.global_step}; nothing was written")
+            return 130
+        finally:
+            progress.clear()
+        if not args.no_hash:
+            report = replace(report, state_hash=engine.state_hash())
+        files = engine.write_tables(args.out) if args.out is not None else []
+    say_report(out, report)
+    for file in files:
+        out.say(f"wrote     {file}")
+    out.result({**report.to_dict(), "out": [str(f) for f in files]})
+    return 0
+
+
+def say_report(out: Output, report: Report) -> None:
+    """The report as a person reads it."""
+    out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
+    frames = f"frames    {count(report.frames)}: {count(report.steps)} steps"
+    frames += f", {count(report.stale)} stale" if report.stale else ""
+    frames += f", {count(report.pending)} pending (--flush would apply them)" if report.pending else ""
+    out.say(frames)
+    for name, table in report.tables.items():
+        out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
+    if report.learning_rates is not None:
+        out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
+    for note in report.notes:
+        out.say(f"note      {note}")
+    if not report.verified:
+        out.say("input     unverified: it carries no checksums")
+    if report.state_hash is not None:
+        out.say(f"state     {report.state_hash}")
+
+
+def check_writable(directory: Path) -> None:
+    """Raise OSError now rather than after the work."""
+    existing = directory.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise NotADirectoryError(20, "not a directory", str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(13, "permission denied", str(existing))

@@ -1,0 +1,70 @@
+"""``penstock validate``: a configuration linted, sources read to their end against it, nothing applied."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from penstock.cli.options import add_command, add_reading_options, columns_of
+from penstock.cli.output import Output, count
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import InputError
+from penstock.io.reader import FrameReader, ReadOptions
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "validate",
+        run,
+        "check a configuration, and sources against it, without applying anything",
+        "penstock validate tables.pbtxt monday.arrows",
+    )
+    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("sources", metavar="SOURCE", nargs="*")
+    add_reading_options(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    out, columns = Output(args.json), columns_of(args)
+    config = EmbeddingConfig.load(args.config)
+    findings = config.lint()
+    out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
+    for finding in findings:
+        out.say(f"{finding.severity:8}  {finding.code}  {finding.where}: {finding.message}; {finding.fix}")
+    options = ReadOptions(
+        sizes=config.sizes,
+        num_tags=config.num_tags,
+        table=args.table,
+        columns=columns,
+        contribution_rows=args.contribution_rows,
+        on_bad_row="drop",
+        gradient_dtype=args.gradient_dtype,
+        allow_missing_end=args.allow_missing_end,
+    )
+    checked = [check(source, options, out) for source in args.sources]
+    out.result({"config": args.config, "findings": [vars(f) for f in findings], "sources": checked})
+    if any(source["errors"] for source in checked):
+        return 3
+    return 4 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
+    """Read one source to its end; count what is in it and what is wrong with it."""
+    rows = frames = 0
+    dropped: dict[str, int] = {}
+    errors: list[str] = []
+    try:
+        reader = FrameReader(source, options)
+        for frame in reader:
+            rows, frames = rows + frame.num_rows, frames + 1
+            for reason, number in frame.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + number
+        errors += [f"{count(number)} bad rows; first: {reader.first_bad[r]}" for r, number in dropped.items()]
+    except InputError as error:
+        errors.append(str(error))
+    state = "bad" if errors else "good"
+    out.say(f"{state:8}  {source}: {count(rows)} rows in {count(frames)} frames read")
+    for text in errors:
+        out.say(f"{'error':8}  {text}")
+    return {"source": source, "rows": rows, "frames": frames, "bad_rows": dropped, "errors": errors}

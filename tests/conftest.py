@@ -1,0 +1,31 @@
+"""What every test may use. Eight host devices are made here, before anything loads jax."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture
+def mesh_of():
+    """mesh_of(n): a mesh over the first n of eight host devices."""
+    return lambda n: Mesh(np.asarray(jax.devices()[:n]), ("shard",))
+
+
+@pytest.fixture
+def shared():
+    """shared("golden/x.json"): a file of the recorded results that lie beside a development checkout."""
+
+    def find(name):
+        path = SHARED / name
+        if not path.exists():
+            pytest.skip(f"{name}: the recorded results lie beside a development checkout only")
+        return path
+
+    return find
