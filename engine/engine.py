@@ -7,9 +7,7 @@ Engine is made, not before.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,25 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock import initial
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.specs import TableSpec
-from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
-from penstock.io import tables as parquet_tables
 from penstock.io.arrays import one_frame
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import Pipeline
 from penstock.rates import Given, LearningRates
+from penstock.state import State
 from penstock.stats import Counters, Report, TableReport
 from penstock.store import TableStore
 
 if TYPE_CHECKING:
     import jax
-
-    from penstock.bridge.tables import DeviceTable
 
 Float32 = npt.NDArray[np.float32]
 Progress = Callable[[Counters, Gate, float | None], None]
@@ -75,17 +68,16 @@ class Engine:
         self.config = config
         self.reduction = reduction
         self.seed = seed
-        self._specs = {spec.name: spec for spec in config.tables}
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
         gate = Gate(num_required if num_required is not None else config.gate_num_required or 1)
         stores = {
-            name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
-            for name, spec in self._specs.items()
+            spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
+            for spec in config.tables
         }
         self._pipeline = Pipeline(gate, stores, self._step, threads)
-        self._tables = self._make_tables(mesh)
+        self._state = State(config, mesh, seed)
 
     # ---- gradients in
 
@@ -196,45 +188,30 @@ class Engine:
 
     def table(self, name: str) -> jax.Array:
         """A copy of the weights in id order, (vocabulary_size, dim); row-sharded where the mesh divides it."""
-        return self._table(name).whole()
+        return self._state.table(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
         """Copies of the optimizer's slots in id order, by TensorFlow's names."""
-        table = self._table(name)
-        return {slot: table.whole(part) for slot, part in self._slot_parts(name).items()}
+        table = self._state.table(name)
+        return {slot: table.whole(part) for slot, part in self._state.parts(name).items() if part}
 
     def lookup(self, name: str, ids: Any) -> Float32:
         """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows."""
-        return self._table(name).read(self._valid_ids(name, ids))
+        return self._state.lookup(name, ids)
 
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
         """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
-        table = self._table(name)
-        parts = {"parameters": 0, **self._slot_parts(name)}
-        return {key: np.concatenate(list(table.stream(part))) for key, part in parts.items()}
+        return self._state.retrieve(name)
 
     def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
         """Set weights, then every slot by its name: TensorFlow's LoadTPUEmbedding…Parameters.
 
         rows and each slot : (vocabulary_size, dim) in id order, or with ``ids`` (n, dim) for those ids only
         """
-        table, parts = self._table(name), self._slot_parts(name)
-        if set(slots) != set(parts):
-            wanted = ", ".join(parts) or "none"
-            raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
-        where = np.arange(table.layout.vocabulary_size) if ids is None else self._valid_ids(name, ids)
-        if ids is not None and len(np.unique(where)) != len(where):
-            raise UsageError(f"table '{name}': an id occurs twice in ids")
-        shape = (len(where), table.layout.dim)
-        values = {0: rows, **{parts[slot]: slots[slot] for slot in slots}}
-        checked = {part: np.array(value, np.float32, order="C") for part, value in values.items()}
-        for part, value in checked.items():
-            if value.shape != shape:
-                what = "rows" if part == 0 else list(parts)[part - 1]
-                raise UsageError(f"table '{name}', {what}: expected shape {shape}, got {value.shape}")
+        where, values = self._state.checked(name, rows, ids, slots)
         with self._whole():
-            for part, value in checked.items():
-                table.write(where, value, part)
+            for part, value in values.items():
+                self._state.table(name).write(where, value, part)
 
     def state_hash(self) -> str:
         """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
@@ -242,25 +219,11 @@ class Engine:
         Over each table by name: the name and a zero byte, vocabulary_size and dim (int64), the weights, then
         each slot in slot order, rows in id order, little-endian float32; at the end the global step (int64).
         """
-        digest = hashlib.sha256()
-        for name in sorted(self._specs):
-            table = self._table(name)
-            digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
-            for part in range(table.num_parts):
-                for block in table.stream(part):
-                    digest.update(np.ascontiguousarray(block, "<f4").data)
-        digest.update(struct.pack("<q", self.global_step))
-        return digest.hexdigest()
+        return self._state.hash(self.global_step)
 
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
-        written = []
-        for name, spec in self._specs.items():
-            table = self._table(name)
-            slots = [slot for slot, _ in spec.slots]
-            blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
-            written.append(parquet_tables.write_table(Path(directory), name, spec.dim, slots, blocks))
-        return written
+        return self._state.write(directory)
 
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
@@ -268,35 +231,12 @@ class Engine:
         A slot that has no column keeps its value, so that weights from elsewhere can be taken up.
         """
         with self._whole():
-            for name, spec in self._specs.items():
-                table, parts = self._table(name), {"row": 0, **self._slot_parts(name)}
-                path = Path(directory)
-                for ids, columns in parquet_tables.read_table(path, name, spec.vocabulary_size, spec.dim, list(parts)):
-                    for column, values in columns.items():
-                        table.write(ids, values, parts[column])
+            self._state.read(directory)
 
     # ---- inside
 
-    def _make_tables(self, mesh: jax.sharding.Mesh | None) -> dict[str, DeviceTable]:
-        from penstock.bridge.layout import Layout
-        from penstock.bridge.tables import DeviceTable, make_mesh
-
-        mesh = make_mesh(mesh)
-        mod = self.config.sharding_strategy == "MOD"
-        tables = {}
-        for name, spec in self._specs.items():
-            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
-            tables[name] = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots])
-            tables[name].fill(_start_of(spec, self.seed))
-        return tables
-
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        for name, parts in coalesced.items():
-            spec = self._specs[name]
-            rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
-            assert rate is not None
-            for rows in parts:
-                self._tables[name].apply(rows.ids, rows.grads, rate)
+        self._state.apply(coalesced, rates)
         self._last_rates = rates
 
     @contextmanager
@@ -325,8 +265,7 @@ class Engine:
 
     def _wait(self) -> None:
         with self._whole():
-            for table in self._tables.values():
-                table.wait()
+            self._state.wait()
 
     def _check_ready(self) -> None:
         if self._failed is not None:
@@ -359,24 +298,6 @@ class Engine:
             notes=_notes(counters, reader),
         )
 
-    def _table(self, name: str) -> DeviceTable:
-        if name not in self._tables:
-            raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
-        return self._tables[name]
-
-    def _slot_parts(self, name: str) -> dict[str, int]:
-        return {slot: 1 + number for number, (slot, _) in enumerate(self._specs[name].slots)}
-
-    def _valid_ids(self, name: str, ids: Any) -> npt.NDArray[np.int64]:
-        given = np.asarray(ids).reshape(-1)
-        size = self._table(name).layout.vocabulary_size
-        if given.size and not np.issubdtype(given.dtype, np.integer):
-            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
-        if given.size and (given.min() < 0 or given.max() >= size):
-            bad = given[(given < 0) | (given >= size)][0]
-            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
-        return given.astype(np.int64)
-
 
 def _first(reader: FrameReader, limit: int | None) -> Iterator[Frame]:
     if limit == 0:
@@ -385,25 +306,6 @@ def _first(reader: FrameReader, limit: int | None) -> Iterator[Frame]:
         yield frame
         if number == limit:
             return
-
-
-def _start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-    """How a table starts: (first, count) → rows."""
-    start = spec.initializer
-    name, dim = spec.name, spec.dim
-    if isinstance(start, TruncatedNormal):
-        mean, stddev = start.mean, start.stddev
-        return lambda first, count: initial.truncated_normal(seed, name, first, count, dim, mean, stddev)
-    if isinstance(start, Uniform):
-        low, high = start.minimum, start.maximum
-        return lambda first, count: initial.uniform(seed, name, first, count, dim, low, high)
-    if isinstance(start, Constant):
-        value = start.value
-        return lambda first, count: np.full((count, dim), value, np.float32)
-    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
-    if rows.shape != (spec.vocabulary_size, dim):
-        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
-    return lambda first, count: rows[first : first + count]
 
 
 def _notes(counters: Counters, reader: FrameReader) -> tuple[str, ...]:

@@ -20,6 +20,20 @@ Slots = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
+class Ops:
+    """What the equations are written with.
+
+    xp : numpy or jax.numpy
+    rounded : a product that goes into a sum passes through it, and so does a divisor. NumPy rounds it
+        anyway; a compiler would fuse it into the sum (FMA) or turn the division into a multiplication,
+        and give other bits on other machines.
+    """
+
+    xp: ModuleType
+    rounded: Callable[[Array], Array] = lambda x: x
+
+
+@dataclass(frozen=True)
 class UpdateRule:
     """Everything about an update that is fixed for a table: hashable, so that programs can be shared.
 
@@ -41,19 +55,19 @@ class UpdateRule:
     weight_max: float | None = None
 
 
-def sgd(xp: ModuleType, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
+def sgd(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
     """``w' = w - lr*g``. Source: sparse_core_ops_utils.cc; ResourceScatterSub on the CPU."""
-    return w - lr * g, slots
+    return w - ops.rounded(lr * g), slots
 
 
-def adagrad(xp: ModuleType, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
+def adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
     """``a' = a + g²; w' = w - lr*g/sqrt(a')``, no epsilon: a > 0 is the caller's to start with.
 
     Source: sparse_core_ops_utils.cc; ResourceSparseApplyAdagrad (update_slots=true) on the CPU.
     """
     (accumulators,) = slots
-    accumulators = accumulators + g * g
-    return w - lr * g / xp.sqrt(accumulators), (accumulators,)
+    accumulators = accumulators + ops.rounded(g * g)
+    return w - lr * g / ops.rounded(ops.xp.sqrt(accumulators)), (accumulators,)
 
 
 UPDATES: dict[str, Callable[..., tuple[Array, Slots]]] = {
@@ -62,25 +76,25 @@ UPDATES: dict[str, Callable[..., tuple[Array, Slots]]] = {
 }
 
 
-def clip(xp: ModuleType, values: Array, lower: float | None, upper: float | None) -> Array:
+def clip(ops: Ops, values: Array, lower: float | None, upper: float | None) -> Array:
     """``min(max(values, lower), upper)``, in that order: reversed limits give ``upper``."""
     if lower is not None:
-        values = xp.maximum(values, values.dtype.type(lower))
+        values = ops.xp.maximum(values, values.dtype.type(lower))
     if upper is not None:
-        values = xp.minimum(values, values.dtype.type(upper))
+        values = ops.xp.minimum(values, values.dtype.type(upper))
     return values
 
 
-def update(xp: ModuleType, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
+def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
     """One optimizer application to rows that were touched.
 
     lr : scalar of w's dtype
     g, w, every slot : one float dtype, shape (..., dim)
     Returns the new weights and the new slots, the same shapes and dtype.
     """
-    g = clip(xp, g, rule.gradient_min, rule.gradient_max)
+    g = clip(ops, g, rule.gradient_min, rule.gradient_max)
     if rule.weight_decay:
         decay = w.dtype.type(rule.weight_decay)
-        w = w - (decay * lr if rule.decay_times_learning_rate else decay) * w
-    w, slots = UPDATES[rule.algorithm](xp, rule, lr, g, w, slots)
-    return clip(xp, w, rule.weight_min, rule.weight_max), slots
+        w = w - ops.rounded((decay * lr if rule.decay_times_learning_rate else decay) * w)
+    w, slots = UPDATES[rule.algorithm](ops, rule, lr, g, w, slots)
+    return clip(ops, w, rule.weight_min, rule.weight_max), slots

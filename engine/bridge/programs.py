@@ -10,14 +10,14 @@ Row numbers are unique and pads lie out of range, so gathers fill and scatters d
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.updates import UpdateRule, update
+from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
 Program = Callable[..., Any]
@@ -44,18 +44,23 @@ def create(mesh: Mesh, shape: tuple[int, int, int], starts: tuple[float, ...]) -
 
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule) -> Program:
-    """(table, rows i32[n,K], grads f32[n,K,dim], lr f32[]) → (table updated in place, fence i32[n])."""
+    """(table, rows i32[n,K], grads f32[n,K,dim], lr f32[], zero i32[]) → (table updated in place, fence i32[n]).
 
-    def local(table: jax.Array, rows: jax.Array, grads: jax.Array, lr: jax.Array) -> tuple[jax.Array, jax.Array]:
+    zero is 0, which the compiler must not know: see ``_rounded``.
+    """
+
+    def local(
+        table: jax.Array, rows: jax.Array, grads: jax.Array, lr: jax.Array, zero: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator
         # would still trip jax_debug_nans.
         state = table.at[rows[0]].get(mode="fill", fill_value=1.0, unique_indices=True)
         slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
-        weights, slots = update(jnp, rule, lr, grads[0], state[:, 0], slots)
+        weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads[0], state[:, 0], slots)
         new = jnp.stack([weights, *slots], axis=1)
         return table.at[rows[0]].set(new, mode="drop", unique_indices=True), jnp.zeros(1, jnp.int32)
 
-    return _sharded(mesh, local, num_row_args=3, num_scalars=1, num_out=2, donate=True)
+    return _sharded(mesh, local, num_row_args=3, num_scalars=2, num_out=2, donate=True)
 
 
 @lru_cache(maxsize=16)
@@ -77,6 +82,17 @@ def read(mesh: Mesh) -> Program:
         return table.at[rows[0], part].get(mode="fill", fill_value=0.0, unique_indices=True)[None]
 
     return _sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
+
+
+def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
+    """x, as a float32 of its own: bits flipped by a runtime 0.
+
+    XLA on a CPU fuses a product into the sum it goes into (FMA), and rewrites a/sqrt(b) to a*rsqrt(b);
+    optimization_barrier and reduce_precision do not stop the first. Through this the result equals
+    NumPy's bit for bit, subnormal numbers aside, which XLA flushes to zero.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) ^ zero
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _sharded(

@@ -60,7 +60,7 @@ class DeviceTable:
         lr = np.float32(learning_rate)
         for part in self._slices(len(ids)):
             block = self.layout.partition(ids[part], grads[part])
-            self._array, fence = self._apply(self._array, block.rows, block.values, lr)
+            self._array, fence = self._apply(self._array, block.rows, block.values, lr, np.int32(0))
             self._wait_behind(fence)
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
@@ -97,7 +97,8 @@ class DeviceTable:
         host = np.concatenate(list(self.stream(part)))
         even = self.layout.vocabulary_size % self.layout.num_devices == 0
         spec = PartitionSpec(programs.AXIS) if even else PartitionSpec()
-        return jax.device_put(host, NamedSharding(self._mesh, spec))
+        copy: jax.Array = jax.device_put(host, NamedSharding(self._mesh, spec))
+        return copy
 
     def wait(self) -> None:
         """Block until every dispatch is done; an error of the device comes out here."""

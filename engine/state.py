@@ -1,0 +1,163 @@
+"""The tables of one engine, by name: made, updated, looked at, loaded, hashed, written.
+
+What the configuration calls a table, its slots and its start meets here what the bridge keeps on
+the devices. Knows nothing of gradients' sources, the gate or frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Constant, TruncatedNormal, Uniform
+from penstock.errors import ConfigError, UsageError
+from penstock.frames import Coalesced
+from penstock.initial import truncated_normal, uniform
+from penstock.io.tables import read_table, write_table
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.bridge.tables import DeviceTable
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slots
+
+
+class State:
+    """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax."""
+
+    def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int) -> None:
+        from penstock.bridge.layout import Layout
+        from penstock.bridge.tables import DeviceTable, make_mesh
+
+        self.specs = {spec.name: spec for spec in config.tables}
+        self._tables: dict[str, DeviceTable] = {}
+        mesh = make_mesh(mesh)
+        mod = config.sharding_strategy == "MOD"
+        for name, spec in self.specs.items():
+            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
+            table = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots])
+            table.fill(start_of(spec, seed))
+            self._tables[name] = table
+
+    def table(self, name: str) -> DeviceTable:
+        """The table on the devices. Raises UsageError for a name that the configuration has not."""
+        if name not in self._tables:
+            raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
+        return self._tables[name]
+
+    def parts(self, name: str) -> dict[str, int]:
+        """Name → part of the device table: the weights first, then the slots in TensorFlow's order."""
+        self.table(name)
+        return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
+
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag."""
+        for name, contributions in coalesced.items():
+            spec = self.specs[name]
+            rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
+            assert rate is not None  # a valid configuration has one or the other
+            for rows in contributions:
+                self._tables[name].apply(rows.ids, rows.grads, rate)
+
+    def wait(self) -> None:
+        """Block until the devices are done; their errors come out here."""
+        for table in self._tables.values():
+            table.wait()
+
+    def lookup(self, name: str, ids: Any) -> Float32:
+        """Weights of ids, repeats allowed."""
+        return self.table(name).read(self.valid_ids(name, ids))
+
+    def retrieve(self, name: str) -> dict[str, Float32]:
+        """Weights and slots in id order."""
+        table = self.table(name)
+        return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
+
+    def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
+        """What ``load_parameters`` was given, as ids and part → values. Raises UsageError."""
+        table, parts = self.table(name), self.parts(name)
+        if set(slots) != set(parts) - {WEIGHTS}:
+            wanted = ", ".join(list(parts)[1:]) or "none"
+            raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
+        where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
+        if ids is not None and len(np.unique(where)) != len(where):
+            raise UsageError(f"table '{name}': an id occurs twice in ids")
+        shape = (len(where), table.layout.dim)
+        values = {}
+        for key, given in {WEIGHTS: rows, **slots}.items():
+            values[parts[key]] = np.array(given, np.float32, order="C")
+            if values[parts[key]].shape != shape:
+                raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {np.shape(given)}")
+        return where, values
+
+    def hash(self, global_step: int) -> str:
+        """SHA-256 over all tables by name and the step; see ``Engine.state_hash``."""
+        digest = hashlib.sha256()
+        for name in sorted(self._tables):
+            table = self._tables[name]
+            digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
+            for part in range(table.num_parts):
+                for block in table.stream(part):
+                    digest.update(np.ascontiguousarray(block, "<f4").data)
+        digest.update(struct.pack("<q", global_step))
+        return digest.hexdigest()
+
+    def write(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """One Parquet file per table."""
+        written = []
+        for name, table in self._tables.items():
+            slots = list(self.parts(name))[1:]
+            blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
+            written.append(write_table(Path(directory), name, table.layout.dim, slots, blocks))
+        return written
+
+    def read(self, directory: str | os.PathLike[str]) -> None:
+        """Set every row that the files of ``write`` list."""
+        for name, table in self._tables.items():
+            parts = {"row": 0, **{key: part for key, part in self.parts(name).items() if part}}
+            layout = table.layout
+            for ids, columns in read_table(Path(directory), name, layout.vocabulary_size, layout.dim, list(parts)):
+                for column, values in columns.items():
+                    table.write(ids, values, parts[column])
+
+    def valid_ids(self, name: str, ids: Any) -> Int64:
+        """ids as int64, shape (n,). Raises UsageError for one outside the table."""
+        given = np.asarray(ids).reshape(-1)
+        size = self.table(name).layout.vocabulary_size
+        if given.size and not np.issubdtype(given.dtype, np.integer):
+            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
+        if given.size and (given.min() < 0 or given.max() >= size):
+            bad = given[(given < 0) | (given >= size)][0]
+            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
+        return given.astype(np.int64)
+
+
+def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+    """How a table starts: (first, count) → rows."""
+    start = spec.initializer
+    name, dim = spec.name, spec.dim
+    if isinstance(start, TruncatedNormal):
+        mean, stddev = start.mean, start.stddev
+        return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
+    if isinstance(start, Uniform):
+        low, high = start.minimum, start.maximum
+        return lambda first, count: uniform(seed, name, first, count, dim, low, high)
+    if isinstance(start, Constant):
+        value = start.value
+        return lambda first, count: np.full((count, dim), value, np.float32)
+    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
+    if rows.shape != (spec.vocabulary_size, dim):
+        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
+    return lambda first, count: rows[first : first + count]

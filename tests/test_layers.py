@@ -1,0 +1,117 @@
+"""The room table of ARCHITECTURE.md, enforced: which module may import which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy"}
+
+# room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
+# The first row whose prefix a module has is its room.
+ROOMS = [
+    ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
+    ("penstock.io", {"penstock.io", "penstock.frames", "penstock.config", "penstock.errors"}, {"numpy", "pyarrow"}),
+    ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
+    (
+        "penstock.bridge",
+        {"penstock.bridge", "penstock.pyx.partition", "penstock.updates", "penstock.errors"},
+        {"jax", "numpy"},
+    ),
+    ("penstock.cli", {"penstock"}, OUTSIDE),
+    ("penstock.__main__", {"penstock.cli"}, set()),
+    # The composition root of the library; jax only through the bridge.
+    ("penstock.engine", {"penstock"}, {"numpy"}),
+    (
+        "penstock.state",
+        {
+            "penstock.config",
+            "penstock.bridge",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.initial",
+            "penstock.io.tables",
+        },
+        {"numpy"},
+    ),
+    ("penstock.errors", set(), set()),
+    ("penstock.frames", set(), {"numpy"}),
+    ("penstock.updates", set(), set()),
+    ("penstock.initial", set(), {"numpy"}),
+    ("penstock.rates", {"penstock.errors"}, set()),
+    ("penstock.stats", {"penstock.frames"}, set()),
+    ("penstock.gate", {"penstock.errors"}, set()),
+    ("penstock.store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
+    (
+        "penstock.pipeline",
+        {"penstock.frames", "penstock.gate", "penstock.store", "penstock.stats", "penstock.errors"},
+        set(),
+    ),
+]
+
+
+def modules():
+    for folder, package in (("engine", "penstock"), ("io", "penstock.io"), ("pyx", "penstock.pyx")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.name.endswith("_pb2.py"):
+                continue
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+
+
+def imports(path):
+    """Modules imported at run time: what stands under TYPE_CHECKING does not count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "modules are imported by their full name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(module, prefixes):
+    return any(module == p or module.startswith(p + ".") for p in prefixes)
+
+
+@pytest.mark.parametrize(("module", "path"), [m for m in modules() if m[0] != "penstock"], ids=lambda v: str(v))
+def test_a_module_imports_only_what_its_room_may(module, path):
+    room = next((r for r in ROOMS if within(module, {r[0]})), None)
+    assert room is not None, f"{module} belongs to no room: add it to the table here and in ARCHITECTURE.md"
+    for imported in imports(path):
+        top = imported.split(".")[0]
+        if top == "penstock":
+            assert within(imported, room[1]), f"{module} ({room[0]}) may not import {imported}"
+        elif top in OUTSIDE:
+            assert top in room[2], f"{module} ({room[0]}) may not import {imported}"
+
+
+def test_inside_the_package_nothing_is_imported_from_its_front():
+    for module, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "penstock"), module
+
+
+def test_importing_penstock_loads_neither_jax_nor_pyarrow():
+    code = "import sys, penstock; print(*[m for m in ('jax', 'jaxlib', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_exists():
+    import penstock
+
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = penstock.Nothing
+
+
+def test_files_stay_short_enough_to_read_at_one_sitting():
+    lengths = {path.name: len(path.read_text().splitlines()) for _, path in modules()}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
