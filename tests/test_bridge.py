@@ -1,0 +1,194 @@
+"""Tables on devices: in place, nothing compiled twice, the same start and the same rows on any mesh."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout, bucket
+from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizers import SGD, Adagrad
+from penstock.config.tables import TableConfig
+from penstock.engine import Engine
+from penstock.errors import ConfigError
+from penstock.initial import truncated_normal
+from penstock.updates import UpdateRule
+
+DEVICES = [1, 2, 3, 4, 8]
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled since the test began."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def device_table(mesh, rows=5000, dim=8, slots=(0.1,), mod=False):
+    layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
+    rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
+    return DeviceTable(mesh, layout, rule, slots)
+
+
+def some_rows(seed, num_rows, vocabulary, dim):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_an_update_never_moves_or_copies_a_table(devices, mesh_of):
+    table = device_table(make_mesh(mesh_of(devices)))
+    table.fill(lambda first, count: np.ones((count, 8), np.float32))
+    pointers = table.pointers()
+    assert len(set(pointers)) == devices
+    for step in range(30):
+        table.apply(*some_rows(step, 1 + 100 * step, 5000, 8), 0.1)
+        table.read(np.arange(3))  # what was read must not keep the table from being donated
+    table.wait()
+    assert table.pointers() == pointers
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, mesh_of):
+    from penstock.bridge import programs
+
+    mesh = make_mesh(mesh_of(devices))
+    layout = Layout("t", 200_000, 32, 1, devices, False)
+    table = jax.ShapeDtypeStruct(layout.shape, np.float32)
+    rows = jax.ShapeDtypeStruct((devices, 256), np.int32)
+    grads = jax.ShapeDtypeStruct((devices, 256, 32), np.float32)
+    lowered = programs.apply(mesh, UpdateRule("adagrad", 1)).lower(table, rows, grads, np.float32(1), np.int32(0))
+    memory = lowered.compile().memory_analysis()
+    assert memory.alias_size_in_bytes == layout.nbytes // devices
+    assert memory.temp_size_in_bytes < 1 << 20
+
+
+def test_a_steady_state_compiles_nothing_whatever_the_rate(compilations):
+    config = EmbeddingConfig.from_tables(
+        [TableConfig(5000, 8, name="t", optimizer=Adagrad(lambda step: 0.1 / (1 + step)))]
+    )
+    engine = Engine(config)
+    sizes = [3, 90, 700, 2500]
+    for step, size in enumerate(sizes):
+        engine.apply({"t": some_rows(step, size, 5000, 8)})
+    assert compilations  # the listener hears
+    compilations.clear()
+    for step in range(40):
+        # Other sizes, of the same buckets; another learning rate in every step.
+        engine.apply({"t": some_rows(step, sizes[step % 4] - step % 3, 5000, 8)})
+    assert engine.global_step == 44
+    assert compilations == []
+
+
+def test_few_buckets_serve_all_sizes():
+    buckets = sorted({bucket(n) for n in range(1, MAX_BUCKET + 1)})
+    assert all(b % 8 == 0 for b in buckets)
+    assert len(buckets) <= 24
+    assert all(n <= bucket(n) for n in range(MAX_BUCKET + 1))
+    assert buckets[-1] == MAX_BUCKET
+    padding = [bucket(n) / n for n in range(256, MAX_BUCKET)]
+    assert np.mean(padding) < 1.3
+
+
+@pytest.mark.parametrize("mod", [False, True])
+def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, mesh_of):
+    table = device_table(make_mesh(mesh_of(2)), rows=150_000, dim=2, slots=(), mod=mod)
+    table.apply(np.arange(150_000), np.ones((150_000, 2), np.float32), 1.0)
+    assert all((block == -1).all() for block in table.stream())
+
+
+@given(
+    st.integers(1, 4000),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.booleans(),
+    st.lists(st.integers(0, 3999), min_size=1, max_size=50),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_id_has_its_own_place(vocabulary, devices, mod, ids):
+    layout = Layout("t", vocabulary, 4, 0, devices, mod)
+    ids = np.unique(np.array(ids) % vocabulary)
+    places, rows, counts = layout.place(ids)
+    assert len(set(zip(places.tolist(), rows.tolist(), strict=True))) == len(ids)
+    assert counts.sum() == len(ids)
+    assert rows.max() < layout.rows_per_device
+
+
+def test_padding_of_the_layout_is_bounded():
+    for vocabulary in (1, 1000, 10**6, 10**9):
+        for devices in (1, 3, 8, 1024):
+            layout = Layout("t", vocabulary, 4, 1, devices, False)
+            assert layout.shape[0] <= (vocabulary + NUM_SHARDS) * (1 + devices / NUM_SHARDS)
+
+
+def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for():
+    with pytest.raises(ConfigError, match=r"table 't': \d+ rows per device do not fit 32-bit row numbers; use more"):
+        Layout("t", 2**33, 4, 1, 2, False)
+
+
+# ---- the start
+
+
+def engine_of(mesh, seed=0, sharding="DIV", rows=1003):
+    config = EmbeddingConfig.from_tables([TableConfig(rows, 5, name="a"), TableConfig(rows, 5, name="b")], SGD(0.1))
+    proto = config.to_proto()
+    proto.sharding_strategy = 1 if sharding == "MOD" else 0
+    return Engine(EmbeddingConfig.from_proto(proto), mesh, seed=seed)
+
+
+def test_the_start_depends_on_seed_table_and_row_and_on_no_mesh(mesh_of):
+    hashes = {engine_of(mesh_of(n), sharding=s).state_hash() for n in DEVICES for s in ("DIV", "MOD")}
+    assert len(hashes) == 1
+    assert engine_of(mesh_of(1), seed=1).state_hash() not in hashes
+    engine = engine_of(mesh_of(1))
+    assert engine.lookup("a", [0]).tolist() != engine.lookup("b", [0]).tolist()
+    # A longer table begins with the same rows.
+    assert (
+        engine_of(mesh_of(1), rows=2000).lookup("a", range(1003)).tobytes() == engine.lookup("a", range(1003)).tobytes()
+    )
+
+
+def test_the_start_is_tensorflows_truncated_normal():
+    drawn = truncated_normal(0, "t", 0, 50_000, 8)
+    assert abs(drawn).max() <= 2 / math.sqrt(8)
+    assert abs(drawn.mean()) < 2e-3
+    # The standard deviation of a normal cut at two of its own is 0.8796 of it.
+    assert abs(drawn.std() * math.sqrt(8) - 0.87963) < 2e-3
+    quarter = np.quantile(drawn * math.sqrt(8), [0.25, 0.75])
+    assert np.abs(quarter - [-0.63999, 0.63999]).max() < 0.01
+
+
+def test_any_range_of_rows_is_drawn_without_the_rows_before_it():
+    whole = truncated_normal(3, "t", 0, 100, 7)
+    assert truncated_normal(3, "t", 40, 60, 7).tobytes() == whole[40:].tobytes()
+
+
+def test_the_start_is_the_same_on_every_machine():
+    # Philox bits and IEEE arithmetic only: these bytes were drawn once and must not change.
+    drawn = truncated_normal(0, "user", 123, 2, 3)
+    assert drawn.view(np.uint32).tolist() == KNOWN_START
+
+
+KNOWN_START = [[3200302284, 1046095747, 1031344117], [1034113585, 3204824481, 1040860739]]
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_table_is_a_copy_in_id_order_sharded_where_the_mesh_divides_it(devices, mesh_of):
+    engine = engine_of(mesh_of(devices), rows=1200)
+    copy = engine.table("a")
+    assert copy.shape == (1200, 5)
+    assert np.asarray(copy).tobytes() == engine.lookup("a", range(1200)).tobytes()
+    assert copy.sharding.is_fully_replicated == (devices == 1)
+    assert engine_of(mesh_of(devices)).table("a").sharding.is_fully_replicated
+    engine.apply({"a": some_rows(0, 10, 1200, 5)})  # a live copy is no view
+    assert np.asarray(copy).tobytes() != np.asarray(engine.table("a")).tobytes()
