@@ -68,7 +68,10 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
     blocks = -(-dim // _WORDS_PER_BLOCK)
     bits = np.random.Philox(counter=first * blocks, key=int.from_bytes(digest[:16], "little"))
     words = bits.random_raw(count * blocks * _WORDS_PER_BLOCK).reshape(count, -1)[:, :dim]
-    return np.multiply(np.ascontiguousarray(words) >> np.uint64(11), 2.0**-53, dtype=np.float64) + 2.0**-54
+    drawn: npt.NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64)
+    drawn *= 2.0**-53
+    drawn += 2.0**-54
+    return drawn
 
 
 def _quantile(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -80,5 +83,5 @@ def _quantile(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         numerator += p
         denominator *= t
         denominator += d
-    np.multiply(q, numerator, out=q)
-    return np.divide(q, denominator, out=q)
+    quantile: npt.NDArray[np.float64] = q * (numerator / denominator)
+    return quantile

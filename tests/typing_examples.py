@@ -1,0 +1,30 @@
+"""What a typed user writes; checked by mypy (make types), never run."""
+
+import numpy as np
+import numpy.typing as npt
+
+import penstock as ps
+
+
+def configure() -> ps.EmbeddingConfig:
+    user = ps.TableConfig(vocabulary_size=1000, dim=16, name="user", optimizer=ps.SGD(learning_rate=0.1))
+    item = ps.TableConfig(vocabulary_size=50, dim=8, name="item")
+    return ps.EmbeddingConfig.from_tables([user, item], ps.Adagrad(0.25))
+
+
+def train(config: ps.EmbeddingConfig) -> ps.Report:
+    engine = ps.Engine(config, num_required=2, reduction="mean", seed=1, threads=2)
+    accepted: bool = engine.apply({"user": (np.array([1, 2]), np.ones((2, 16), np.float32))}, local_step=0)
+    if not accepted:
+        raise ps.StateError("stale")
+    report = engine.run("log.arrows", columns={"gradient": "grad"}, flush=True)
+    rows: npt.NDArray[np.float32] = engine.lookup("user", [1, 2])
+    steps: int = report.steps + len(rows)
+    stale: dict[str, int] = {"stale": report.stale, "steps": steps}
+    digest: str = engine.state_hash()
+    print(stale, digest, report.tables["user"].rows)
+    return report
+
+
+def complain(error: ps.InputError) -> tuple[str | None, int | None]:
+    return error.source, error.row
