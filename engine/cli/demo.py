@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.cli.options import add_command, make_devices
-from penstock.cli.output import Output
+from penstock.cli.output import Output, say_error, writing
 from penstock.cli.replay import check_writable, say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
@@ -42,23 +42,31 @@ def add(commands: Any) -> None:
     command = add_command(
         commands, "demo", run, "make a small log with a known answer, replay it and check the result", "penstock demo"
     )
-    command.add_argument("--dir", type=Path, default=Path("penstock-demo"), metavar="D", help="where the files go")
+    command.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("penstock-demo"),
+        metavar="D",
+        help="where the files go (default penstock-demo)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     out, folder = Output(args.json), args.dir
     check_writable(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     config_path, log_path, tables = folder / "tables.pbtxt", folder / "log.arrows", folder / "tables"
-    write_config(config_path)
-    frames = write_log(log_path)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(config_path)
+        frames = write_log(log_path)
     out.say(f"{WORKERS} workers sent {STEPS} steps of sparse gradients to two tables; one frame came too late.")
     out.say(f"$ penstock replay {config_path} {log_path} --num-required {WORKERS} --out {tables}")
 
     engine = Engine(EmbeddingConfig.load(config_path), make_devices(None), num_required=WORKERS)
     start = {name: engine.retrieve_parameters(name) for name in ("user", "item")}
     report = engine.run(log_path)
-    engine.write_tables(tables)
+    with writing(tables):
+        engine.write_tables(tables)
     say_report(out, report)
 
     wanted = plain_numpy(start, frames)
@@ -69,11 +77,16 @@ def run(args: argparse.Namespace) -> int:
     out.say(f"  becomes {after}")
     out.say(f"  loop    {wanted['user'][SHOWN_USER]}")
     passed = all(checks.values())
-    verdict = "agrees (to 2 ULP a step)" if passed else "DIFFERS"
+    wrong = [name for name, good in checks.items() if not good]
+    verdict = "agrees (to 2 ULP a step)" if passed else f"DIFFERS in {', '.join(wrong)}"
     out.say(f"checked   every row of both tables against a plain NumPy loop: {verdict}")
     out.say(f"files     {config_path}, {log_path}, {tables / 'user.parquet'}, {tables / 'item.parquet'}")
     files = [str(p) for p in (config_path, log_path, tables)]
     out.result({"passed": passed, "checks": checks, "files": files, **report.to_dict()})
+    if not passed:
+        say_error(
+            f"the check failed: {', '.join(wrong)}; this is a bug, please report it with your machine and versions"
+        )
     return 0 if passed else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cli.options import add_command, columns_of
+from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, count
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
@@ -31,23 +32,35 @@ def add(commands: Any) -> None:
         "say what a configuration, a gradient stream or a table file holds",
         "penstock inspect monday.arrows",
     )
-    command.add_argument("path", metavar="PATH")
-    command.add_argument("--column", action="append", default=[], metavar="ROLE=NAME")
-    command.add_argument("--allow-missing-end", action="store_true")
+    command.add_argument(
+        "path", metavar="PATH", help="a configuration, an Arrow or Parquet file, a directory, a URI, or - for stdin"
+    )
+    add_column_option(command)
+    add_end_option(command)
 
 
 def run(args: argparse.Namespace) -> int:
     out = Output(args.json)
-    if Path(args.path).is_file() and not looks_like_arrow(args.path):
+    if is_other_file(args.path):
         try:
             return inspect_config(args.path, out)
         except ConfigError as error:
-            problem = f"neither Arrow, nor Parquet, nor a configuration ({error})"
-            raise InputError(problem, source=args.path) from None
+            reason = str(error).removeprefix(f"{args.path}:").strip()
+            raise InputError(
+                f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
+            ) from None
     source = open_source(args.path, args.allow_missing_end)
     parts = [inspect_part(part, columns_of(args), out) for part in source.parts()]
     out.result({"path": args.path, "kind": "stream", "parts": parts})
     return 0
+
+
+def is_other_file(path: str) -> bool:
+    """A file of this machine that begins as no container of batches does."""
+    try:
+        return Path(path).is_file() and os.path.getsize(path) > 0 and not looks_like_arrow(path)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=path) from error
 
 
 def inspect_config(path: str, out: Output) -> int:
@@ -70,15 +83,22 @@ class _TableCounts:
     """What is counted of one table's rows."""
 
     rows: int = 0
+    nulls: int = 0  # rows whose id is null
     smallest: int | None = None
     largest: int | None = None
     distinct: IdTable = field(default_factory=IdTable)
     distinct_per_frame: int = 0
     frame: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
-    def add(self, ids: npt.NDArray[np.int64]) -> None:
+    def add(self, ids: npt.NDArray[np.int64], raw: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None) -> None:
+        """Some rows of one frame. raw : the ids before they were narrowed, which may be uint64"""
         self.rows += len(ids)
-        low, high = int(ids.min()), int(ids.max())
+        if null is not None and null.any():
+            self.nulls += int(null.sum())
+            ids, raw = ids[~null], raw[~null]
+        if not len(ids):
+            return
+        low, high = int(raw.min()), int(raw.max())
         self.smallest = low if self.smallest is None else min(self.smallest, low)
         self.largest = high if self.largest is None else max(self.largest, high)
         self.distinct.insert(np.ascontiguousarray(ids))
@@ -89,13 +109,24 @@ class _TableCounts:
             self.distinct_per_frame += len(np.unique(np.concatenate(self.frame)))
             self.frame = []
 
+    def to_text(self) -> str:
+        found = self.to_dict()
+        text = f"{count(self.rows)} rows"
+        if self.nulls:
+            text += f", {count(self.nulls)} without an id"
+        if self.smallest is not None:
+            text += f", ids {self.smallest} to {self.largest}, {count(found['distinct'])} distinct"
+            text += f", each {found['reuse']:.1f} times per frame"
+        return text
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
+            "id_nulls": self.nulls,
             "distinct": len(self.distinct),
             "id_min": self.smallest,
             "id_max": self.largest,
-            "reuse": round(self.rows / max(1, self.distinct_per_frame), 3),
+            "reuse": round((self.rows - self.nulls) / max(1, self.distinct_per_frame), 3),
         }
 
 
@@ -141,17 +172,15 @@ def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
             codes = np.zeros(stop - start, np.int64) if decoded.codes is None else decoded.codes[start:stop]
             for code in np.unique(codes).tolist():
                 name = str(decoded.tables[code]) if code >= 0 else "(null)"
-                tables.setdefault(name, _TableCounts()).add(decoded.ids[start:stop][codes == code])
+                mine = start + np.flatnonzero(codes == code)
+                null = None if decoded.ids_null is None else decoded.ids_null[mine]
+                tables.setdefault(name, _TableCounts()).add(decoded.ids[mine], decoded.raw_ids[mine], null)
     for counts in tables.values():
         counts.end_frame()
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""
     out.say(f"  {count(rows)} rows in {count(batches)} batches, {count(frames)} frames{span}")
     for name, counts in tables.items():
-        t = counts.to_dict()
-        out.say(
-            f"  table {name}: {count(t['rows'])} rows, ids {t['id_min']} to {t['id_max']}, "
-            f"{count(t['distinct'])} distinct, each {t['reuse']:.1f} times per frame"
-        )
+        out.say(f"  table {' '.join(name.split())}: {counts.to_text()}")
     return {
         "batches": batches,
         "rows": rows,

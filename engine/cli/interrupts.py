@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupts:
-    """While entered, a signal raises KeyboardInterrupt at once, or at the end of the shielded part it fell into."""
+    """While entered, a signal raises KeyboardInterrupt at once, or at the end of the shielded part it fell into.
+
+    Python hears signals in the main thread only: entered in another one, this does nothing.
+    """
 
     def __init__(self) -> None:
         self._shielded = self._waiting = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,6 +42,12 @@ class Interrupts:
             self._shielded = False
         if self._waiting:
             raise KeyboardInterrupt
+
+    def ignore(self) -> None:
+        """From here on, also after the exit: the process is ending, and a second Ctrl-C must not garble that."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._waiting = True

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import errno
+import contextlib
 import importlib
 import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import penstock
-from penstock.cli.options import Parser
-from penstock.cli.output import say_error
+from penstock.cli.interrupts import Interrupts
+from penstock.cli.options import Parser, parse
+from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code.
@@ -27,6 +29,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, CONFIG),
     (StateError, STATE),
     (PenstockError, FAILED),
+    (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),
     (OSError, RESOURCE),
 )
@@ -36,33 +39,57 @@ EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
   5 corrupt or incompatible state   6 cannot write, or out of a resource   130 interrupted
 
+PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from.
+
 example:
-  penstock synth log.arrows --rows 100000 && penstock replay log.pbtxt log.arrows --out tables
+  penstock demo && penstock replay penstock-demo/tables.pbtxt penstock-demo/log.arrows --num-required 3
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code."""
-    args = parser().parse_args(argv)
+    """Run one command. Returns the exit code. argv : None where this process is the command and nothing else."""
+    if argv is None:
+        own_process()
+    words = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in words
+    with Interrupts() as interrupts:
+        try:
+            return run(words, interrupts)
+        except KeyboardInterrupt as stop:
+            if argv is None:
+                interrupts.ignore()
+            return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
+        except BrokenPipeError:
+            return RESOURCE  # whoever read our output has gone, and hears nothing any more
+        except Exception as error:
+            code = exit_code(error)
+            if os.environ.get("PENSTOCK_TRACEBACK"):
+                traceback.print_exc()
+            return fail(explain(error), code, as_json)
+        finally:
+            drop_dead_streams()
+
+
+def run(words: list[str], interrupts: Interrupts) -> int:
+    """The command itself; errors come out as exceptions."""
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        say_error("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RESOURCE
-    except Exception as error:
-        code = exit_code(error)
-        if os.environ.get("PENSTOCK_TRACEBACK"):
-            traceback.print_exc()
-        say_error(explain(error))
-        if args.json:
-            print(json.dumps({"error": explain(error), "exit_code": code}))
-        return code
+        args = parse(parser(), words)
+    except SystemExit as done:  # --help and --version
+        code: int = done.code if isinstance(done.code, int) else OK
+    else:
+        args.shield = interrupts.shield
+        code = args.run(args)
+    sys.stdout.flush()
+    return code
+
+
+def fail(message: str, code: int, as_json: bool) -> int:
+    """Say what went wrong: one line on stderr, with ``--json`` also the one object on stdout."""
+    say_error(message)
+    if as_json:
+        with contextlib.suppress(OSError):  # stdout may be what went wrong
+            print(json.dumps({"error": " ".join(message.split()), "exit_code": code}), flush=True)
+    return code
 
 
 def exit_code(error: Exception) -> int:
@@ -77,10 +104,12 @@ def exit_code(error: Exception) -> int:
 
 def explain(error: Exception) -> str:
     """The error in one line."""
-    if isinstance(error, OSError) and not isinstance(error, PenstockError):
-        return f"{error.filename or 'writing'}: {os.strerror(error.errno) if error.errno else error}" + (
-            "; free some space" if error.errno == errno.ENOSPC else ""
-        )
+    if isinstance(error, PenstockError):
+        return str(error)
+    if isinstance(error, UnicodeEncodeError):  # Arrow takes no other names
+        return f"'{os.fsencode(error.object).decode('utf-8', 'backslashreplace')}' is not UTF-8; use a name that is"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'cannot write the output'}: {error.strerror or error}"
     if isinstance(error, MemoryError) or _out_of_device_memory(error):
         return f"out of memory: {error or 'the tables and one frame must fit'}"
     return str(error)
@@ -90,13 +119,14 @@ def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The whole command line."""
     top = Parser(
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in COMMANDS:
         importlib.import_module(f"penstock.cli.{name}").add(commands)
+    top.commands = commands.choices
     return top

@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from penstock.errors import UsageError
+from penstock.io.schema import check_columns
 
-MAX_DEVICES = 1024
+MAX_DEVICES = MAX_THREADS = 1024
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a usage error is one line (and exit code 2)."""
+    """argparse, but flags are spelled out, and a usage error is a UsageError."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"allow_abbrev": False}))
+        self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {' '.join(message.split())} ({self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
+        raise UsageError(f"{message} ({self.prog} --help)")
+
+    def flags(self) -> list[str]:
+        """Every flag that this parser knows."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """argparse's answer, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    args, rest = top.parse_known_args(words)
+    if args.command is None:
+        top.error(f"give a command: {', '.join(top.commands)}")
+    command = top.commands[args.command]
+    unknown = [word for word in rest if word.startswith("-") and word != "-"]
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        command.error(f"unknown flag {flag}{_near(flag, command.flags())}")
+    if rest and not hasattr(args, "sources"):
+        command.error(f"unexpected argument '{rest[0]}'")
+    if rest:
+        args.sources += rest
+    return args
+
+
+def _near(flag: str, known: list[str]) -> str:
+    """The flag that may have been meant."""
+    begin = [k for k in known if k.startswith(flag) and flag.strip("-")]
+    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in known])]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: str, example: str) -> Parser:
@@ -36,54 +69,89 @@ def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: st
     return command
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """An argument type: an integer from ``least`` on."""
+def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+    """An argument type: an integer from ``least`` to ``most``."""
 
-    def parse(text: str) -> int:
+    def parse_whole(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a whole number, got '{text}'") from None
-        if number < least:
+        if least is not None and number < least:
             raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
+        if most is not None and number > most:
+            raise argparse.ArgumentTypeError(f"expected at most {most}, got {number}")
         return number
 
-    return parse
+    return parse_whole
 
 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
     """How sources are to be read."""
     reading = command.add_argument_group("reading")
-    reading.add_argument("--table", help="table of rows that do not say theirs")
+    reading.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
+    add_column_option(reading)
     reading.add_argument(
+        "--contribution-rows",
+        type=whole(1),
+        metavar="N",
+        help="a frame is N rows: needed for Parquet without a 'step' column",
+    )
+    reading.add_argument(
+        "--gradient-dtype",
+        choices=("bfloat16", "float16", "float32", "float64"),
+        help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
+    )
+    add_end_option(reading)
+
+
+def add_column_option(to: Any) -> None:
+    """``--column``."""
+    to.add_argument(
         "--column",
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help="the stream's column for a role: id, gradient, table, step, contributor, learning_rates",
+        help="the stream's own name for a column; roles: id, gradient, table, step, contributor, learning_rates",
     )
-    reading.add_argument(
-        "--contribution-rows", type=at_least(1), metavar="N", help="frames of N rows, where batches mean nothing"
-    )
-    reading.add_argument("--gradient-dtype", choices=("bfloat16", "float16", "float32", "float64"))
-    reading.add_argument("--allow-missing-end", action="store_true", help="accept streams without an end marker")
+
+
+def add_end_option(to: Any) -> None:
+    """``--allow-missing-end``."""
+    to.add_argument("--allow-missing-end", action="store_true", help="accept streams without an end marker")
 
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     """``--column ROLE=NAME`` as a mapping."""
-    return dict(_pair(text, "--column", "ROLE=NAME") for text in args.column)
+    columns: dict[str, str] = {}
+    for text in args.column:
+        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")
+        check_columns({role: name})
+        if role in columns:
+            raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
+        columns[role] = name
+    return columns
 
 
 def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
     """``--learning-rate TAG=VALUE`` as a mapping."""
-    rates = {}
+    rates: dict[int, float] = {}
     for text in args.learning_rate:
-        tag, value = _pair(text, "--learning-rate", "TAG=VALUE")
+        left, right = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05")
         try:
-            rates[int(tag)] = float(value)
+            tag, rate = int(left), float(right)
         except ValueError:
             raise UsageError(f"--learning-rate {text}: expected TAG=VALUE, two numbers, such as 0=0.05") from None
+        if tag in rates:
+            raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
+        rates[tag] = rate
     return rates
+
+
+def check_sources(sources: Sequence[str]) -> None:
+    """Raise UsageError where standard input is named twice: it can be read once."""
+    if sources.count("-") > 1:
+        raise UsageError("- (standard input) can be given only once")
 
 
 def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
@@ -96,16 +164,27 @@ def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
 def make_devices(wanted: int | None) -> Any:
     """A mesh of the first ``wanted`` devices; on a CPU that many host devices are made (default 1).
 
-    Loads jax. Raises UsageError where an accelerator has fewer.
+    Loads jax. Raises UsageError where an accelerator has fewer, or jax finds no device that it may use.
     """
     import jax
     import numpy as np
     from jax.sharding import Mesh
 
     # A device count that the environment forces has been decided by the user; jax refuses to hear two.
-    if not re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "")):
-        jax.config.update("jax_num_cpu_devices", wanted or 1)
-    devices = jax.local_devices()
+    forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
+    settings: Any = jax.config  # its fields are made at run time
+    if not forced and settings.jax_num_cpu_devices < (wanted or 1):
+        # Refused where jax is running already (a program called main): what it has is counted below.
+        with contextlib.suppress(RuntimeError):
+            settings.update("jax_num_cpu_devices", wanted or 1)
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        if platforms:
+            problem = f"JAX_PLATFORMS is '{platforms}' and there is no such device here: unset it, or set it to cpu"
+            raise UsageError(problem) from error
+        raise UsageError(f"jax finds no device: {error}") from error
     if wanted is not None and wanted > len(devices):
         kind = devices[0].platform.upper()
         raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here")

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
+import os
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.gate import Gate
 from penstock.stats import Counters
 
 _REDRAWS_PER_S = 5.0
+
+# What to do about an error of the system, by its name in errno.
+_ADVICE = {
+    "EACCES": "give a place that you may write to",
+    "EROFS": "give a place that can be written to",
+    "ENOTDIR": "give another directory",
+    "EISDIR": "give another name",
+    "ENOSPC": "free some space",
+    "EDQUOT": "free some space",
+    "EFBIG": "raise the limit on file sizes (ulimit -f)",
+}
 
 
 class Output:
@@ -30,7 +48,45 @@ class Output:
 
 def say_error(message: str) -> None:
     """One line on stderr, whatever the message was."""
-    print("penstock: " + " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print("penstock: " + " ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def own_process() -> None:
+    """Make stdout and stderr of this process ours: nobody's warnings, no name that cannot be printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us (>&-)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (lives as long as the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        logging.getLogger("jax").setLevel(logging.ERROR)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA: errors only
+
+
+def drop_dead_streams() -> None:
+    """Flush stdout and stderr; what nobody can take any more must not be complained about at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An OSError in here names ``path`` where it names nothing, and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        from errno import errorcode
+
+        advice = _ADVICE.get(errorcode.get(error.errno or 0, ""), "")
+        problem = f"cannot write: {(error.strerror or str(error)).lower()}" + (f"; {advice}" if advice else "")
+        raise OSError(error.errno, problem, str(error.filename or path)) from error
 
 
 def count(number: float) -> str:
@@ -59,13 +115,7 @@ class ProgressLine:
         if not self._on or now - self._drawn < 1 / _REDRAWS_PER_S:
             return
         self._drawn = now
-        elapsed = now - self._started
-        text = f"{count(counters.rows)} rows  {count(counters.rows / elapsed)}/s  step {count(gate.global_step)}"
-        if counters.stale or counters.num_dropped:
-            text += f"  {count(counters.stale)} stale frames  {count(counters.num_dropped)} rows dropped"
-        if share is not None and 0 < share < 1:
-            text += f"  {share:4.0%}  {duration(elapsed / share - elapsed)} left"
-        self._draw(text)
+        self._draw(progress_text(counters, gate, share, now - self._started))
 
     def clear(self) -> None:
         """Leave an empty line behind for what is printed next."""
@@ -75,6 +125,18 @@ class ProgressLine:
             sys.stderr.flush()
 
     def _draw(self, text: str) -> None:
+        text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)
+
+
+def progress_text(counters: Counters, gate: Gate, share: float | None, elapsed_s: float) -> str:
+    """What the progress line says. share : of the input, where its length is known."""
+    per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
+    text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"
+    if counters.stale or counters.num_dropped:
+        text += f"  {count(counters.stale)} stale frames  {count(counters.num_dropped)} rows dropped"
+    if share is not None and 0 < share < 1:
+        text += f"  {share:4.0%}  {duration(elapsed_s / share - elapsed_s)} left"
+    return text

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import (
     MAX_DEVICES,
+    MAX_THREADS,
     add_command,
     add_reading_options,
-    at_least,
+    check_sources,
     columns_of,
     learning_rates_of,
     make_devices,
+    whole,
 )
-from penstock.cli.output import Output, ProgressLine, count, say_error
+from penstock.cli.output import Output, ProgressLine, count, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
-from penstock.errors import UsageError
+from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
+from penstock.rates import check_given
 from penstock.stats import Report
 
 
@@ -36,77 +39,106 @@ def add(commands: Any) -> None:
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
-        "sources", metavar="SOURCE", nargs="+", help="Arrow IPC or Parquet file, directory, URI, or - for stdin"
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
-    command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the tables' random start (default 0)")
+    command.add_argument("--init", type=Path, metavar="DIR", help="start from the tables that --out DIR wrote")
+    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
     add_reading_options(command)
     gate = command.add_argument_group("the gate")
-    gate.add_argument("--num-required", type=at_least(1), metavar="N", help="frames that make a step (default 1)")
-    gate.add_argument("--reduction", choices=("mean", "sum"), help="divide by the frames that held a row, or not")
-    gate.add_argument("--merge", choices=("step",), help="merge sorted sources by step")
-    gate.add_argument("--flush", action="store_true", help="apply what the gate holds at the end")
-    gate.add_argument("--limit", type=at_least(0), metavar="FRAMES", help="stop after that many frames")
     gate.add_argument(
-        "--learning-rate", action="append", default=[], metavar="TAG=VALUE", help="value of a dynamic learning rate"
+        "--num-required",
+        type=whole(1),
+        metavar="N",
+        help="frames that make a step (default: the configuration's, or 1)",
     )
     gate.add_argument(
-        "--on-bad-row", default="error", metavar="error|drop", help="stop before the frame, or leave the row out"
+        "--reduction",
+        choices=("mean", "sum"),
+        help="mean: divide a row's sum by the frames that held it (default: the configuration's, or mean)",
+    )
+    gate.add_argument("--merge", choices=("step",), help="merge sources that are sorted by step, one per worker")
+    gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
+    gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
+    gate.add_argument(
+        "--learning-rate",
+        action="append",
+        default=[],
+        metavar="TAG=VALUE",
+        help="value of a dynamic learning rate; once per tag of the configuration",
+    )
+    gate.add_argument(
+        "--on-bad-row",
+        choices=("error", "drop"),
+        default="error",
+        help="error (default): stop before the frame; drop: leave the row out and count it",
     )
     machine = command.add_argument_group("machine")
-    machine.add_argument("--devices", type=at_least(1), metavar="N", help="devices that share the tables")
-    machine.add_argument("--threads", type=at_least(1), metavar="N", help="of the host (results do not depend on it)")
+    machine.add_argument(
+        "--devices",
+        type=whole(1, MAX_DEVICES),
+        metavar="N",
+        help="devices that share the tables; on a CPU that many are made (default: all accelerators, or 1)",
+    )
+    machine.add_argument(
+        "--threads",
+        type=whole(1, MAX_THREADS),
+        metavar="N",
+        help="threads of the host (default: one per CPU; results do not depend on it)",
+    )
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.on_bad_row not in ("error", "drop"):
-        raise UsageError(f"--on-bad-row {args.on_bad_row}: expected error or drop")
-    if (args.devices or 1) > MAX_DEVICES:
-        raise UsageError(f"--devices {args.devices}: expected at most {MAX_DEVICES}")
     columns, rates = columns_of(args), learning_rates_of(args)
+    check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
-    open_sources(args.sources)  # what is missing is said before the tables are made
+    # What is wrong with the flags or missing is said before the tables are made.
+    check_given(rates, config.num_tags)
+    ReadOptions(config.sizes, table=args.table)
+    open_sources(args.sources)
     if args.out is not None:
         check_writable(args.out)
     out, progress = Output(args.json), ProgressLine()
-    with Interrupts() as interrupts:
-        engine = Engine(
-            config,
-            make_devices(args.devices),
-            num_required=args.num_required,
-            reduction=args.reduction,
-            seed=args.seed,
-            threads=args.threads,
+    engine = Engine(
+        config,
+        make_devices(args.devices),
+        num_required=args.num_required,
+        reduction=args.reduction,
+        seed=args.seed,
+        threads=args.threads,
+    )
+    if args.init is not None:
+        engine.read_tables(args.init)
+    try:
+        report = engine.run(
+            args.sources,
+            table=args.table,
+            columns=columns,
+            contribution_rows=args.contribution_rows,
+            merge=args.merge,
+            learning_rates=rates,
+            on_bad_row=args.on_bad_row,
+            flush=args.flush,
+            limit=args.limit,
+            gradient_dtype=args.gradient_dtype,
+            allow_missing_end=args.allow_missing_end,
+            progress=progress,
+            shield=args.shield,
         )
-        if args.init is not None:
-            engine.read_tables(args.init)
-        try:
-            report = engine.run(
-                args.sources,
-                table=args.table,
-                columns=columns,
-                contribution_rows=args.contribution_rows,
-                merge=args.merge,
-                learning_rates=rates,
-                on_bad_row=args.on_bad_row,
-                flush=args.flush,
-                limit=args.limit,
-                gradient_dtype=args.gradient_dtype,
-                allow_missing_end=args.allow_missing_end,
-                progress=progress,
-                shield=interrupts.shield,
-            )
-        except KeyboardInterrupt:
-            progress.clear()
-            say_error(f"interrupted after step {engine.global_step}; nothing was written")
-            return 130
-        finally:
-            progress.clear()
-        if not args.no_hash:
-            report = replace(report, state_hash=engine.state_hash())
-        files = engine.write_tables(args.out) if args.out is not None else []
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; nothing was written") from None
+    finally:
+        progress.clear()
+    if not args.no_hash:
+        report = replace(report, state_hash=engine.state_hash())
+    files: list[Path] = []
+    if args.out is not None:
+        with writing(args.out):
+            files = engine.write_tables(args.out)
     say_report(out, report)
     for file in files:
         out.say(f"wrote     {file}")
@@ -135,10 +167,11 @@ def say_report(out: Output, report: Report) -> None:
 
 def check_writable(directory: Path) -> None:
     """Raise OSError now rather than after the work."""
-    existing = directory.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise NotADirectoryError(20, "not a directory", str(existing))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(13, "permission denied", str(existing))
+    with writing(directory):
+        existing = directory.absolute()
+        while not existing.exists():
+            existing = existing.parent
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(existing))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied", str(existing))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli.options import add_command, add_reading_options, columns_of
+from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of
 from penstock.cli.output import Output, count
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError
@@ -20,18 +20,20 @@ def add(commands: Any) -> None:
         "check a configuration, and sources against it, without applying anything",
         "penstock validate tables.pbtxt monday.arrows",
     )
-    command.add_argument("config", metavar="CONFIG")
-    command.add_argument("sources", metavar="SOURCE", nargs="*")
+    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
+    command.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="*",
+        help="Arrow IPC or Parquet file, directory, URI, or - for stdin",
+    )
     add_reading_options(command)
 
 
 def run(args: argparse.Namespace) -> int:
     out, columns = Output(args.json), columns_of(args)
+    check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
-    findings = config.lint()
-    out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
-    for finding in findings:
-        out.say(f"{finding.severity:8}  {finding.code}  {finding.where}: {finding.message}; {finding.fix}")
     options = ReadOptions(
         sizes=config.sizes,
         num_tags=config.num_tags,
@@ -42,6 +44,12 @@ def run(args: argparse.Namespace) -> int:
         gradient_dtype=args.gradient_dtype,
         allow_missing_end=args.allow_missing_end,
     )
+    findings = config.lint()
+    out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
+    for finding in findings:
+        out.say(f"{finding.severity:8}  {finding.code}  {finding.where}: {finding.message}; {finding.fix}")
+    if not findings:
+        out.say("good      nothing to remark on the configuration")
     checked = [check(source, options, out) for source in args.sources]
     out.result({"config": args.config, "findings": [vars(f) for f in findings], "sources": checked})
     if any(source["errors"] for source in checked):
@@ -54,17 +62,20 @@ def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
     rows = frames = 0
     dropped: dict[str, int] = {}
     errors: list[str] = []
+    first_bad: dict[str, str] = {}
     try:
         reader = FrameReader(source, options)
+        first_bad = reader.first_bad
         for frame in reader:
             rows, frames = rows + frame.num_rows, frames + 1
             for reason, number in frame.dropped.items():
                 dropped[reason] = dropped.get(reason, 0) + number
-        errors += [f"{count(number)} bad rows; first: {reader.first_bad[r]}" for r, number in dropped.items()]
     except InputError as error:
         errors.append(str(error))
-    state = "bad" if errors else "good"
-    out.say(f"{state:8}  {source}: {count(rows)} rows in {count(frames)} frames read")
+    for reason, first in first_bad.items():  # of the frame in which reading ended, too
+        number = dropped.get(reason, 0)
+        errors.append(f"{count(number)} bad rows; first: {first}" if number else first)
+    out.say(f"{'bad' if errors else 'good':8}  {source}: {count(rows)} rows in {count(frames)} frames read")
     for text in errors:
         out.say(f"{'error':8}  {text}")
     return {"source": source, "rows": rows, "frames": frames, "bad_rows": dropped, "errors": errors}
