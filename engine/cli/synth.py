@@ -1,0 +1,104 @@
+"""``penstock synth``: a synthetic gradient log, and the configuration that fits it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import add_command, whole
+from penstock.cli.output import Output, count, writing
+from penstock.io.synth import DISTRIBUTIONS, DLRM_DIMS, DLRM_TABLES, SynthOptions, Written, write_synthetic
+
+SHOWN_TABLES = 20
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "synth",
+        run,
+        "write a synthetic gradient log, and a configuration that fits it beside it",
+        "penstock synth log.arrows --rows 1000000 --vocabulary 1000000 --distribution zipf --alpha 1.2",
+    )
+    default = SynthOptions()
+    command.add_argument(
+        "out",
+        metavar="OUT",
+        help="the log: .parquet is Parquet, .arrow and .feather an Arrow IPC file, anything else an Arrow IPC stream; "
+        "the configuration has the suffix .pbtxt",
+    )
+    numbers = {
+        "--rows": (default.rows, "gradient rows in all"),
+        "--rows-per-step": (default.rows_per_step, "of one step: one frame"),
+        "--tables": (None, f"number of tables (default 1, for dlrm {DLRM_TABLES})"),
+        "--vocabulary": (default.vocabulary, "ids of every table; of the largest for dlrm"),
+        "--dim": (default.dim, f"of every table; dlrm ignores it, its dims cycle {', '.join(map(str, DLRM_DIMS))}"),
+        "--seed": (default.seed, "the same options with the same seed give the same bytes"),
+    }
+    for flag, (value, text) in numbers.items():
+        text += f" (default {value})" if value is not None else ""
+        command.add_argument(flag, type=whole(), default=value, metavar="N", help=text)
+    command.add_argument(
+        "--distribution",
+        choices=DISTRIBUTIONS,
+        default=default.distribution,
+        help=f"of the ids (default {default.distribution}). zipf and dlrm need 8 bytes of memory per id of the "
+        "vocabulary; dlrm imitates the shape of production traces (many uneven tables), it is not their data",
+    )
+    command.add_argument(
+        "--alpha",
+        type=float,
+        default=default.alpha,
+        metavar="A",
+        help=f"exponent of zipf, the tables' mean for dlrm; uniform ignores it (default {default.alpha})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    options = SynthOptions(
+        rows=args.rows,
+        rows_per_step=args.rows_per_step,
+        tables=args.tables,
+        vocabulary=args.vocabulary,
+        dim=args.dim,
+        distribution=args.distribution,
+        alpha=args.alpha,
+        seed=args.seed,
+    )
+    with writing(Path(args.out)):
+        written = write_synthetic(args.out, options)
+    say_written(Output(args.json), written)
+    return 0
+
+
+def say_written(out: Output, written: Written) -> None:
+    """What was written, and what to do with it."""
+    rows, log, config = sum(written.rows.values()), str(written.log), str(written.config)
+    replay = shlex.join(["penstock", "replay", config, log, "--out", "tables"])
+    out.say(
+        f"wrote     {log}: {count(rows)} rows in {count(written.num_steps)} steps, {written.num_bytes / 1e6:.1f} MB"
+    )
+    out.say(f"wrote     {config}: configuration, Adagrad")
+    for table in written.tables[:SHOWN_TABLES]:
+        name, size = table.name, f"{count(table.vocabulary_size)} × {table.dim}"
+        out.say(f"table     {name}: {size}, {count(written.rows[name])} rows")
+    if len(written.tables) > SHOWN_TABLES:
+        out.say(f"          and {count(len(written.tables) - SHOWN_TABLES)} more tables")
+    out.say(f"try       {replay}")
+    tables = [
+        {"name": t.name, "vocabulary_size": t.vocabulary_size, "dim": t.dim, "rows": written.rows[t.name]}
+        for t in written.tables
+    ]
+    out.result(
+        {
+            "log": log,
+            "config": config,
+            "rows": rows,
+            "steps": written.num_steps,
+            "bytes": written.num_bytes,
+            "tables": tables,
+            "replay": replay,
+        }
+    )

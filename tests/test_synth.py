@@ -1,0 +1,343 @@
+"""synth: the log it writes is what was asked for, fits the configuration beside it, and is the same every time."""
+
+import importlib
+import json
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizers import Adagrad
+from penstock.errors import UsageError
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.synth import SynthOptions, write_synthetic
+
+command_line = importlib.import_module("penstock.cli.main")
+
+
+@pytest.fixture
+def penstock(monkeypatch):
+    """The command line, with this command only: the others load jax."""
+    monkeypatch.setattr(command_line, "COMMANDS", ("synth",))
+    return command_line.main
+
+
+def write(path, **options):
+    return write_synthetic(path, SynthOptions(**{"rows": 1000, "rows_per_step": 300, "vocabulary": 50, **options}))
+
+
+def table_in(path):
+    if path.suffix == ".parquet":
+        return pa.parquet.read_table(path)
+    opened = pa.ipc.open_file(path) if path.suffix in (".arrow", ".feather") else pa.ipc.open_stream(path)
+    return opened.read_all()
+
+
+def columns(path):
+    """ids, steps and gradients as numpy; gradients flat."""
+    table = table_in(path).combine_chunks()
+    flat = table["gradient"].combine_chunks().flatten()
+    return table["id"].to_numpy(), table["step"].to_numpy(), flat.to_numpy()
+
+
+def frames(written, **options):
+    """What the reader makes of it: every frame validated against the configuration beside it."""
+    sizes = EmbeddingConfig.load(written.config).sizes
+    return list(FrameReader(written.log, ReadOptions(sizes=sizes, **options)))
+
+
+# ---- the same every time
+
+
+@pytest.mark.parametrize("suffix", [".arrows", ".arrow", ".parquet"])
+@pytest.mark.parametrize("distribution", ["zipf", "uniform", "dlrm"])
+def test_the_same_options_give_the_same_bytes(tmp_path, suffix, distribution):
+    logs = [write(tmp_path / f"{name}{suffix}", distribution=distribution) for name in "ab"]
+    assert logs[0].log.read_bytes() == logs[1].log.read_bytes()
+    assert logs[0].config.read_bytes() == logs[1].config.read_bytes()
+
+
+def test_another_seed_gives_other_rows(tmp_path):
+    a, b = (columns(write(tmp_path / f"{seed}.arrows", seed=seed).log) for seed in (0, 1))
+    assert not np.array_equal(a[0], b[0])
+    assert not np.array_equal(a[2], b[2])
+
+
+def test_rows_do_not_depend_on_how_they_are_cut(tmp_path):
+    options = {"rows": 150_000, "dim": 3, "vocabulary": 1000}
+    one, many = (columns(write(tmp_path / f"{n}.arrows", rows_per_step=n, **options).log) for n in (150_000, 777))
+    assert one[0].tobytes() == many[0].tobytes()
+    assert one[2].tobytes() == many[2].tobytes()
+
+
+def test_a_longer_log_begins_with_the_shorter(tmp_path):
+    options = {"tables": 3, "distribution": "dlrm"}
+    short, long = (columns(write(tmp_path / f"{n}.arrows", rows=n, **options).log) for n in (900, 1800))
+    assert short[0].tobytes() == long[0][:900].tobytes()
+    assert short[2].tobytes() == long[2][: len(short[2])].tobytes()
+
+
+# ---- what was asked for
+
+
+def test_steps_have_the_rows_asked_for_and_the_last_the_rest(tmp_path):
+    _, steps, _ = columns(write(tmp_path / "log.arrows", rows=1000, rows_per_step=300).log)
+    assert np.bincount(steps).tolist() == [300, 300, 300, 100]
+    assert (np.diff(steps) >= 0).all()
+
+
+def test_a_batch_holds_one_step_and_a_long_step_is_several_batches(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=140_000, rows_per_step=70_000, dim=1).log
+    batches = [(b.num_rows, *set(b["step"].to_pylist())) for b in pa.ipc.open_stream(log)]
+    assert batches == [(65_536, 0), (4_464, 0), (65_536, 1), (4_464, 1)]
+
+
+def test_gradients_are_normal_with_a_standard_deviation_of_a_hundredth(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=20_000, dim=16).log
+    values = columns(log)[2]
+    assert values.dtype == np.float32
+    assert values.std() == pytest.approx(0.01, rel=0.01)
+    assert abs(values.mean()) < 1e-4
+
+
+def test_zipf_is_as_skewed_as_its_exponent_says(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=200_000, vocabulary=1000, dim=1, alpha=1.2).log
+    shares = np.sort(np.bincount(columns(log)[0], minlength=1000))[::-1] / 200_000
+    expected = np.arange(1, 1001) ** -1.2
+    expected /= expected.sum()
+    assert shares[:5] == pytest.approx(expected[:5], rel=0.05)
+    assert shares[:100].sum() == pytest.approx(expected[:100].sum(), rel=0.02)
+
+
+def test_the_frequent_ids_do_not_lie_side_by_side(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=50_000, vocabulary=1000, dim=1).log
+    frequent = np.argsort(np.bincount(columns(log)[0], minlength=1000))[::-1][:5]
+    assert np.abs(np.diff(np.sort(frequent))).min() > 1
+
+
+def test_every_zipf_id_can_occur(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=20_000, vocabulary=64, dim=1, alpha=0.5).log
+    assert len(np.unique(columns(log)[0])) == 64
+
+
+def test_uniform_is_not_skewed(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=200_000, vocabulary=100, dim=1, distribution="uniform").log
+    shares = np.bincount(columns(log)[0], minlength=100) / 200_000
+    assert shares == pytest.approx(np.full(100, 0.01), rel=0.12)
+
+
+# ---- what fits together
+
+
+@pytest.mark.parametrize("distribution", ["zipf", "uniform", "dlrm"])
+@pytest.mark.parametrize("tables", [1, 3])
+def test_the_reader_accepts_every_row_under_the_configuration_beside_it(tmp_path, distribution, tables):
+    written = write(tmp_path / "log.arrows", distribution=distribution, tables=tables)
+    got = frames(written)
+    assert [f.local_step for f in got] == [0, 1, 2, 3]
+    assert sum(f.num_rows for f in got) == 1000
+
+
+def test_the_configuration_trains_every_table_with_adagrad(tmp_path):
+    config = EmbeddingConfig.load(write(tmp_path / "log.arrows", tables=2, vocabulary=50, dim=8).config)
+    assert config.mode == "TRAINING"
+    assert config.sizes == {"table_0": (50, 8), "table_1": (50, 8)}
+    assert {table.optimizer for table in config.tables} == {Adagrad(float(np.float32(0.05)))}
+
+
+def test_one_table_is_named_in_the_metadata_and_several_in_a_column(tmp_path):
+    one = table_in(write(tmp_path / "one.arrows").log).schema
+    several = table_in(write(tmp_path / "several.arrows", tables=2).log).schema
+    assert one.names == ["step", "id", "gradient"]
+    assert one.metadata == {b"penstock.table": b"table_0"}
+    assert several.names == ["table", "step", "id", "gradient"]
+    assert several.field("table").type == pa.dictionary(pa.int32(), pa.utf8())
+
+
+def test_several_tables_share_the_rows_of_every_step(tmp_path):
+    written = write(tmp_path / "log.arrows", tables=4, rows=4000, rows_per_step=1000)
+    assert sum(written.rows.values()) == 4000
+    assert list(written.rows.values()) == pytest.approx([1000] * 4, rel=0.15)
+    assert all(set(f.rows) == set(written.rows) for f in frames(written))
+
+
+def test_small_steps_reach_every_table(tmp_path):
+    written = write(tmp_path / "log.arrows", tables=5, rows=200, rows_per_step=2)
+    assert min(written.rows.values()) > 0
+
+
+def test_the_rows_reported_are_the_rows_written(tmp_path):
+    written = write(tmp_path / "log.arrows", distribution="dlrm")
+    counted = table_in(written.log)["table"].combine_chunks().value_counts().to_pylist()
+    assert {c["values"]: c["counts"] for c in counted} == {n: rows for n, rows in written.rows.items() if rows}
+
+
+def test_dlrm_has_eight_uneven_tables_of_other_widths(tmp_path):
+    written = write(tmp_path / "log.arrows", distribution="dlrm", vocabulary=100_000, rows=8000, dim=7)
+    sizes = EmbeddingConfig.load(written.config).sizes
+    assert [dim for _, dim in sizes.values()] == [4, 8, 16, 32, 64, 128, 4, 8]
+    assert max(size for size, _ in sizes.values()) == 100_000
+    assert min(size for size, _ in sizes.values()) == 100
+    assert max(written.rows.values()) > 3 * min(written.rows.values())
+    assert len({table.alpha for table in written.tables}) == 8
+
+
+def test_rows_of_tables_whose_widths_differ_are_lists(tmp_path):
+    written = write(tmp_path / "log.arrows", distribution="dlrm", tables=2)
+    table = table_in(written.log)
+    assert table.schema.field("gradient").type == pa.list_(pa.float32())
+    lengths = zip(table["table"].to_pylist(), (len(g) for g in table["gradient"].to_pylist()), strict=True)
+    assert set(lengths) == {("table_0", 4), ("table_1", 8)}
+
+
+def test_rows_of_one_width_are_fixed_size_lists(tmp_path):
+    written = write(tmp_path / "log.arrows", tables=2, dim=5)
+    assert table_in(written.log).schema.field("gradient").type == pa.list_(pa.float32(), 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"tables": 3}, {"distribution": "dlrm"}])
+def test_all_containers_hold_the_same_rows(tmp_path, options):
+    stream, *others = (
+        write(tmp_path / f"log{s}", **options).log for s in (".arrows", ".arrow", ".feather", ".parquet")
+    )
+    expected = table_in(stream)
+    expected.validate(full=True)
+    for other in others:
+        assert table_in(other).equals(expected), other
+        assert table_in(other).schema.metadata == expected.schema.metadata, other
+
+
+def test_small_steps_make_no_small_row_groups(tmp_path):
+    log = write(tmp_path / "log.parquet", rows=1000, rows_per_step=1).log
+    assert pa.parquet.ParquetFile(log).num_row_groups == 1
+
+
+# ---- edges
+
+
+@pytest.mark.parametrize("suffix", [".arrows", ".arrow", ".parquet"])
+def test_no_rows_make_a_whole_log_without_frames(tmp_path, suffix):
+    written = write(tmp_path / f"log{suffix}", rows=0)
+    assert frames(written) == []
+
+
+def test_one_id(tmp_path):
+    assert set(columns(write(tmp_path / "log.arrows", vocabulary=1).log)[0]) == {0}
+
+
+def test_a_steep_zipf_has_one_id(tmp_path):
+    assert len(set(columns(write(tmp_path / "log.arrows", alpha=500.0).log)[0])) == 1
+
+
+def test_the_largest_vocabulary_does_not_wrap(tmp_path):
+    ids, _, _ = columns(write(tmp_path / "log.arrows", vocabulary=2**31, distribution="uniform", dim=1).log)
+    assert ids.min() >= 0
+    assert 2**30 < ids.max() < 2**31
+
+
+def test_very_wide_rows_come_in_smaller_batches(tmp_path):
+    log = write(tmp_path / "log.arrows", rows=600, rows_per_step=600, dim=65_536).log
+    assert [b.num_rows for b in pa.ipc.open_stream(pa.memory_map(str(log)))] == [512, 88]
+
+
+# ---- the command
+
+
+def test_the_command_says_what_it_wrote_and_what_to_try(tmp_path, penstock, capsys):
+    out = tmp_path / "my log.arrows"
+    assert penstock(["synth", str(out), "--rows", "1000", "--rows-per-step", "300"]) == 0
+    text = capsys.readouterr().out
+    assert f"{out}: 1,000 rows in 4 steps" in text
+    assert f"penstock replay '{tmp_path / 'my log.pbtxt'}' '{out}' --out tables" in text
+
+
+def test_json_is_one_object_and_text_goes_to_stderr(tmp_path, penstock, capsys):
+    out = tmp_path / "log.parquet"
+    assert penstock(["synth", str(out), "--rows", "1000", "--rows-per-step", "300", "--tables", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)
+    assert (said["rows"], said["steps"], said["bytes"]) == (1000, 4, out.stat().st_size)
+    assert (said["log"], said["config"]) == (str(out), str(tmp_path / "log.pbtxt"))
+    assert [t["name"] for t in said["tables"]] == ["table_0", "table_1"]
+    assert sum(t["rows"] for t in said["tables"]) == 1000
+    assert str(out) in captured.err
+
+
+def test_many_tables_are_not_all_listed(tmp_path, penstock, capsys):
+    assert penstock(["synth", str(tmp_path / "log.arrows"), "--tables", "100", "--rows", "100"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("table_") == 20
+    assert "and 80 more tables" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--rows", "-1"),
+        ("--rows-per-step", "0"),
+        ("--tables", "0"),
+        ("--vocabulary", "0"),
+        ("--vocabulary", "2147483649"),
+        ("--dim", "0"),
+        ("--seed", "-1"),
+        ("--alpha", "nan"),
+        ("--alpha", "inf"),
+        ("--alpha", "-0.5"),
+        ("--rows", "1" + "0" * 30),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_and_exit_code_2(tmp_path, penstock, capsys, flag, value):
+    assert penstock(["synth", str(tmp_path / "log.arrows"), flag, value]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"penstock: {flag}: expected ")
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [["--distribution", "pareto"], ["--rows", "many"], ["--no-such-flag"]])
+def test_what_cannot_be_parsed_is_one_line_and_exit_code_2(tmp_path, penstock, capsys, arguments):
+    assert penstock(["synth", str(tmp_path / "log.arrows"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert arguments[0] in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_distribution_is_refused_in_python_too():
+    with pytest.raises(UsageError, match="--distribution: expected one of zipf, uniform, dlrm, got 'pareto'"):
+        SynthOptions(distribution="pareto")
+
+
+@pytest.mark.parametrize("name", ["-", "log.pbtxt", "pipe"])
+def test_a_name_that_cannot_be_the_log_is_exit_code_2(tmp_path, penstock, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    assert penstock(["synth", name]) == 2
+    assert capsys.readouterr().err.startswith("penstock: OUT: ")
+    assert os.listdir(".") == ["pipe"]
+
+
+@pytest.mark.parametrize("name", ["missing/log.arrows", "."])
+def test_what_cannot_be_written_is_exit_code_6_and_named(tmp_path, penstock, capsys, name):
+    assert penstock(["synth", str(tmp_path / name)]) == 6
+    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / name}: cannot write: ")
+
+
+def test_a_log_is_replaced_only_by_a_whole_one(tmp_path, penstock, capsys, monkeypatch):
+    out = tmp_path / "log.arrows"
+    out.write_bytes(b"before")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert penstock(["synth", str(out)]) == 6
+    assert capsys.readouterr().err == f"penstock: {out}: cannot write: no space left on device; free some space\n"
+    assert out.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["log.arrows"]
+    assert penstock(["synth", str(out), "--rows", "10"]) == 0
+    assert len(columns(out)[0]) == 10
