@@ -1,0 +1,256 @@
+"""Bad input through the command line: the exit code, one line that says where, and nothing half-applied."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+
+DIM = 2
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+table_descriptor {
+  name: "item" vocabulary_size: 20 dimension: 2
+  optimization_parameters {
+    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
+  }
+}
+mode: TRAINING
+"""
+
+
+def rows(ids, step=0, table="user", gradient=None):
+    """One record batch: one frame."""
+    count = len(ids)
+    if gradient is None:
+        values = np.arange(count * DIM, dtype=np.float32) - step
+        gradient = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
+    return pa.RecordBatch.from_pydict(
+        {
+            "table": pa.array([table] * count) if isinstance(table, str) else pa.array(table),
+            "step": pa.array([step] * count, pa.int64()),
+            "id": ids if isinstance(ids, pa.Array) else pa.array(ids, pa.int64()),
+            "gradient": gradient,
+        }
+    )
+
+
+def stream(*batches, end=True):
+    """The bytes of an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, batches[0].schema)
+    for batch in batches:
+        writer.write_batch(batch)
+    if end:
+        writer.close()
+    return sink.getvalue().to_pybytes()
+
+
+def good(count=2):
+    return [rows([1, 2, 3, 1], step) for step in range(count)]
+
+
+def after_good(batch):
+    """Two good frames of the same schema, then the bad one."""
+    first = [b.select(batch.schema.names).cast(batch.schema) for b in good()]
+    return stream(*first, batch)
+
+
+def lists(*values):
+    return pa.array(list(values), pa.list_(pa.float32()))
+
+
+def floats(*values):
+    return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), DIM)
+
+
+FINE = stream(*good())
+FIRST_END = len(stream(good()[0], end=False))
+
+# name → (the file's bytes, what the one line must say)
+BAD = {
+    "cut inside a batch": (FINE[: FIRST_END + 40], ["batch 1", "cut"]),
+    "cut at a batch boundary": (FINE[:FIRST_END], ["batch 0", "no end marker"]),
+    "cut after its last batch": (FINE[:-8], ["batch 1", "no end marker"]),
+    "cut inside the end marker": (FINE[:-3], ["cut"]),
+    "cut inside its schema": (FINE[:20], ["cut", "schema"]),
+    "empty file": (b"", ["empty", "0 bytes"]),
+    "two streams in one": (FINE + FINE, ["batch 1", "two streams"]),
+    "junk after the end": (FINE + b"x", ["the end marker"]),
+    "no Arrow": (b"id,gradient\n1,2\n", ["Arrow"]),
+    "compressed": (gzip.compress(FINE), ["gzip"]),
+    "float ids": (
+        stream(pa.RecordBatch.from_pydict({"id": pa.array([1.0]), "gradient": floats(1, 2)})),
+        ["column 'id'", "integer", "double"],
+    ),
+    "gradients of text": (
+        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradient": pa.array(["x"])})),
+        ["column 'gradient'", "string"],
+    ),
+    "no gradient column": (
+        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradients": floats(1, 2)})),
+        ["'gradient'", "--column gradient=gradients"],
+    ),
+    "rows of no table": (
+        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradient": floats(1, 2)})),
+        ["--table", "user, item"],
+    ),
+    "null id": (after_good(rows([4, None, 5])), ["batch 2, row 1, column 'id'", "null", "[id_null]"]),
+    "negative id": (after_good(rows([4, 5, -1])), ["batch 2, row 2, column 'id'", "0 <= id < 50", "got -1"]),
+    "id of the size": (after_good(rows([4, 50])), ["batch 2, row 1, column 'id'", "0 <= id < 50", "got 50"]),
+    "id of the other table": (
+        after_good(rows([19, 20], table="item")),
+        ["batch 2, row 1, column 'id'", "0 <= id < 20", "'item'"],
+    ),
+    "id above int64": (
+        stream(rows(pa.array([1, 2**64 - 1], pa.uint64()))),
+        ["batch 0, row 1, column 'id'", "got 18446744073709551615"],
+    ),
+    "gradients of 3 floats": (
+        stream(rows([1, 2], gradient=pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 3))),
+        ["batch 0, row 0, column 'gradient'", "expected 2 floats", "got 3", "[length_mismatch]"],
+    ),
+    "one gradient too short": (
+        stream(rows([1, 2, 3], gradient=lists([1, 2], [3], [4, 5]))),
+        ["batch 0, row 1, column 'gradient'", "expected 2 floats", "got 1"],
+    ),
+    "NaN": (
+        after_good(rows([1, 2], gradient=floats(1, 2, 3, np.nan))),
+        ["batch 2, row 1, column 'gradient'", "finite", "nan"],
+    ),
+    "infinity": (
+        after_good(rows([1, 2], gradient=floats(1, -np.inf, 3, 4))),
+        ["batch 2, row 0, column 'gradient'", "finite", "-inf"],
+    ),
+    "null gradient": (
+        stream(rows([1, 2], gradient=lists([1, 2], None))),
+        ["batch 0, row 1, column 'gradient'", "null"],
+    ),
+    "unknown table": (
+        after_good(rows([1, 2], table=["user", "usr"])),
+        ["batch 2, row 1, column 'table'", "got 'usr'", "did you mean 'user'"],
+    ),
+    "null table": (after_good(rows([1, 2], table=["user", None])), ["batch 2, row 1, column 'table'", "null"]),
+    "null step": (
+        after_good(rows([1, 2]).set_column(1, "step", pa.array([2, None], pa.int64()))),
+        ["batch 2, row 1, column 'step'", "null"],
+    ),
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """refused(code, command line…) checks all that an error promises and gives back its line."""
+
+    def check(code, *argv):
+        out = tmp_path / "out"
+        argv = [str(a) for a in argv]
+        argv += ["--out", str(out)] if argv[0] == "replay" and "--out" not in argv else []
+        assert main(argv) == code
+        text = capsys.readouterr()
+        assert text.out == ""
+        assert text.err.startswith("penstock: ")
+        assert text.err.endswith("\n")
+        assert text.err.count("\n") == 1, text.err
+        assert main([*argv, "--json"]) == code
+        as_json = capsys.readouterr()
+        assert as_json.err == text.err
+        assert as_json.out.count("\n") == 1
+        assert json.loads(as_json.out) == {"error": text.err[len("penstock: ") : -1], "exit_code": code}
+        assert not out.is_dir()
+        return text.err
+
+    return check
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_stream_is_one_line_with_its_place(name, config, tmp_path, refused):
+    content, wanted = BAD[name]
+    path = tmp_path / "monday.arrows"
+    path.write_bytes(content)
+    line = refused(3, "replay", config, path)
+    assert str(path) in line
+    for fragment in wanted:
+        assert fragment in line
+
+
+def test_bad_row_of_parquet_is_named_by_its_row_in_the_file(config, tmp_path, refused):
+    path = tmp_path / "monday.parquet"
+    pa.parquet.write_table(pa.Table.from_batches([*good(), rows([1, 99])]), path, row_group_size=3)
+    assert f"{path}: row 9, column 'id'" in refused(3, "replay", config, path)
+
+
+def test_missing_files_are_named(config, tmp_path, refused):
+    assert "nowhere.arrows: no such file" in refused(3, "replay", config, tmp_path / "nowhere.arrows")
+    assert "no such file" in refused(3, "replay", config, "file:///nowhere.arrows")
+    assert "nowhere.arrows: no such file" in refused(3, "inspect", tmp_path / "nowhere.arrows")
+    (tmp_path / "void").mkdir()
+    assert "no files" in refused(3, "replay", config, tmp_path / "void")
+
+
+def test_the_second_of_two_sources_is_named(config, tmp_path, refused):
+    (tmp_path / "a.arrows").write_bytes(FINE)
+    (tmp_path / "b.arrows").write_bytes(FINE[:-8])
+    assert "b.arrows: " in refused(3, "replay", config, tmp_path / "a.arrows", tmp_path / "b.arrows")
+    assert "c.arrows: " in refused(3, "replay", config, tmp_path / "a.arrows", tmp_path / "c.arrows")
+
+
+def test_a_stream_cut_anywhere_is_refused(config, tmp_path, capsys):
+    path = tmp_path / "cut.arrows"
+    for size in [*range(0, len(FINE), 24), *range(FIRST_END - 8, FIRST_END + 9), len(FINE) - 1]:
+        path.write_bytes(FINE[:size])
+        assert main(["replay", str(config), str(path), "--devices", "1"]) == 3, size
+        text = capsys.readouterr()
+        assert text.err.count("\n") == 1
+        assert text.err.startswith(f"penstock: {path}: ")
+        assert text.out == ""
+
+
+@pytest.mark.parametrize("ending", ["schema only", "one empty batch", "empty batches between"])
+def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, capsys):
+    fresh = ps.Engine(ps.EmbeddingConfig.load(config)).state_hash()
+    path, none = tmp_path / "empty.arrows", rows([1]).slice(0, 0)
+    batches = {"schema only": [], "one empty batch": [none], "empty batches between": [none, *good(1), none]}[ending]
+    with pa.ipc.new_stream(str(path), none.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    assert main(["replay", str(config), str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["frames"] == report["steps"] == (1 if ending == "empty batches between" else 0)
+    assert (report["state_hash"] == fresh) == (report["steps"] == 0)
+
+
+@pytest.mark.parametrize("mend", [lambda bad: [bad.slice(0, 3)], lambda bad: []], ids=["mended", "left out"])
+def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine(mend, config):
+    def engine():
+        return ps.Engine(ps.EmbeddingConfig.load(config), num_required=3)
+
+    whole = good(5)
+    # The frame comes in two record batches; only the last row of the second is bad.
+    head, bad = rows([5, 6], step=5), rows([7, 8, 9, 77], step=5)
+    failing, wanted = engine(), engine()
+    with pytest.raises(ps.InputError, match="batch 6, row 3, column 'id'"):
+        failing.run(iter([*whole, head, bad]))
+    wanted.run(iter(whole))
+    assert failing.state_hash() == wanted.state_hash()
+    assert failing.gate.num_accumulated == wanted.gate.num_accumulated == 2
+    assert failing.global_step == wanted.global_step == 1
+    rest = [head, *mend(bad)]
+    assert failing.run(iter(rest)).steps == 1
+    wanted.run(iter(rest))
+    assert failing.state_hash() == wanted.state_hash()

@@ -1,0 +1,225 @@
+"""The command line itself: flags, help, and configurations that cannot be used."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.cli import main
+from penstock.cli.main import COMMANDS
+
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+table_descriptor {
+  name: "item" vocabulary_size: 20 dimension: 2
+  optimization_parameters {
+    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
+  }
+}
+mode: TRAINING
+"""
+
+
+def changed(old, new):
+    assert old in CONFIG
+    return CONFIG.replace(old, new, 1)
+
+
+TAGS = changed("constant: 0.1", "dynamic { tag: 0 }")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A stream of one frame for the table 'user'; it says neither table nor learning rates."""
+    return write_log(tmp_path / "log.arrows", {})
+
+
+def write_log(path, more):
+    gradient = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(4, np.float32)), 2)
+    batch = pa.RecordBatch.from_pydict({"id": pa.array([1, 2]), "gradient": gradient} | more)
+    with pa.ipc.new_stream(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """refused(code, command line…) checks all that an error promises and gives back its line."""
+
+    def check(code, *argv):
+        out = tmp_path / "out"
+        argv = [str(a) for a in argv]
+        argv += ["--out", str(out)] if argv[0] == "replay" and "--out" not in argv else []
+        assert main(argv) == code
+        text = capsys.readouterr()
+        assert text.out == ""
+        assert re.fullmatch("penstock: [^\n]+\n", text.err)
+        assert main([*argv, "--json"]) == code
+        as_json = capsys.readouterr()
+        assert as_json.err == text.err
+        assert as_json.out.count("\n") == 1
+        assert json.loads(as_json.out) == {"error": text.err[len("penstock: ") : -1], "exit_code": code}
+        assert not out.is_dir()
+        return text.err
+
+    return check
+
+
+# ---- flags
+
+BAD_FLAGS = {
+    "--num-required 0": "at least 1",
+    "--num-required -3": "at least 1",
+    "--num-required two": "whole number, got 'two'",
+    "--num-required 1.5": "whole number",
+    "--contribution-rows 0": "at least 1",
+    "--limit -1": "at least 0",
+    "--limit x": "whole number",
+    "--devices 0": "at least 1",
+    "--devices 100000": "at most 1024",
+    "--devices 1000": "--devices 1000: there are ",
+    "--threads 0": "at least 1",
+    "--threads 100000": "at most 1024",
+    "--seed x": "whole number, got 'x'",
+    "--reduction max": "'max'",
+    "--merge time": "'time'",
+    "--gradient-dtype int8": "'int8'",
+    "--on-bad-row ignore": "'ignore'",
+    "--table usr": "'usr' is not in the configuration (user, item); did you mean 'user'?",
+    "--column grad=gradient": "'grad'",
+    "--column gradient": "ROLE=NAME",
+    "--column gradient=": "ROLE=NAME",
+    "--column id=a --column id=b": "given twice",
+    "--learning-rate 0.1": "TAG=VALUE",
+    "--learning-rate x=0.1": "TAG=VALUE",
+    "--learning-rate 0=fast": "TAG=VALUE",
+    "--learning-rate 0=": "TAG=VALUE",
+    "--learning-rate 1=0.1": "tag 1",
+    "--learning-rate -1=0.1": "--learning-rate",
+    "--learning-rate 0=nan": "finite",
+    "--learning-rate 0=inf": "finite",
+    "--learning-rate 0=1 --learning-rate 0=2": "given twice",
+    "--sead 3": "unknown flag --sead; did you mean --seed?",
+    "--num 3": "unknown flag --num; did you mean --num-required?",
+    "--seed": "--seed",
+}
+
+
+@pytest.mark.parametrize("flags", BAD_FLAGS)
+def test_bad_flag_is_exit_2_and_says_what_was_wanted(flags, tmp_path, log, refused):
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(TAGS)
+    assert BAD_FLAGS[flags] in refused(2, "replay", path, log, "--out", tmp_path / "out", *flags.split())
+
+
+def test_too_many_or_too_few_words_are_exit_2(config, log, refused):
+    assert "penstock replay --help" in refused(2, "replay", config)
+    assert "unexpected argument" in refused(2, "inspect", log, log)
+    assert "once" in refused(2, "replay", config, "-", "-")
+    assert "once" in refused(2, "validate", config, "-", "-")
+
+
+def test_no_command_and_an_unknown_one_are_exit_2(capsys):
+    for argv in ([], ["repaly"]):
+        assert main(argv) == 2
+        text = capsys.readouterr()
+        assert text.out == ""
+        assert re.fullmatch(r"penstock: [^\n]*replay[^\n]*\n", text.err)
+
+
+def test_sources_may_stand_on_both_sides_of_a_flag(config, log, capsys):
+    assert main(["replay", str(config), "--table", "user", str(log), "--json", str(log)]) == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 2
+    assert main(["validate", str(config), "--table", "user", str(log), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["sources"]) == 1
+
+
+@pytest.mark.parametrize("argv", [[], *([name] for name in COMMANDS)])
+def test_help_shows_an_example_that_begins_as_typed(argv, capsys):
+    assert main([*argv, "--help"]) == 0
+    text = capsys.readouterr()
+    assert text.err == ""
+    assert f"\nexample:\n  {' '.join(['penstock', *argv])} " in text.out.rstrip() + " "
+
+
+def test_every_flag_of_every_command_is_explained():
+    from penstock.cli.main import parser
+
+    for name, command in parser().commands.items():
+        for action in command._actions:
+            assert action.help, f"{name} {action.option_strings or action.dest}"
+
+
+def test_version_is_the_packages(capsys):
+    import penstock
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+# ---- what cannot be written, or started from
+
+
+def test_out_below_or_on_a_file_is_exit_6_before_the_work(config, log, refused):
+    for out in (log, log / "deeper" / "still"):
+        line = refused(6, "replay", config, log, "--table", "user", "--out", out)
+        assert line == f"penstock: {log}: cannot write: is not a directory; give another directory\n"
+    assert "cannot write" in refused(6, "demo", "--dir", log)
+
+
+def test_init_without_tables_is_exit_3(config, log, tmp_path, refused):
+    line = refused(3, "replay", config, log, "--table", "user", "--init", tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere' / 'user.parquet'}: no file for table 'user'" in line
+
+
+# ---- configurations
+
+BAD_CONFIGS = {
+    "tag gap": (changed("constant: 0.1", "dynamic { tag: 1 }"), ["tag"]),
+    "dynamic tag without a value": (TAGS, ["--learning-rate", "TAG=VALUE"]),
+    "optimizer of a later version": (changed("adagrad {}", "adam { beta1: 0.9 beta2: 0.9 }"), ["adam", "supported"]),
+    "mode INFERENCE": (changed("TRAINING", "INFERENCE"), ["INFERENCE", "TRAINING"]),
+    "unknown text field": (changed("dimension", "dimensoin"), ["tables.pbtxt:3:", "'dimensoin'", "dimension"]),
+    "empty": ("", ["tables.pbtxt", "empty"]),
+    "no rows": (changed("vocabulary_size: 50", "vocabulary_size: 0"), ["vocabulary_size", "user"]),
+    "two tables of one name": (changed('"item"', '"user"'), ["'user'"]),
+    "prose": ("Dear diary,", ["tables.pbtxt:1:"]),
+    "a table larger than memory": (changed("vocabulary_size: 50", f"vocabulary_size: {1 << 60}"), ["memory"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+def test_bad_configuration_is_exit_4_and_says_why(name, log, tmp_path, refused):
+    content, wanted = BAD_CONFIGS[name]
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(content)
+    line = refused(6 if "memory" in name else 4, "replay", path, log, "--table", "user")
+    for fragment in wanted:
+        assert fragment in line
+
+
+def test_configuration_missing_or_of_another_kind_is_exit_4(log, tmp_path, refused):
+    assert "nowhere.pbtxt: no such file" in refused(4, "replay", tmp_path / "nowhere.pbtxt", log)
+    assert "Arrow" in refused(4, "replay", log, log)
+    assert "directory" in refused(4, "replay", tmp_path, log)
+    assert "nowhere.pbtxt" in refused(4, "validate", tmp_path / "nowhere.pbtxt", log)
+
+
+def test_a_learning_rate_column_of_the_wrong_length_is_exit_3(tmp_path, refused):
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(TAGS)
+    rates = pa.array([[0.1], [0.1, 0.2]], pa.list_(pa.float32()))
+    log = write_log(tmp_path / "log.arrows", {"learning_rates": rates})
+    assert "batch 0, row 1, column 'learning_rates'" in refused(3, "replay", path, log, "--table", "user")
