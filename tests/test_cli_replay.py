@@ -1,0 +1,248 @@
+"""``penstock replay``: what every flag does, what the report says, what --out writes."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+table_descriptor {
+  name: "item" vocabulary_size: 20 dimension: 2
+  optimization_parameters {
+    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
+  }
+}
+mode: TRAINING
+"""
+TAGS = CONFIG.replace("constant: 0.5", "dynamic { tag: 0 }")
+
+
+def frame(step, worker=0, ids=(1, 2, 3, 1), table="user", **more):
+    """One record batch. more : columns beyond the usual, or instead of them"""
+    values = np.random.default_rng([step, worker]).standard_normal(2 * len(ids)).astype(np.float32)
+    columns = {
+        "table": [table] * len(ids),
+        "step": pa.array([step] * len(ids), pa.int64()),
+        "contributor": [f"w{worker}"] * len(ids),
+        "id": pa.array(ids, pa.int64()),
+        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
+    } | more
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def unmarked(batch):
+    """The same without step and contributor: each record batch is a frame, and none is ever stale."""
+    return batch.drop_columns(["step", "contributor"])
+
+
+@pytest.fixture
+def replay(tmp_path, capsys):
+    """replay(sources, flags…) → the report that --json prints. A source: its batches. config: the text"""
+
+    def run(*flags, sources=None, config=CONFIG):
+        path = tmp_path / "tables.pbtxt"
+        path.write_text(config)
+        names = []
+        for number, batches in enumerate(sources or [LOG]):
+            names.append(str(tmp_path / f"{number}.arrows"))
+            write(names[-1], batches)
+        assert main(["replay", str(path), *names, "--json", *map(str, flags)]) == 0
+        text = capsys.readouterr()
+        assert text.out.count("\n") == 1
+        return json.loads(text.out)
+
+    return run
+
+
+def write(path, batches):
+    with pa.ipc.new_stream(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+LOG = [frame(step, ids=(1, 2, 3, 1 + step)) for step in range(7)] + [frame(7, table="item")]
+
+
+def test_report_has_every_field_of_the_contract(replay):
+    report = replay("--num-required", 3)
+    assert re.fullmatch("[0-9a-f]{64}", report["state_hash"])
+    assert (report["rows"], report["frames"], report["stale"], report["pending"], report["steps"]) == (32, 8, 0, 2, 2)
+    assert report["seconds"] > 0
+    assert report["rows_per_s"] == pytest.approx(32 / report["seconds"])
+    assert report["dropped"] == {}
+    assert report["verified"] is False
+    assert report["tables"] == {"user": {"rows": 28, "distinct": 7}, "item": {"rows": 4, "distinct": 3}}
+
+
+def test_state_hash_is_that_of_the_engine(replay, tmp_path):
+    report = replay()
+    engine = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt"))
+    engine.run(iter(LOG))
+    assert report["state_hash"] == engine.state_hash()
+
+
+def test_flush_applies_what_the_gate_holds(replay):
+    plain, flushed = replay("--num-required", 3), replay("--num-required", 3, "--flush")
+    assert (flushed["pending"], flushed["steps"]) == (0, 3)
+    assert plain["state_hash"] != flushed["state_hash"]
+
+
+def test_limit_stops_after_that_many_frames(replay):
+    assert replay("--limit", 3)["state_hash"] == replay(sources=[LOG[:3]])["state_hash"]
+    assert replay("--limit", 0)["frames"] == 0
+    assert replay("--limit", 99)["frames"] == 8
+
+
+def test_reduction_mean_differs_from_sum_where_frames_share_an_id(replay):
+    default, mean, summed = (
+        replay("--num-required", 2, *flags)["state_hash"]
+        for flags in ((), ("--reduction", "mean"), ("--reduction", "sum"))
+    )
+    assert default == mean != summed
+
+
+def test_seed_changes_the_start(replay):
+    assert replay("--limit", 0)["state_hash"] == replay("--limit", 0, "--seed", 0)["state_hash"]
+    assert replay("--limit", 0)["state_hash"] != replay("--limit", 0, "--seed", 1)["state_hash"]
+
+
+def test_no_hash_leaves_the_hash_out(replay):
+    assert replay("--no-hash")["state_hash"] is None
+
+
+@pytest.mark.parametrize("flags", [("--devices", 3), ("--threads", 1), ("--threads", 3)])
+def test_devices_and_threads_do_not_change_the_result(flags, replay):
+    assert replay(*flags)["state_hash"] == replay("--devices", 1)["state_hash"]
+
+
+def test_out_holds_id_row_and_slots_in_id_order(replay, tmp_path):
+    report = replay("--out", tmp_path / "out")
+    assert report["out"] == [str(tmp_path / "out" / f"{name}.parquet") for name in ("user", "item")]
+    engine = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt"))
+    engine.run(iter(LOG))
+    for name, columns in (("user", ["id", "row", "accumulators"]), ("item", ["id", "row"])):
+        table = pa.parquet.read_table(tmp_path / "out" / f"{name}.parquet")
+        assert table.schema.names == columns
+        assert table["id"].to_pylist() == list(range(table.num_rows))
+        wanted = engine.retrieve_parameters(name)
+        for column, key in zip(columns[1:], ["parameters", "accumulators"], strict=False):
+            assert np.array_equal(np.stack(table[column].to_numpy()), wanted[key])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
+
+
+def test_init_continues_where_out_ended(replay, tmp_path):
+    out = tmp_path / "half"
+    # Without a step column: the step is not part of what --out writes.
+    plain = [unmarked(frame(step)) for step in range(6)]
+    replay("--out", out, sources=[plain[:3]])
+    rest = replay("--init", out, "--seed", 9, "--out", tmp_path / "rest", sources=[plain[3:]])
+    replay("--out", tmp_path / "whole", sources=[plain])
+    for name in ("user", "item"):
+        whole, rest = (pa.parquet.read_table(tmp_path / d / f"{name}.parquet") for d in ("whole", "rest"))
+        assert whole.equals(rest)
+
+
+def test_init_alone_equals_the_tables_it_was_given(replay, tmp_path):
+    replay("--out", tmp_path / "out")
+    loaded = replay("--init", tmp_path / "out", "--limit", 0, "--out", tmp_path / "again")
+    assert loaded["steps"] == 0
+    for name in ("user", "item"):
+        first, again = (pa.parquet.read_table(tmp_path / d / f"{name}.parquet") for d in ("out", "again"))
+        assert first.equals(again)
+
+
+def test_merge_step_joins_the_logs_of_workers(replay):
+    workers = [[frame(step, worker) for step in range(4)] for worker in range(2)]
+    merged = replay("--merge", "step", "--num-required", 2, sources=workers)
+    interleaved = [batch for pair in zip(*workers, strict=True) for batch in pair]
+    assert (merged["steps"], merged["stale"]) == (4, 0)
+    assert merged["state_hash"] == replay("--num-required", 2, sources=[interleaved])["state_hash"]
+
+
+def test_sources_are_read_in_the_order_given(replay):
+    first, second = [frame(0)], [frame(0, 1, ids=(1, 1))]
+    one = replay("--num-required", 2, "--reduction", "sum", sources=[first, second])
+    assert one["steps"] == 1
+    assert (
+        one["state_hash"] == replay("--num-required", 2, "--reduction", "sum", sources=[first + second])["state_hash"]
+    )
+    ends = [[frame(step, worker) for step in range(2)] for worker in range(2)]
+    assert replay(sources=ends)["stale"] == 2
+    assert replay(sources=ends[::-1])["state_hash"] != replay(sources=ends)["state_hash"]
+
+
+def test_mostly_stale_frames_are_remarked_on_with_what_to_do(replay, tmp_path, capsys):
+    late = [frame(0, worker) for worker in range(4)]
+    report = replay(sources=[late])
+    assert (report["frames"], report["stale"]) == (4, 3)
+    assert "--merge" in report["notes"][0]
+    assert "--num-required" in report["notes"][0]
+    assert main(["replay", str(tmp_path / "tables.pbtxt"), str(tmp_path / "0.arrows")]) == 0
+    assert "note      3 of 4 frames were stale" in capsys.readouterr().out
+
+
+def test_drop_leaves_bad_rows_out_and_counts_them_by_reason(replay):
+    bad = [frame(0, ids=(1, 50, 2, None)), frame(1, ids=(-1, 3), table="usr"), frame(2, ids=(4, 77))]
+    report = replay("--on-bad-row", "drop", sources=[bad])
+    assert report["dropped"] == {"id_out_of_range": 2, "id_null": 1, "unknown_table": 2}
+    assert report["rows"] == 8
+    assert (report["frames"], report["steps"]) == (3, 3)
+    assert report["tables"]["user"]["rows"] == 3
+    notes = " ".join(report["notes"])
+    assert "dropped 2 rows, id_out_of_range; first: " in notes
+    assert "batch 0, row 1, column 'id'" in notes
+
+
+def test_learning_rate_of_the_flag_comes_before_the_column(replay):
+    rates = pa.array([[0.25]] * 4, pa.list_(pa.float32()))
+    column = [frame(step, table="item", learning_rates=rates) for step in range(2)]
+    by_column = replay(sources=[column], config=TAGS)
+    assert by_column["learning_rates"] == [0.25]
+    by_flag = replay("--learning-rate", "0=0.5", sources=[column], config=TAGS)
+    constant = replay(sources=[[frame(step, table="item") for step in range(2)]])
+    assert by_flag["learning_rates"] == [0.5]
+    assert by_flag["state_hash"] == constant["state_hash"] != by_column["state_hash"]
+
+
+def test_contribution_rows_cuts_frames(replay):
+    plain = [unmarked(frame(0)) for _ in range(3)]
+    assert replay(sources=[plain])["frames"] == 3
+    assert replay("--contribution-rows", 5, sources=[plain])["frames"] == 3
+    assert replay("--contribution-rows", 1, sources=[plain])["frames"] == 12
+
+
+def test_table_and_columns_of_other_names(replay):
+    other = [b.select(["step", "id", "gradient"]).rename_columns(["t", "key", "grad"]) for b in LOG[:7]]
+    roles = ["--column", "id=key", "--column", "gradient=grad", "--column", "step=t"]
+    assert replay(*roles, "--table", "user", sources=[other])["state_hash"] == replay(sources=[LOG[:7]])["state_hash"]
+
+
+def test_standard_input_equals_the_file(replay, tmp_path, capsys, monkeypatch):
+    report = replay()
+    content = (tmp_path / "0.arrows").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["replay", str(tmp_path / "tables.pbtxt"), "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state_hash"] == report["state_hash"]
+
+
+def test_the_report_for_people_tells_the_same(replay, tmp_path, capsys):
+    report = replay("--num-required", 3)
+    argv = ["replay", str(tmp_path / "tables.pbtxt"), str(tmp_path / "0.arrows"), "--num-required", "3"]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr()
+    assert text.err == ""
+    assert f"state     {report['state_hash']}\n" in text.out
+    assert "frames    8: 2 steps, 2 pending (--flush would apply them)\n" in text.out
+    assert "table     user: 28 rows of 7 ids\n" in text.out
+    assert f"wrote     {tmp_path / 'out' / 'item.parquet'}\n" in text.out
