@@ -1,4 +1,4 @@
-"""Arrays in memory → one frame, through the same checks as a stream."""
+"""Arrays in memory → one frame, through the same checks as a stream; no other way in for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InputError, UsageError
@@ -49,7 +50,7 @@ def _ids(ids: Any, source: str) -> pa.Array:
         return ids.combine_chunks()
     if isinstance(ids, pa.Array):
         return ids
-    array = np.asarray(ids)
+    array = _native(np.asarray(ids))
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -62,13 +63,19 @@ def _gradients(values: Any, source: str) -> pa.Array:
         return values.combine_chunks()
     if isinstance(values, pa.Array):
         return values
-    array = np.asarray(values)
+    array = _native(np.asarray(values))
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
     if array.dtype not in (np.float16, np.float32, np.float64):
-        array = array.astype(np.float64)
+        with np.errstate(over="ignore"):  # what is finite as longdouble only is told as not finite
+            array = array.astype(np.float64)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+
+
+def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """In this machine's byte order: Arrow takes no other."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

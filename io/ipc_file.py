@@ -1,4 +1,4 @@
-"""The end of an Arrow IPC file, looked at before Arrow opens it.
+"""Arrow IPC files, whose end is looked at before Arrow opens them.
 
 A file that was cut, or two files in one, would otherwise be read wrongly or blamed obscurely: of
 ``cat a b`` pyarrow reads b's footer with a's bytes. The footer says where every batch ends; what
@@ -8,37 +8,62 @@ follows the last one is at most an end marker and padding.
 from __future__ import annotations
 
 import struct
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
+from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
 
 MAGIC = b"ARROW1"
+_FIRST_BYTES = 8  # magic, padding
 _TAIL_BYTES = 10  # int32 length of the footer, magic
-_BLOCK = struct.Struct("<qi4xq")  # offset, metadata length, body length
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 _MAX_GAP_BYTES = 64  # end marker and padding between the last block and the footer
+_NOT_READ = "corrupt Arrow IPC file"
 
 
-def check_ipc_file(file: Any, size: int, name: str) -> None:
+def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
+    check_ipc_file(file, size, name)
+    with arrow_errors(_NOT_READ, name):
+        reader = pa.ipc.open_file(file)
+        schema, num_batches = reader.schema, reader.num_record_batches
+    num_done = 0
+
+    def batches(columns: list[str]) -> Batches:
+        nonlocal num_done
+        first_row = 0
+        for index in range(num_batches):
+            with arrow_errors(_NOT_READ, name, index):
+                batch, metadata = reader.get_batch_with_custom_metadata(index)
+            num_done = index + 1
+            yield Batch(batch, index, first_row, ends_frame(metadata))
+            first_row += batch.num_rows
+
+    def fraction() -> float:
+        return num_done / num_batches if num_batches else 1.0
+
+    return Part(name, schema, True, batches, container="Arrow IPC file", fraction=fraction)
+
+
+def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> None:
     """Raise unless the file ends with a footer that fits it. Leaves the position at 0."""
-    file.seek(max(0, size - _TAIL_BYTES))
-    tail = bytes(file.read(_TAIL_BYTES))
-    if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
-        raise TruncatedInputError(
-            "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end", source=name
-        )
-    (length,) = struct.unpack("<i", tail[:4])
-    start = size - _TAIL_BYTES - length
-    if length <= 0 or start < len(MAGIC):
-        raise InputError(f"corrupt Arrow IPC file: a footer of {length} bytes in a file of {size}", source=name)
-    file.seek(start)
-    footer = bytes(file.read(length))
-    file.seek(0)
-    try:
-        end = max((offset + meta + body for offset, meta, body in _blocks(footer)), default=None)
-    except (struct.error, IndexError, ValueError) as error:
-        raise InputError(f"corrupt Arrow IPC file: the footer cannot be read ({error})", source=name) from error
-    if end is None:
-        return
+    with arrow_errors(_NOT_READ, name):
+        tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+        if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
+            raise TruncatedInputError(
+                "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end",
+                source=name,
+            )
+        (length,) = struct.unpack("<i", tail[:4])
+        start = size - _TAIL_BYTES - length
+        if length <= 0 or start < _FIRST_BYTES:
+            raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
+        ends = [_end_of_blocks(b, size) for b in _blocks(_read(file, start, length))]
+        end = max([_end_of_schema(file), *ends])
+        file.seek(0)
     if end > start:
         raise TruncatedInputError(f"the footer names {end} bytes of batches, the file has {start}", source=name)
     if start - end > _MAX_GAP_BYTES:
@@ -47,33 +72,43 @@ def check_ipc_file(file: Any, size: int, name: str) -> None:
         )
 
 
-def _blocks(footer: bytes) -> list[tuple[int, int, int]]:
-    """The (offset, metadata length, body length) of every dictionary and record batch of a Footer flatbuffer."""
-    table = _u32(footer, 0)
-    vtable = table - _i32(footer, table)
+def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
+    file.seek(at)
+    return bytes(file.read(num_bytes))
+
+
+def _end_of_schema(file: pa.NativeFile) -> int:
+    """Where the schema message ends that stands before the batches: a length, after a marker since Arrow 0.15."""
+    marker, length = struct.unpack("<Ii", _read(file, _FIRST_BYTES, 8))
+    return int(_FIRST_BYTES + 8 + length if marker == 0xFFFFFFFF else _FIRST_BYTES + 4 + marker)
+
+
+def _end_of_blocks(blocks: npt.NDArray[np.void], size: int) -> int:
+    """The last byte that a block of a Footer takes up."""
+    if not len(blocks):
+        return 0
+    for name in ("offset", "metadata", "body"):
+        if blocks[name].min() < 0 or blocks[name].max() > size:  # so the sum below cannot wrap
+            raise ValueError(f"a batch's {name} lies outside the file")
+    return int((blocks["offset"] + blocks["metadata"] + blocks["body"]).max())
+
+
+def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
+    """The blocks (where a message lies) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
+    table = _uint32(footer, 0)
+    vtable = table - struct.unpack_from("<i", footer, table)[0]
     blocks = []
     for number in (2, 3):  # Footer: version, schema, dictionaries, recordBatches
         slot = 4 + 2 * number
         if vtable < 0 or slot + 2 > struct.unpack_from("<H", footer, vtable)[0]:
             continue
         offset = struct.unpack_from("<H", footer, vtable + slot)[0]
-        if not offset:
-            continue
-        vector = table + offset + _u32(footer, table + offset)
-        count = _u32(footer, vector)
-        if count * _BLOCK.size > len(footer):
-            raise ValueError(f"{count} blocks do not fit {len(footer)} bytes")
-        blocks += [_BLOCK.unpack_from(footer, vector + 4 + i * _BLOCK.size) for i in range(count)]
+        if offset:
+            vector = table + offset + _uint32(footer, table + offset)
+            blocks.append(np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4))
     return blocks
 
 
-def _u32(data: bytes, at: int) -> int:
-    if at < 0:
-        raise ValueError("offset before the start")
+def _uint32(data: bytes, at: int) -> int:
     value: int = struct.unpack_from("<I", data, at)[0]
-    return value
-
-
-def _i32(data: bytes, at: int) -> int:
-    value: int = struct.unpack_from("<i", data, at)[0]
     return value

@@ -6,22 +6,24 @@ Decides on types and names only; the rows themselves are looked at in decode.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from penstock.errors import InputError, UsageError
+from penstock.io.parts import arrow_errors
 
 ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates")
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
+FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
 WANTED = {
     "id": "any integer type",
     "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
     "table": "a string or a dictionary of strings",
-    "step": "int64",
+    "step": "an integer (int64)",
     "contributor": "an integer, a string or a dictionary of strings",
     "learning_rates": "a list of float32",
 }
@@ -41,8 +43,9 @@ class Roles:
     bfloat16: bool  # the gradient's uint16 values are bfloat16
 
     def names(self) -> list[str]:
-        """Names of the columns that are used."""
-        return [f.name for f in (getattr(self, role) for role in ROLES) if f is not None]
+        """Names of the columns that are used, each once: a column may play two roles."""
+        fields = [getattr(self, role) for role in ROLES]
+        return list(dict.fromkeys(f.name for f in fields if f is not None))
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -58,29 +61,49 @@ def resolve(
     """Find the roles in a schema and check their types.
 
     columns : role → name, for streams that use other names
-    gradient_dtype : "bfloat16" declares uint16 gradient values to be bfloat16
+    gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
     Raises InputError naming the column, what was expected and a near miss.
     """
-    columns = columns or {}
+    with arrow_errors("corrupt Arrow schema", source):
+        return _resolve(schema, source, columns or {}, gradient_dtype)
+
+
+def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None) -> Roles:
     fields = {role: _field(schema, source, role, columns.get(role)) for role in ROLES}
     gradient = fields["gradient"]
     assert gradient is not None
-    bfloat16 = gradient_dtype == "bfloat16" or _declares_bfloat16(gradient)
+    bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
     for role, found in fields.items():
         if found is not None and not _fits(role, found.type, bfloat16):
             raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)
+    if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
+        wanted = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
+        raise InputError(wanted, source=source, column=gradient.name)
     default = (schema.metadata or {}).get(TABLE_KEY)
     return Roles(
-        **fields,  # type: ignore[arg-type]
+        **fields,
         default_table=None if default is None else default.decode("utf-8", "replace"),
         bfloat16=bfloat16,
     )
 
 
-def suggestion(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` where something close is known, else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    near = _nearest(name, known)
+    return f"; did you mean '{near}'?" if near is not None else ""
+
+
+def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
+    """``; did you mean --column role=x?`` where a column's name is close, else nothing."""
+    near = _nearest(role if name is None else name, schema.names)
+    return f"; did you mean --column {role}={near}?" if near is not None else ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """Upper and lower case do not count."""
+    folded = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    return folded[near[0]] if near else None
 
 
 def _field(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
@@ -92,18 +115,16 @@ def _field(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Fi
         raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=wanted)
     if name is None and role not in REQUIRED:
         return None
-    near = difflib.get_close_matches(wanted, schema.names, n=1, cutoff=0.5)
-    hint = f"; did you mean --column {role}={near[0]}?" if near else ""
-    has = ", ".join(schema.names) or "no columns"
+    hint, has = column_hint(role, schema, wanted), ", ".join(schema.names) or "no columns"
     raise InputError(f"no column '{wanted}' for the role '{role}'{hint} (the stream has: {has})", source=source)
 
 
 def _declares_bfloat16(gradient: pa.Field) -> bool:
+    """Whether its values are uint16 and the field, or that of its values, says what they are."""
     storage = storage_type(gradient.type)
-    fields = [gradient]
-    if is_list(storage):
-        fields.append(storage.value_field)
-    return any((f.metadata or {}).get(b"dtype") == b"bfloat16" for f in fields)
+    if not is_list(storage) or storage.value_type != pa.uint16():
+        return False
+    return any((f.metadata or {}).get(b"dtype") == b"bfloat16" for f in (gradient, storage.value_field))
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
@@ -112,23 +133,27 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    found: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return found
+
+
+def is_float_list(kind: pa.DataType) -> bool:
+    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    found: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return found
 
 
 def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:
-    if role == "id":
-        return pa.types.is_integer(kind)
-    if role == "step":
-        return pa.types.is_integer(kind)
+    if role in ("id", "step"):
+        return bool(pa.types.is_integer(kind))
     if role == "gradient":
         kind = storage_type(kind)
-        return is_list(kind) and (kind.value_type == pa.uint16() if bfloat16 else pa.types.is_floating(kind.value_type))
+        return is_list(kind) and bool(kind.value_type == pa.uint16()) if bfloat16 else is_float_list(kind)
     if role == "learning_rates":
-        return is_list(kind) and pa.types.is_floating(kind.value_type)
+        return is_float_list(kind)
     if pa.types.is_dictionary(kind):
-        return is_text(kind.value_type) or (role == "contributor" and pa.types.is_integer(kind.value_type))
-    return is_text(kind) or (role == "contributor" and pa.types.is_integer(kind))
+        kind = kind.value_type
+    return is_text(kind) or (role == "contributor" and bool(pa.types.is_integer(kind)))

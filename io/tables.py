@@ -1,9 +1,13 @@
-"""Tables as Parquet, one file each: ``id`` int64, ``row``, then one column per slot, in id order."""
+"""Tables as Parquet, one file each: ``id`` int64, ``row``, then one column per slot, in id order.
+
+Whole tables only; what streams in is the business of the reader.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.errors import InputError
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.io.columns import Float32, Int64, float_lists, integers
+from penstock.io.parts import arrow_errors
+from penstock.io.schema import is_float_list, storage_type
 
 _ROWS_AT_ONCE = 1 << 16
+_NOT_READ = "cannot be read as Parquet"
 
 
 def table_path(directory: Path, table: str) -> Path:
@@ -43,22 +48,26 @@ def write_table(
     schema = pa.schema(fields, metadata={"penstock.table": table})
     try:
         with open(unfinished, "wb") as file:
-            with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
-                first = 0
-                for block in blocks:
-                    count = len(block[0])
-                    columns: list[pa.Array] = [pa.array(np.arange(first, first + count))]
-                    for values in block:
-                        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-                        columns.append(pa.FixedSizeListArray.from_arrays(flat, type=rows))
-                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-                    first += count
+            _write_blocks(file, schema, blocks)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
+    with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
+        first = 0
+        for block in blocks:
+            count = len(block[0])
+            columns: list[pa.Array] = [pa.array(np.arange(first, first + count))]
+            for values, kind in zip(block, schema.types[1:], strict=True):
+                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+                columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            first += count
 
 
 def read_table(
@@ -74,61 +83,73 @@ def read_table(
     if not path.exists():
         raise InputError(f"no file for table '{table}'", source=name)
     seen = np.zeros(vocabulary_size, bool)
-    try:
-        parquet = pa.parquet.ParquetFile(path)
-        schema = parquet.schema_arrow
-        for needed in ("id", "row"):
-            if needed not in schema.names:
-                raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=name)
-        wanted = [c for c in columns if c in schema.names]
-        if not pa.types.is_integer(schema.field("id").type):
-            raise InputError(f"expected any integer type, got {schema.field('id').type}", source=name, column="id")
-        first = 0
-        for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted]):
-            batch.validate(full=True)
-            ids = _ids(batch.column("id"), seen, vocabulary_size, table, name, first)
+    first = 0
+    with ExitStack() as stack:
+        with arrow_errors(_NOT_READ, name):
+            parquet = stack.enter_context(pa.parquet.ParquetFile(path, memory_map=True))
+            wanted = _check_schema(parquet.schema_arrow, columns, dim, name)
+            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
+        while True:
+            with arrow_errors(_NOT_READ, name):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)
+            ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
             yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
             first += len(ids)
-    except InputError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"cannot be read as Parquet: {error}", source=name) from error
 
 
-def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], size: int, table: str, source: str, first: int) -> Int64:
-    if column.null_count:
-        raise InputError("expected ids, got null", source=source, column="id")
-    given = column.to_numpy(zero_copy_only=False)
-    bad = (given < 0) | (given >= size)
+def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
+    """Which of the columns there are."""
+    wanted = [c for c in columns if c in schema.names]
+    for needed in ("id", "row"):
+        if needed not in schema.names:
+            raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
+    for name in ("id", *wanted):
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise InputError("more than one column has this name", source=source, column=name)
+    if not pa.types.is_integer(schema.field("id").type):
+        raise InputError(f"expected any integer type, got {schema.field('id').type}", source=source, column="id")
+    for name in wanted:
+        kind = schema.field(name).type
+        if not is_float_list(storage_type(kind)):
+            raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
+    return wanted
+
+
+def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, first: int) -> Int64:
+    """Marks them as seen. first : row of the file that the column begins with"""
+    raw, null = integers(column)
+    if null is not None:
+        raise InputError("expected an id, got null", source=source, row=first + int(np.argmax(null)), column="id")
+    bad = (raw < 0) | (raw >= len(seen))
     if bad.any():
         row = int(np.argmax(bad))
-        wanted = f"0 <= id < {size} (vocabulary_size of table '{table}')"
-        raise InputError(f"expected {wanted}, got {given[row]}", source=source, row=first + row, column="id")
-    ids: Int64 = given.astype(np.int64)
-    if seen[ids].any() or len(np.unique(ids)) != len(ids):
-        raise InputError("an id occurs twice", source=source, column="id")
+        wanted = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
+        raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
+    ids = raw.astype(np.int64, copy=False)
+    again = seen[ids]
     seen[ids] = True
+    if not again.any() and not (np.diff(ids) > 0).all():
+        again[:] = True
+        again[np.unique(ids, return_index=True)[1]] = False
+    if again.any():
+        row = int(np.argmax(again))
+        raise InputError(f"id {ids[row]} occurs twice", source=source, row=first + row, column="id")
     return ids
 
 
-def _rows(column: Any, dim: int, name: str, source: str, first: int) -> Float32:
-    kind = column.type
-    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not is_list or not pa.types.is_floating(kind.value_type):
-        raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
-    flat = column.flatten()
-    if column.null_count or flat.null_count or len(flat) != len(column) * dim or not _even(column, dim):
-        raise InputError(f"expected {dim} floats in every row", source=source, column=name)
-    values: Float32 = flat.to_numpy(zero_copy_only=False).astype(np.float32)
-    rows = values.reshape(len(column), dim)
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        row = first + int(np.argmin(finite))
-        raise InputError("expected finite values", source=source, row=row, column=name)
-    return rows
-
-
-def _even(column: Any, dim: int) -> bool:
-    if pa.types.is_fixed_size_list(column.type):
-        return bool(column.type.list_size == dim)
-    return bool((np.diff(column.offsets.to_numpy()) == dim).all())
+def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
+    lists = float_lists(column)
+    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(dim)
+    for cause in (lists.null, lists.not_finite()):
+        bad = bad if cause is None else bad | cause
+    if not bad.any():
+        return lists.take(slice(0, lists.num_rows), dim)
+    row = int(np.argmax(bad))
+    if lists.null is not None and lists.null[row]:
+        got = "null"
+    else:
+        got = f"{lists.length(row)}" if lists.length(row) != dim else f"{lists.of_row(row)}"
+    raise InputError(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)

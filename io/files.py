@@ -1,0 +1,51 @@
+"""Files of a file system → parts: opens them and tells the container by its first bytes.
+
+A local file is mapped, so that rows are looked at where they lie and no file is read at once.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.errors import InputError
+from penstock.io.ipc_file import ipc_file_part
+from penstock.io.parquet_file import parquet_part
+from penstock.io.parts import Part, arrow_errors
+from penstock.io.streams import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
+
+_REMOTE_READ_BYTES = 1 << 20
+
+
+def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
+    """The part of one file; what is opened for it is put on the stack."""
+    local = isinstance(fs, pa.fs.LocalFileSystem)
+    with arrow_errors("cannot open", name):
+        if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
+            return open_stream(stack.enter_context(open(path, "rb")), name, stack, allow_missing_end)
+        if local and not os.path.getsize(path):
+            raise InputError("the file is empty (0 bytes): not even a schema", source=name)
+        file = stack.enter_context(pa.memory_map(path) if local else fs.open_input_file(path))
+        size = file.size()
+        head = bytes(file.read(8))
+        file.seek(0)
+    if not head:
+        raise InputError("the file is empty (0 bytes): not even a schema", source=name)
+    if head.startswith(ARROW_FILE):
+        return ipc_file_part(file, size, name)
+    if head.startswith(PARQUET):
+        return parquet_part(file, size, name)
+    if local:
+        return ipc_stream_part(file, head, lambda: _before(file), name, allow_missing_end, size)
+    forward = Forward(pa.BufferedInputStream(file, _REMOTE_READ_BYTES), name)
+    ahead = stack.enter_context(pa.PythonFile(forward, mode="r"))
+    return ipc_stream_part(ahead, head, forward.last_read, name, allow_missing_end, size)
+
+
+def _before(file: pa.NativeFile) -> bytes:
+    """The 8 bytes before the file's position."""
+    file.seek(file.tell() - 8)
+    return bytes(file.read(8))

@@ -1,0 +1,52 @@
+"""How sources are to be read, checked when it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.errors import UsageError
+from penstock.io.schema import FLOATS, check_columns, suggestion
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How sources are to be read.
+
+    sizes : table → (vocabulary_size, dim)
+    num_tags : learning rates per row; rates_needed : some tag has a value nowhere else
+    table : of rows that do not say theirs
+    columns : role → name, where the streams use other names
+    contribution_rows : rows of a frame; None: the stream itself says where frames end
+    merge : "step" merges sources that are sorted by step
+    on_bad_row : "error" (stop before the frame) or "drop" (leave the row out, count it)
+    gradient_dtype : what the gradient's values must be; None: whatever they are
+    """
+
+    sizes: Mapping[str, tuple[int, int]]
+    num_tags: int = 0
+    rates_needed: bool = False
+    table: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    contribution_rows: int | None = None
+    merge: str | None = None
+    on_bad_row: str = "error"
+    gradient_dtype: str | None = None
+    allow_missing_end: bool = False
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns)
+        choices = {
+            "merge": (self.merge, (None, "step")),
+            "on_bad_row": (self.on_bad_row, ("error", "drop")),
+            "gradient_dtype": (self.gradient_dtype, (None, "bfloat16", *FLOATS)),
+        }
+        for name, (value, allowed) in choices.items():
+            if value not in allowed:
+                wanted = ", ".join(repr(a) for a in allowed)
+                raise UsageError(f"{name}: expected one of {wanted}, got {value!r}")
+        if self.contribution_rows is not None and self.contribution_rows < 1:
+            raise UsageError(f"contribution_rows: expected at least 1, got {self.contribution_rows}")
+        if self.table is not None and self.table not in self.sizes:
+            near = suggestion(self.table, self.sizes)
+            raise UsageError(f"table '{self.table}' is not in the configuration ({', '.join(self.sizes)}){near}")

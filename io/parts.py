@@ -1,0 +1,87 @@
+"""A source's parts and batches, and the guard around every call into Arrow.
+
+What reads a container or an object makes a Part; what cuts frames takes it. Nothing here opens
+anything.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InputError, PenstockError
+
+END_KEY = b"penstock.end"
+
+# What pyarrow, or a file object that it calls, is known to raise when the bytes are damaged.
+_RAISED = (
+    pa.ArrowException,
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One record batch and where it stood."""
+
+    data: pa.RecordBatch
+    index: int | None  # None: the source has no batches of its own (Parquet)
+    first_row: int  # of the batch, counted over the part
+    ends_frame: bool = False
+
+
+Batches = Generator[Batch, None, None]
+
+
+@dataclass
+class Part:
+    """One schema and its batches. What is open for it is closed when the next part of its source is asked for.
+
+    has_boundaries : whether a record batch means something (else frames need columns or a number of rows)
+    batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
+    fraction : of this part read so far, None where its length is unknown
+    """
+
+    name: str
+    schema: pa.Schema
+    has_boundaries: bool
+    batches: Callable[[list[str]], Batches]
+    num_rows: int | None = None
+    container: str = ""
+    fraction: Callable[[], float | None] = field(default=lambda: None)
+
+
+@contextmanager
+def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterator[None]:
+    """Whatever Arrow makes of damaged bytes is an InputError; penstock's own errors and interrupts pass."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except _RAISED as error:
+        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch) from error
+
+
+def reason(error: BaseException) -> str:
+    """The error's text, without the Python traceback that Arrow appends where a producer in Python failed."""
+    return str(error).split(". Detail: Python exception", 1)[0].strip() or type(error).__name__
+
+
+def ends_frame(metadata: Any) -> bool:
+    """Whether a batch's custom metadata closes its frame."""
+    return metadata is not None and END_KEY in dict(metadata)

@@ -1,0 +1,208 @@
+"""Binary streams that are read once, from front to back, and Arrow IPC streams, mapped ones too.
+
+Arrow IPC has no checksum and a stream cut at a batch boundary looks complete to Arrow: the end
+marker is looked for here. pyarrow stops silently both where the marker is and where the input ends;
+``tell()`` after the last batch and after the end tells the two apart (8 bytes, or 4 in files
+written before Arrow 0.15).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import InputError, TruncatedInputError
+from penstock.io.ipc_file import ipc_file_part
+from penstock.io.parquet_file import parquet_part
+from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
+
+ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
+END_MARKER = CONTINUATION + bytes(4)
+# A stream of before Arrow 0.15 begins with the length of its schema message and where its root lies:
+# more than these is none.
+_MAX_SCHEMA_BYTES, _MAX_ROOT = 1 << 26, 256
+# A length is believed up to here; beyond, memory grows with what arrives.
+_READ_BYTES = 1 << 26
+_OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts that)"
+
+
+class Forward:
+    """A binary stream as Arrow wants to read it: reads are full, and the first and last bytes are remembered."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._ahead, self._last, self._at = b"", b"", 0
+        self.closed = False
+
+    def peek(self, num_bytes: int) -> bytes:
+        """The first bytes, before any is read."""
+        self._ahead += self._pull(num_bytes - len(self._ahead))
+        return self._ahead
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        if not self._ahead:
+            out = self._pull(num_bytes)
+        elif 0 <= num_bytes <= len(self._ahead):
+            out, self._ahead = self._ahead[:num_bytes], self._ahead[num_bytes:]
+        else:
+            ahead, self._ahead = self._ahead, b""
+            out = ahead + self._pull(num_bytes - len(ahead) if num_bytes >= 0 else -1)
+        self._at += len(out)
+        self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
+        return out
+
+    def last_read(self) -> bytes:
+        return self._last
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self.closed = True  # the stream itself belongs to whoever opened it
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def _pull(self, num_bytes: int) -> bytes:
+        """That many bytes, fewer only at the end: a pipe or a socket gives them in pieces."""
+        pieces: list[bytes] = []
+        while num_bytes:
+            with arrow_errors("cannot be read", self._name):
+                piece = self._stream.read(min(num_bytes, _READ_BYTES) if num_bytes > 0 else _READ_BYTES)
+                if not isinstance(piece, bytes | bytearray | memoryview | None):
+                    got = f"one whose read() gives {type(piece).__name__}"
+                    raise InputError(f"expected a binary file, got {got}", source=self._name)
+            if not piece:
+                break
+            pieces.append(bytes(piece))
+            num_bytes -= len(piece) if num_bytes > 0 else 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
+    """A stream's part, whatever the container. What is opened for it is put on the stack; the stream stays open."""
+    forward = Forward(stream, name)
+    with arrow_errors("cannot be read", name):
+        seekable = bool(getattr(stream, "seekable", bool)()) and stream.tell() == 0
+    head = forward.peek(8)
+    if not head:
+        raise InputError("the input is empty (0 bytes): not even a schema", source=name)
+    if not head.startswith((ARROW_FILE, PARQUET)):
+        file = stack.enter_context(pa.PythonFile(forward, mode="r"))
+        return ipc_stream_part(file, head, forward.last_read, name, allow_missing_end)
+    # These two are read from their end.
+    if seekable:
+        with arrow_errors("cannot be read", name):
+            stream.seek(0, 2)
+            size = stream.tell()
+            stream.seek(0)
+        file = pa.PythonFile(stream, mode="r")  # not on the stack: closing it would close the caller's file
+    else:
+        file, size = _spooled(forward, stack)
+    return (ipc_file_part if head.startswith(ARROW_FILE) else parquet_part)(file, size, name)
+
+
+def _spooled(forward: Forward, stack: ExitStack) -> tuple[pa.NativeFile, int]:
+    """The rest of a stream as a file without a name: on disk, not in memory. Raises OSError where there is no room."""
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
+        shutil.copyfileobj(forward, spool, 1 << 20)
+        spool.flush()
+        return stack.enter_context(pa.memory_map(spool.name)), spool.tell()
+
+
+def ipc_stream_part(
+    file: pa.NativeFile,
+    head: bytes,
+    last_read: Callable[[], bytes],
+    name: str,
+    allow_missing_end: bool,
+    size: int | None = None,
+) -> Part:
+    """head : its first 8 bytes; last_read : the 8 bytes before the file's position; size : None where unknown."""
+    _check_head(head, name)
+    try:
+        with arrow_errors("not an Arrow IPC stream", name):
+            reader = pa.ipc.open_stream(file)
+            schema = reader.schema
+    except InputError as error:
+        if _at_end(file):
+            raise TruncatedInputError("the stream was cut inside its schema", source=name) from error
+        raise
+
+    def batches(columns: list[str]) -> Batches:
+        index, first_row, end_of_last = 0, 0, file.tell()
+        while (read := _next_batch(reader, file, name, index)) is not None:
+            batch, metadata = read
+            end_of_last = file.tell()
+            yield Batch(batch, index, first_row, ends_frame(metadata))
+            index, first_row = index + 1, first_row + batch.num_rows
+        beyond = file.tell() - end_of_last
+        # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries that no batch follows.
+        has_end = beyond in (4, 8) or (beyond > 8 and last_read() == END_MARKER)
+        where = f"after batch {index - 1}" if index else "after its schema"
+        if not has_end and not allow_missing_end:
+            raise TruncatedInputError(f"the stream has no end marker {where}: {_OPEN_END}", source=name)
+        if has_end and not _at_end(file):
+            what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
+            raise InputError(what, source=name)
+
+    def fraction() -> float | None:
+        return None if not size else 1.0 if file.closed else file.tell() / size
+
+    return Part(name, schema, True, batches, container="Arrow IPC stream", fraction=fraction)
+
+
+def _next_batch(
+    reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, name: str, index: int
+) -> tuple[pa.RecordBatch, Any] | None:
+    try:
+        with arrow_errors("corrupt Arrow IPC stream", name, index):
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+            return batch, metadata
+    except StopIteration:
+        return None
+    except InputError as error:
+        # Where the input goes no further there is no end marker either.
+        if _at_end(file):
+            raise TruncatedInputError("the stream was cut inside this batch", source=name, batch=index) from error
+        raise
+
+
+def _at_end(file: pa.NativeFile) -> bool:
+    try:
+        with arrow_errors("", ""):
+            return not file.read(1)
+    except InputError:
+        return True
+
+
+def _check_head(head: bytes, name: str) -> None:
+    if head.startswith(CONTINUATION):
+        return
+    if head.startswith(FEATHER_V1):
+        what = "a Feather V1 file; write it as Arrow IPC (Feather V2)"
+    elif head.startswith(GZIP):
+        what = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
+    elif len(head) < 8:
+        what = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
+    elif 0 < _uint32(head[:4]) < _MAX_SCHEMA_BYTES and _uint32(head[4:]) < _MAX_ROOT:
+        return
+    else:
+        what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet"
+    raise InputError(what, source=name)
+
+
+def _uint32(data: bytes) -> int:
+    return int.from_bytes(data, "little")
