@@ -50,7 +50,7 @@ setup(
     packages=list(PACKAGE_DIR),
     package_dir=PACKAGE_DIR,
     package_data={"penstock": ["py.typed"], "penstock.config": ["*.proto", "*.pyi"], "penstock.pyx": ["*.pyi"]},
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.sh"]},
     ext_modules=cythonize(
         [Extension(f"penstock.pyx.{k}", [f"pyx/{k}.pyx"], extra_compile_args=COMPILE_ARGS) for k in KERNELS],
         include_path=[link_tree()],
