@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from penstock.errors import InputError
 from penstock.io.columns import Float32, Int64, float_lists, integers
+from penstock.io.parquet_file import open_parquet
 from penstock.io.parts import arrow_errors
 from penstock.io.schema import is_float_list, storage_type
 
@@ -86,7 +87,7 @@ def read_table(
     first = 0
     with ExitStack() as stack:
         with arrow_errors(_NOT_READ, name):
-            parquet = stack.enter_context(pa.parquet.ParquetFile(path, memory_map=True))
+            parquet = stack.enter_context(open_parquet(path))
             wanted = _check_schema(parquet.schema_arrow, columns, dim, name)
             batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
         while True:
