@@ -19,6 +19,7 @@ TWO = {"user": (100, 2), "item": (50, 3)}
 INTEGERS = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
 TEXTS = [pa.utf8(), pa.large_utf8(), pa.string_view(), pa.dictionary(pa.int8(), pa.utf8())]
 TEXTS += [pa.dictionary(pa.uint64(), pa.large_utf8())]
+VIEWS = [None, "user", "item", "other", None, "more", "and one that is too long to stand inline"]
 
 
 def gradients(rows, kind=None):
@@ -268,6 +269,15 @@ def test_dictionaries_with_unused_duplicate_and_null_entries():
         assert f"expected a table of the configuration (user, item), got {what}" in str(error)
 
 
+def test_a_dictionary_of_string_views():
+    column = pa.DictionaryArray.from_arrays(pa.array([2, 1], pa.int8()), pa.array(VIEWS, pa.string_view()))
+    batch = batch_of(2, table=column, step=pa.array([1, 1]), contributor=column)
+    assert [(f.contributor, list(f.rows)) for f in frames_of([batch], {"user": (9, 2), "item": (9, 2)})] == [
+        ("item", ["item"]),
+        ("user", ["user"]),
+    ]
+
+
 def test_an_unknown_table_is_told_with_the_nearest_name():
     error = error_of([batch_of(2, table=pa.array(["user", "User"]))])
     assert place_of(error) == (0, 1, "table", "unknown_table")
@@ -319,6 +329,18 @@ def test_steps_of_any_integer_type(kind):
 def test_contributors_of_any_text_type_a_null_is_one_of_its_own(column):
     frames = frames_of([batch_of(4, step=pa.array([1] * 4), contributor=column)])
     assert [(f.contributor, f.num_rows) for f in frames] == [("a", 1), (None, 1), ("b", 2)]
+
+
+def test_what_lies_under_a_null_of_a_string_view_is_never_looked_at():
+    names = pa.array(["a name too long to stand inline", None, "b", None], pa.string_view())
+    validity, views, texts = names.buffers()
+    garbage = np.frombuffer(views, np.uint8).copy()
+    garbage[16:32] = garbage[48:64] = 0x7F
+    names = pa.Array.from_buffers(names.type, 4, [validity, pa.py_buffer(garbage), texts])
+    batch = batch_of(4, step=pa.array([1] * 4), contributor=names)
+    wanted = ["a name too long to stand inline", None, "b", None]
+    assert [f.contributor for f in frames_of([batch])] == wanted
+    assert [f.contributor for f in frames_of([batch.slice(1, 2)])] == wanted[1:3]
 
 
 @pytest.mark.parametrize("kind", [*INTEGERS, "dictionary"], ids=str)
