@@ -84,6 +84,8 @@ class Forward:
                 if not isinstance(piece, bytes | bytearray | memoryview | None):
                     got = f"one whose read() gives {type(piece).__name__}"
                     raise InputError(f"expected a binary file, got {got}", source=self._name)
+                if piece and 0 < num_bytes < len(piece):
+                    raise InputError(f"read({num_bytes}) gives {len(piece)} bytes", source=self._name)
             if not piece:
                 break
             pieces.append(bytes(piece))

@@ -1,11 +1,13 @@
 """Every kind of source gives its frames; one that is cut, continued, damaged or something else is an InputError."""
 
+import gc
 import gzip
 import io
 import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import tracemalloc
 from contextlib import suppress
@@ -159,6 +161,7 @@ def test_files_are_closed_whether_read_to_the_end_left_early_or_bad(tmp_path, co
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(CONTAINERS[container])
     bad.write_bytes(CONTAINERS[container][:-9])
+    gc.collect()
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     reader = iter(FrameReader([good, good], ReadOptions(SIZES)))
     next(reader)
@@ -328,6 +331,29 @@ def test_a_stream_that_cannot_be_read_on(failure):
 
 def test_a_text_file_object_is_refused():
     assert "expected a binary file, got one whose read() gives str" in until_error(io.StringIO("id,gradient"))[1]
+
+
+def test_a_stream_that_gives_more_than_it_was_asked_for_is_refused():
+    class Generous(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(size + 1)
+
+        def seekable(self):
+            return False
+
+    assert "read(8) gives 9 bytes" in until_error(Generous(CONTAINERS["stream"]))[1]
+
+
+@pytest.mark.parametrize("container", ["file", "parquet"])
+def test_no_room_for_what_must_be_kept_on_disk_is_no_fault_of_the_input(tmp_path, monkeypatch, container):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    os.mkfifo(tmp_path / "fifo")
+    producer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=(CONTAINERS[container],))
+    producer.start()
+    for source in (OneWay(CONTAINERS[container]), tmp_path / "fifo"):
+        with pytest.raises(OSError, match="missing"):
+            frames_of(source)
+    producer.join()
 
 
 # ---- directories

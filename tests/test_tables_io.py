@@ -1,5 +1,6 @@
 """Tables as Parquet files: what is written comes back, a file is whole or absent, and bad files are told."""
 
+import gc
 import math
 import os
 from pathlib import Path
@@ -198,6 +199,7 @@ def test_the_file_is_closed_however_far_it_was_read(tmp_path):
     write_table(tmp_path, "user", 2, [], [(block_of(5),)])
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("open files cannot be counted here")
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     blocks = read_table(tmp_path, "user", 5, 2, ["row"])
     next(blocks)
