@@ -660,3 +660,15 @@ def test_any_bit_flipped_is_an_input_error_or_a_result_and_never_a_crash(tmp_pat
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > 50
+
+
+def test_a_column_name_that_is_not_utf8_is_bad_input():
+    sink = io.BytesIO()
+    batch = pa.record_batch(
+        {"id": pa.array([1]), "table": ["t"], "gradient": pa.array([[1.0]], pa.list_(pa.float32(), 1))}
+    )
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    damaged = io.BytesIO(sink.getvalue().replace(b"table", b"t\xff\xfe\xfde"))
+    with pytest.raises(InputError, match="name is not UTF-8"):
+        list(FrameReader(damaged, ReadOptions({"t": (5, 1), "u": (5, 1)})))
