@@ -37,7 +37,7 @@ def link_tree() -> str:
     wanted = {p.name: p for p in (ROOT / "engine").iterdir() if p.name != "__pycache__"}
     wanted |= {"io": ROOT / "io", "pyx": ROOT / "pyx"}
     for link in tree.iterdir():
-        if link.name not in wanted:
+        if link.is_symlink() and link.name not in wanted:
             link.unlink()
     for name, target in wanted.items():
         link = tree / name
