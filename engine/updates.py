@@ -39,20 +39,27 @@ class UpdateRule:
 
     algorithm : the member of ``OptimizationParameters.parameters`` it stands for
     num_slots : state arrays beside the weights, in TensorFlow's load/retrieve order
+    hyper : (name, value) of the optimizer's own parameters, by the names of its proto message; numbers are
+        rounded to float32, as the proto carries them
     gradient_min, gradient_max : clip of the coalesced gradient; None leaves that side open
     weight_decay : factor d of ``w - d*w``, applied before the update; 0 is off
     decay_times_learning_rate : d becomes ``weight_decay * lr``
     weight_min, weight_max : clip of the updated weight; None leaves that side open
+    non_lazy : every row is updated in each step, with a gradient of 0 where none came
+    program : of user_defined_program: (gradient, weights, *slots) -> (weights, *slots)
     """
 
     algorithm: str
     num_slots: int
+    hyper: tuple[tuple[str, float | bool], ...] = ()
     gradient_min: float | None = None
     gradient_max: float | None = None
     weight_decay: float = 0.0
     decay_times_learning_rate: bool = False
     weight_min: float | None = None
     weight_max: float | None = None
+    non_lazy: bool = False
+    program: Callable[..., Any] | None = None
 
 
 def sgd(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> tuple[Array, Slots]:
