@@ -76,9 +76,8 @@ def row_wise_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
     added to every column, and columns that start equal stay equal.
     """
     (a,) = slots
-    # A scalar that the compiler can see would become a multiplication by its reciprocal.
-    dim = ops.rounded(ops.xp.asarray(g.shape[-1], g.dtype))
-    a = a + _row_sum(ops, square(ops, g)) / dim
+    share = g.dtype.type(1) / g.dtype.type(g.shape[-1])
+    a = a + ops.rounded(_row_sum(ops, square(ops, g)) * share)
     return w - lr * g / root(ops, a), (a,)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, mix, root, sign, square
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, inverse, mix, root, sign, square
 
 
 def ftrl(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
@@ -24,8 +24,9 @@ def ftrl(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots
         q = after + beta + ops.rounded(2 * l2 * lr)
         limit = l1 * lr if l1 else None
     else:
-        z = z + (g - ops.rounded(ops.rounded((after - before) / ops.rounded(lr)) * w))
-        q = ops.rounded((after + beta) / ops.rounded(lr)) + 2 * l2
+        per_lr = inverse(ops, lr)
+        z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
+        q = ops.rounded((after + beta) * per_lr) + 2 * l2
         limit = l1 or None
     return _solve(ops, limit, q, w, z), (a, z)
 
@@ -42,8 +43,9 @@ def online_yogi(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots
     l1, l2, beta2 = rule.numbers(w, "l1", "l2", "beta2")
     before, v = root(ops, v), _yogi_moment(ops, beta2, v, g)
     after = root(ops, v)
-    z = z + (g - ops.rounded(ops.rounded((after - before) / ops.rounded(lr)) * w))
-    q = ops.rounded(after / ops.rounded(lr)) + 2 * l2
+    per_lr = inverse(ops, lr)
+    z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
+    q = ops.rounded(after * per_lr) + 2 * l2
     return _solve(ops, l1 or None, q, w, z), (v, z)
 
 

@@ -106,3 +106,8 @@ def square(ops: Ops, values: Array) -> Array:
 def root(ops: Ops, values: Array) -> Array:
     """sqrt(values), rounded: a compiler turns a division by it into a multiplication by rsqrt."""
     return ops.rounded(ops.xp.sqrt(values))
+
+
+def inverse(ops: Ops, scalar: Array) -> Array:
+    """1/scalar, rounded. Rows are multiplied by it: XLA does that to a division by a scalar anyway."""
+    return ops.rounded(scalar.dtype.type(1) / scalar)
