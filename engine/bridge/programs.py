@@ -20,6 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
+
+# Rows that a sweep updates at once: its temporaries hold that many, never a table.
+SWEPT_ROWS = 8192
 Program = Callable[..., Any]
 
 
@@ -55,12 +58,56 @@ def apply(mesh: Mesh, rule: UpdateRule) -> Program:
         # Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator
         # would still trip jax_debug_nans.
         state = table.at[rows[0]].get(mode="fill", fill_value=1.0, unique_indices=True)
-        slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
-        weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads[0], state[:, 0], slots)
-        new = jnp.stack([weights, *slots], axis=1)
+        new = _updated(Ops(jnp, partial(_rounded, zero)), rule, lr, grads[0], state)
         return table.at[rows[0]].set(new, mode="drop", unique_indices=True), jnp.zeros(1, jnp.int32)
 
     return _sharded(mesh, local, num_row_args=3, num_scalars=2, num_out=2, donate=True)
+
+
+@lru_cache(maxsize=256)
+def no_rows(mesh: Mesh, num_rows: int) -> Program:
+    """() → bool[num_rows], all False: which rows of all devices a step has touched, for ``mark``."""
+    return jax.jit(lambda: jnp.zeros(num_rows, bool), out_shardings=row_sharding(mesh))
+
+
+@lru_cache(maxsize=16)
+def mark(mesh: Mesh) -> Program:
+    """(touched bool[n*R], rows i32[n,K]) → touched, with those rows set."""
+
+    def local(touched: jax.Array, rows: jax.Array) -> jax.Array:
+        return touched.at[rows[0]].set(True, mode="drop", unique_indices=True)
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=True)
+
+
+@lru_cache(maxsize=256)
+def sweep(mesh: Mesh, rule: UpdateRule) -> Program:
+    """(table, touched bool[n*R], lr f32[], zero i32[]) → (table, fence): a gradient of 0 for every row not touched.
+
+    In place: block after block, because an update reads all parts of a row for each, which XLA would only do
+    from a copy of the table.
+    """
+
+    def local(
+        table: jax.Array, touched: jax.Array, lr: jax.Array, zero: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        ops = Ops(jnp, partial(_rounded, zero))
+        num_rows, parts, dim = table.shape
+        size = min(SWEPT_ROWS, num_rows)
+
+        def block(number: jax.Array, table: jax.Array) -> jax.Array:
+            # The last block begins early where the rows are no multiple: what was swept is left alone.
+            first = jnp.minimum(number * size, num_rows - size)
+            state = jax.lax.dynamic_slice(table, (first, 0, 0), (size, parts, dim))
+            # A zero that the compiler sees would be left out of sums, and -0 + 0 would stay -0.
+            grads = ops.rounded(jnp.zeros((size, dim), table.dtype))
+            new = _updated(ops, rule, lr, grads, state)
+            done = jax.lax.dynamic_slice(touched, (first,), (size,)) | (first + jnp.arange(size) < number * size)
+            return jax.lax.dynamic_update_slice(table, jnp.where(done[:, None, None], state, new), (first, 0, 0))
+
+        return jax.lax.fori_loop(0, -(-num_rows // size), block, table), jnp.zeros(1, jnp.int32)
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=2, num_out=2, donate=True)
 
 
 @lru_cache(maxsize=16)
@@ -82,6 +129,13 @@ def read(mesh: Mesh) -> Program:
         return table.at[rows[0], part].get(mode="fill", fill_value=0.0, unique_indices=True)[None]
 
     return _sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
+
+
+def _updated(ops: Ops, rule: UpdateRule, lr: jax.Array, grads: jax.Array, state: jax.Array) -> jax.Array:
+    """state f32[K, parts, dim] after one update with grads f32[K, dim]."""
+    slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
+    weights, slots = update(ops, rule, lr, grads, state[:, 0], slots)
+    return jnp.stack([weights, *slots], axis=1)
 
 
 def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
