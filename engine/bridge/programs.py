@@ -88,9 +88,7 @@ def sweep(mesh: Mesh, rule: UpdateRule) -> Program:
     from a copy of the table.
     """
 
-    def local(
-        table: jax.Array, touched: jax.Array, lr: jax.Array, zero: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def local(table: jax.Array, touched: jax.Array, lr: jax.Array, zero: jax.Array) -> tuple[jax.Array, jax.Array]:
         ops = Ops(jnp, partial(_rounded, zero))
         num_rows, parts, dim = table.shape
         size = min(SWEPT_ROWS, num_rows)
@@ -139,13 +137,13 @@ def _updated(ops: Ops, rule: UpdateRule, lr: jax.Array, grads: jax.Array, state:
 
 
 def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
-    """x, as a float32 of its own: bits flipped by a runtime 0.
+    """x, as a float32 of its own: its bits, or a runtime 0. (Not xor, which undoes itself when done twice.)
 
     XLA on a CPU fuses a product into the sum it goes into (FMA), and rewrites a/sqrt(b) to a*rsqrt(b);
     optimization_barrier and reduce_precision do not stop the first. Through this the result equals
     NumPy's bit for bit, subnormal numbers aside, which XLA flushes to zero.
     """
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32) ^ zero
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) | zero
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
