@@ -164,8 +164,8 @@ def test_a_program_must_give_weights_and_slots_of_the_same_shape():
     w = np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"expected 2 results \(weights, then slots\), got 1"):
         update(NUMPY, UpdateRule("user_defined_program", 1, program=lambda g, w, s: w), np.float32(1), w, w, (w,))
+    rule = UpdateRule("user_defined_program", 1, program=lambda g, w, s: (w, s[:, 0]))
     with pytest.raises(ValueError, match=r"expected slot 0 of shape \(2, 3\), got \(2,\)"):
-        rule = UpdateRule("user_defined_program", 1, program=lambda g, w, s: (w, s[:, 0]))
         update(NUMPY, rule, np.float32(1), w, w, (w,))
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
@@ -43,6 +44,19 @@ def create(mesh: Mesh, shape: tuple[int, int, int], starts: tuple[float, ...]) -
         return jnp.broadcast_to(parts, shape)
 
     return jax.jit(program, out_shardings=row_sharding(mesh))
+
+
+def check_program(table: str, rule: UpdateRule, dim: int) -> None:
+    """ConfigError where the program of a user_defined_program cannot be traced or gives other shapes than it must."""
+    if rule.program is None:
+        return
+    rows = jax.ShapeDtypeStruct((8, dim), jnp.float32)
+    rate = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
+    except Exception as error:  # whatever a user's function may raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"table '{table}': its program fails: {type(error).__name__}: {reason}") from error
 
 
 @lru_cache(maxsize=256)

@@ -38,6 +38,7 @@ class DeviceTable:
     """
 
     def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
+        programs.check_program(layout.name, rule, layout.dim)
         self.layout = layout
         self._mesh = mesh
         self._apply = programs.apply(mesh, rule)
