@@ -1,21 +1,30 @@
-"""From the Python classes to an EngineConfig: TableConfigs and optimizers in, message and callables out.
+"""From the Python classes to an EngineConfig: tables, optimizers and features in, a message and Python's own part out.
 
-Writes what TensorFlow's TPUEmbedding writes for its tables, and beside it the little that its proto cannot hold.
-Whether the result makes sense is asked in validate.py.
+Writes what TensorFlow's TPUEmbedding writes, and beside it the little that its proto cannot hold. Whether the result
+makes sense is asked in validate.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
+from penstock.config.features import FeatureConfig, Shape, flatten, output_shapes, pack
 from penstock.config.optimizer_proto import optimization_parameters
-from penstock.config.optimizers import DynamicLearningRate, Optimizer
+from penstock.config.optimizers import (
+    OWN_OPTIMIZERS,
+    DynamicLearningRate,
+    FrequencyAwareAdagrad,
+    Optimizer,
+    UserDefinedProgram,
+)
 from penstock.config.rounding import float32
+from penstock.config.specs import PythonPart
 from penstock.config.tables import (
     Constant,
     QuantizationConfig,
+    RowIdInitializer,
     TableConfig,
     TruncatedNormal,
     Uniform,
@@ -23,35 +32,85 @@ from penstock.config.tables import (
     dtype_name,
 )
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.config.written import numbers_of
 from penstock.errors import ConfigError
 
-Built = tuple[EngineConfig, dict[int, Callable[[], Any]], dict[str, Callable[..., Any]]]
+Built = tuple[EngineConfig, PythonPart]
 
 
-def build(
-    tables: Sequence[TableConfig], optimizer: Optimizer | None, num_required: int | None, reduction: str | None
-) -> Built:
-    """The message, the schedules by tag, and the initializers by table name that only Python can hold."""
-    message = EngineConfig()
-    config = message.tpu_embedding_configuration
-    config.mode = TPUEmbeddingConfiguration.TRAINING
-    rates: list[Any] = []
-    initializers: dict[str, Callable[..., Any]] = {}
+class Strategy(NamedTuple):
+    """What a TPU strategy supplies in TensorFlow."""
+
+    num_hosts: int = 1
+    num_replicas: int = 1
+    num_cores_per_replica: int | None = None
+    pipeline_execution_with_tensor_core: bool = False
+
+
+def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
+    """Tables without features, in their order; the TableConfigs are not changed."""
     for index, table in enumerate(tables):
         if not isinstance(table, TableConfig):
             raise ConfigError(f"tables[{index}] must be a TableConfig, got {type(table).__name__}")
         if any(table is other for other in tables[:index]):
             raise ConfigError(f"tables[{index}] is the same TableConfig as an earlier one; list each table once")
-        name = table.name if table.name is not None else f"table_{index}"
-        _write_table(config.table_descriptor.add(), name, table, optimizer, rates)
-        if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant):
-            initializers[name] = table.initializer
-        settings = _settings(name, table, _optimizer(name, table, optimizer))
+        if dtype_name(table.dtype) != "float32":
+            name = table.name if table.name is not None else f"table_{index}"
+            raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
+    return _build(tables, optimizer, num_hosts=1)
+
+
+def build_features(
+    structure: Any, optimizer: Optimizer | None, batch_size: int | None, input_shapes: Any, strategy: Strategy
+) -> Built:
+    """Features and the tables they use, as TensorFlow's TPUEmbedding would; names and optimizers are written back."""
+    features = flatten(structure)
+    for index, feature in enumerate(features):
+        if not isinstance(feature, FeatureConfig):
+            raise ConfigError(f"feature {index} must be a FeatureConfig, got {feature!r}")
+    tables: list[TableConfig] = []
+    for feature in features:
+        if not any(feature.table is table for table in tables):
+            tables.append(feature.table)
+    shapes = output_shapes(structure, features, batch_size, input_shapes)
+    message, part = _build(tables, optimizer, strategy.num_hosts)
+    _write_strategy(message.tpu_embedding_configuration, strategy)
+    ids = {id(table): index for index, table in enumerate(tables)}
+    for feature, shape in zip(features, shapes, strict=True):
+        _write_feature(message.tpu_embedding_configuration, feature, ids[id(feature.table)], shape)
+    _write_feature_settings(message, features)
+    for index, table in enumerate(tables):
+        table.name = _name(index, table)
+        table.optimizer = optimizer if table.optimizer is None else table.optimizer
+    return message, part._replace(feature_structure=pack(structure, range(len(features))))
+
+
+def _name(index: int, table: TableConfig) -> str:
+    return table.name if table.name is not None else f"table_{index}"
+
+
+def _build(tables: Sequence[TableConfig], common: Optimizer | None, num_hosts: int) -> Built:
+    message = EngineConfig()
+    config = message.tpu_embedding_configuration
+    config.mode = TPUEmbeddingConfiguration.TRAINING
+    inputs: list[Any] = []
+    part = PythonPart({}, {}, {}, {})
+    names = [_name(index, table) for index, table in enumerate(tables)]
+    for index, (name, table) in enumerate(zip(names, tables, strict=True)):
+        if name in names[:index]:
+            raise ConfigError(f"two tables are named '{name}'; give every table its own name")
+        optimizer = _optimizer(name, table, common)
+        _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
+        if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant | RowIdInitializer):
+            part.initializers[name] = table.initializer
+        if isinstance(optimizer, UserDefinedProgram):
+            part.programs[name] = optimizer.program
+        part.written.update(numbers_of(f"table_descriptor[{index}].optimization_parameters", optimizer))
+        settings = _settings(name, table, optimizer)
         if settings.ByteSize() > TableSettings(name=name).ByteSize():
             message.table.append(settings)
-    _write_gate(message, num_required, reduction)
-    schedules = {tag: rate for tag, rate in enumerate(rates) if not isinstance(rate, DynamicLearningRate)}
-    return message, schedules, initializers
+    part.schedules.update({tag: rate for tag, rate in enumerate(inputs) if not isinstance(rate, DynamicLearningRate)})
+    return message, part
 
 
 def _optimizer(name: str, table: TableConfig, common: Optimizer | None) -> Optimizer:
@@ -67,21 +126,25 @@ def _write_table(
     descriptor: TPUEmbeddingConfiguration.TableDescriptor,
     name: str,
     table: TableConfig,
-    common: Optimizer | None,
-    rates: list[Any],
+    optimizer: Optimizer,
+    inputs: list[Any],
+    num_hosts: int,
 ) -> None:
-    """Fill one descriptor; a dynamic learning rate not seen before is appended to ``rates``, its tag is its place."""
+    """Fill one descriptor; a dynamic input not seen before is appended to ``inputs``, its tag is its place."""
     if not isinstance(name, str):
         raise TypeError(f"a table's name must be a str, got {name!r}")
-    if dtype_name(table.dtype) != "float32":
-        raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
-    optimizer = _optimizer(name, table, common)
-    tag = _tag(name, optimizer.learning_rate, rates)
+    tag = _tag(name, optimizer.learning_rate, inputs)
     try:
         descriptor.name = name
-        descriptor.vocabulary_size = table.vocabulary_size
+        # As TensorFlow: at least one row for every host.
+        descriptor.vocabulary_size = max(table.vocabulary_size, num_hosts)
         descriptor.dimension = table.dim
         descriptor.optimization_parameters.CopyFrom(optimization_parameters(optimizer, tag))
+        if isinstance(optimizer, FrequencyAwareAdagrad) and optimizer.step_counter is not None:
+            counter = _tag(name, optimizer.step_counter, inputs)
+            if counter is None:
+                raise ConfigError(f"step_counter must be a callable or None, got {optimizer.step_counter!r}")
+            descriptor.optimization_parameters.frequency_aware_adagrad.step_counter.tag = counter
         if table.quantization_config is not None:
             _write_quantization(descriptor, table.quantization_config)
     except TypeError as error:
@@ -90,13 +153,14 @@ def _write_table(
         raise ConfigError(f"table '{name}': {error}") from None
 
 
-def _tag(name: str, rate: Any, rates: list[Any]) -> int | None:
-    """Rates are told apart by ==, as TensorFlow does: equal bound methods share a tag, two lambdas never do."""
+def _tag(name: str, rate: Any, inputs: list[Any]) -> int | None:
+    """Inputs are told apart by ==, as TensorFlow does: equal bound methods share a tag, two lambdas never do."""
     if not callable(rate) and not isinstance(rate, DynamicLearningRate):
         return None
-    if rate not in rates:
-        rates.append(rate)
-    tag = rates.index(rate)
+    hash(rate)  # TensorFlow looks them up in a dictionary: one that cannot be hashed is a TypeError there, too
+    if rate not in inputs:
+        inputs.append(rate)
+    tag = inputs.index(rate)
     if isinstance(rate, DynamicLearningRate) and rate.tag != tag:
         raise ConfigError(
             f"table '{name}': learning rate has tag {rate.tag} but is number {tag} by first use; "
@@ -129,14 +193,57 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
             settings.uniform.max = maximum
         case Constant(value):
             settings.constant.value = value
-    defaults = dict(type(optimizer)().slots())  # type: ignore[call-arg]  # every subclass has a default for all
+        case RowIdInitializer(offset):
+            settings.row_id.offset = offset
+    is_program = isinstance(optimizer, UserDefinedProgram)
+    defaults = {} if is_program else dict(type(optimizer)().slots())
     for slot, value in optimizer.slots():
-        if float32(value) != float32(defaults[slot]):
+        if slot not in defaults or float32(value) != float32(defaults[slot]):
             settings.slot.add(name=slot, initial_value=value)
+    if dtype_name(table.dtype) == "int32":
+        settings.storage_dtype = TableSettings.INT32
+    if optimizer.parameters_field in OWN_OPTIMIZERS:
+        getattr(settings, optimizer.parameters_field).SetInParent()
     return settings
 
 
-def _write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
+def _write_strategy(config: TPUEmbeddingConfiguration, strategy: Strategy) -> None:
+    cores = strategy.num_cores_per_replica
+    try:
+        config.num_hosts = strategy.num_hosts
+        config.num_tensor_cores = strategy.num_replicas * (cores or 1)
+        config.pipeline_execution_with_tensor_core = strategy.pipeline_execution_with_tensor_core
+        if cores is not None:
+            config.spmd_sharding.enabled = True
+            config.spmd_sharding.num_cores_per_replica = cores
+    except ValueError as error:
+        raise ConfigError(f"num_hosts, num_replicas or num_cores_per_replica: {error}") from None
+
+
+def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, table_id: int, shape: Shape) -> None:
+    descriptor = config.feature_descriptor.add()
+    if feature.name:
+        descriptor.name = feature.name
+    descriptor.table_id = table_id
+    try:
+        descriptor.input_shape.extend(dim for dim in shape if dim is not None)
+    except ValueError as error:
+        raise ConfigError(f"feature '{feature.name}': {error}") from None
+
+
+def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
+    """Combiner and sequence length of every feature: by its name, by its index where that does not tell it apart."""
+    names = [feature.name for feature in features]
+    for index, feature in enumerate(features):
+        settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)
+        if feature.name and names.count(feature.name) == 1:
+            settings.name = feature.name
+        else:
+            settings.feature_id = index
+
+
+def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
+    """Put the gate settings into ``message``, where there are any."""
     if num_required is not None:
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")

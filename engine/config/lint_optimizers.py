@@ -1,0 +1,281 @@
+"""Rules about one table's optimization parameters: what is legal and can be run, but looks like a mistake.
+
+What cannot be run is runnable.py's, what loading refuses validate.py's. Ranges are those that TensorFlow's classes
+enforce for their own optimizers, and the usual ones for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.findings import Finding, finding
+from penstock.config.optimization_parameters_pb2 import LowDimensionalPackingStatus, OptimizationParameters
+from penstock.config.optimizer_proto import (
+    accumulates,
+    algorithm_of,
+    dynamic_tag,
+    initial_values,
+    read_limits,
+    settings_of,
+)
+from penstock.config.optimizers import OPTIMIZERS, OWN_OPTIMIZERS, WITHOUT_FORMULA
+from penstock.config.rounding import float32
+
+
+class Range(NamedTuple):
+    """What a hyper-parameter should be: from ``low`` (excluded where open_low) to below ``high``."""
+
+    low: float
+    high: float
+    open_low: bool
+    text: str
+
+
+SHARE = Range(0, 1, False, "at least 0 and below 1")
+POSITIVE = Range(0, math.inf, True, "above 0")
+NOT_NEGATIVE = Range(0, math.inf, False, "at least 0")
+RANGES = {
+    ("adagrad_momentum", "momentum"): SHARE,
+    ("adagrad_momentum", "beta2"): Range(0, math.nextafter(1, 2), False, "at least 0 and at most 1"),
+    ("adagrad_momentum", "epsilon"): POSITIVE,
+    ("adagrad_momentum", "exponent"): POSITIVE,
+    ("bounded_adagrad", "max_var_update"): NOT_NEGATIVE,
+    ("bounded_adagrad", "max_accumulator"): NOT_NEGATIVE,
+    ("proximal_adagrad", "l1"): NOT_NEGATIVE,
+    ("proximal_adagrad", "l2"): NOT_NEGATIVE,
+    ("ftrl", "l1"): NOT_NEGATIVE,
+    ("ftrl", "l2"): NOT_NEGATIVE,
+    ("ftrl", "beta"): NOT_NEGATIVE,
+    ("ftrl", "lr_power"): Range(-math.inf, math.nextafter(0, 1), False, "at most 0"),
+    ("adam", "beta1"): SHARE,
+    ("adam", "beta2"): SHARE,
+    ("adam", "epsilon"): POSITIVE,
+    ("lion", "beta1"): SHARE,
+    ("lion", "beta2"): SHARE,
+    ("momentum", "momentum"): SHARE,
+    ("rms_prop", "rho"): SHARE,
+    ("rms_prop", "momentum"): SHARE,
+    ("rms_prop", "epsilon"): POSITIVE,
+    ("centered_rms_prop", "rho"): SHARE,
+    ("centered_rms_prop", "momentum"): SHARE,
+    ("centered_rms_prop", "epsilon"): POSITIVE,
+    ("adadelta", "rho"): SHARE,
+    ("adadelta", "epsilon"): POSITIVE,
+    ("online_yogi", "l1"): NOT_NEGATIVE,
+    ("online_yogi", "l2"): NOT_NEGATIVE,
+    ("online_yogi", "beta2"): SHARE,
+    ("proximal_yogi", "l1"): NOT_NEGATIVE,
+    ("proximal_yogi", "l2"): NOT_NEGATIVE,
+    ("proximal_yogi", "beta1"): SHARE,
+    ("proximal_yogi", "beta2"): SHARE,
+    ("proximal_yogi", "epsilon"): POSITIVE,
+    ("frequency_estimator", "tau"): Range(0, 1, True, "above 0 and below 1"),
+    ("frequency_estimator", "outlier_threshold"): NOT_NEGATIVE,
+}
+
+# A gradient of 0 changes nothing: rows that packing drags along stay as they are.
+ZERO_IS_NO_OP = {"stochastic_gradient_descent", "adagrad", "row_wise_adagrad", "ftrl", "bounded_adagrad"}
+PACKED_DIMENSIONS = (1, 2, 4)
+WITHOUT_RATE = {"assign", "user_defined_program", "frequency_estimator"}  # their update does not read one
+DIVIDES_BY_RATE = {"ftrl", "online_yogi"}
+DOUBTS = {
+    "adagrad_momentum": "the proto's comment and TensorFlow's source differ; the source is followed",
+    "bounded_adagrad": "only comments on its fields are public",
+    "online_yogi": "only the paper and comments on its fields are public",
+    "proximal_yogi": "only the paper and comments on its fields are public",
+}
+
+SMALLEST_NORMAL = 2.0**-126  # below, XLA takes a float32 for 0
+LOST = 0.02  # of 1 - x, the share of a moving average that is new
+
+
+def lint_table(message: EngineConfig, index: int, written: Mapping[str, float]) -> Iterator[Finding]:
+    """The findings about table ``index`` of a valid message."""
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    where, parameters = f"table_descriptor[{index}].optimization_parameters", table.optimization_parameters
+    who, algorithm = f"table '{table.name}'", algorithm_of(message, index) or ""
+    yield from _rate(where, who, algorithm, parameters)
+    yield from _limits(where, who, parameters)
+    yield from _decay(where, who, parameters)
+    yield from _ranges(where, who, algorithm, parameters)
+    yield from _accumulators(where, who, message, index)
+    yield from _packing(where, who, algorithm, parameters, table.dimension)
+    yield from _rounding(where, who, algorithm, parameters, written)
+    if algorithm in DOUBTS:
+        yield finding(
+            "PS216",
+            f"{where}.{algorithm}",
+            f"{who}: how '{algorithm}' updates on a TPU is not public in full: {DOUBTS[algorithm]}",
+            "compare with a run of your own before you rely on equal results",
+        )
+
+
+def _rate(where: str, who: str, algorithm: str, parameters: OptimizationParameters) -> Iterator[Finding]:
+    place, rate = f"{where}.learning_rate.constant", parameters.learning_rate.constant
+    constant = dynamic_tag(parameters) is None
+    if algorithm == "frequency_estimator" and constant:
+        yield finding(
+            "PS217",
+            place,
+            f"{who}: frequency_estimator takes the step number for its learning rate, and this one is constant",
+            "set learning_rate { dynamic { tag: … } }, and give the step as its value",
+        )
+    if not constant or rate > 0 or algorithm in WITHOUT_RATE | WITHOUT_FORMULA:
+        return
+    effect = "no update changes a weight by its gradient" if rate == 0 else "updates climb the loss"
+    if rate == 0 and algorithm in DIVIDES_BY_RATE and not parameters.ftrl.multiply_linear_by_lr:
+        effect = f"{algorithm} divides by it, which makes NaN of every touched row"
+    yield finding(
+        "PS207", place, f"{who}: learning rate is {rate:g}: {effect}", "set a constant above 0, or a dynamic tag"
+    )
+
+
+def _limits(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
+    for code, field in (("PS202", "clipping_limits"), ("PS203", "gradient_clipping_limits")):
+        lower, upper = read_limits(getattr(parameters, field))
+        if lower is not None and upper is not None and lower > upper:
+            yield finding(
+                code,
+                f"{where}.{field}",
+                f"{who}: lower {lower:g} is above upper {upper:g}, so every value becomes {upper:g}",
+                "swap the limits",
+            )
+    if parameters.HasField("gradient_clipping_limits") and not accumulates(parameters):
+        yield finding(
+            "PS206",
+            f"{where}.gradient_accumulation_status",
+            f"{who}: gradients are clipped but not accumulated, so each part is clipped for itself",
+            "set gradient_accumulation_status: ENABLED, or remove gradient_clipping_limits",
+        )
+
+
+def _decay(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
+    factor, times_rate = parameters.weight_decay_factor, parameters.multiply_weight_decay_factor_by_learning_rate
+    if factor < 0 or (factor >= 1 and not times_rate):
+        effect = "grows" if factor < 0 else "zeroes" if factor == 1 else "flips the sign of"
+        yield finding(
+            "PS204",
+            f"{where}.weight_decay_factor",
+            f"{who}: a decay factor of {factor:g} {effect} every touched weight (w becomes w - factor*w)",
+            "use a small factor above 0, e.g. 0.0001",
+        )
+    if times_rate and factor == 0:
+        yield finding(
+            "PS205",
+            f"{where}.multiply_weight_decay_factor_by_learning_rate",
+            f"{who}: there is no weight_decay_factor to multiply",
+            "set weight_decay_factor, or remove the flag",
+        )
+    if factor and not accumulates(parameters):
+        yield finding(
+            "PS215",
+            f"{where}.gradient_accumulation_status",
+            f"{who}: weights decay once for every part of a step, since gradients are not accumulated",
+            "set gradient_accumulation_status: ENABLED, or remove weight_decay_factor",
+        )
+
+
+def _own_numbers(algorithm: str, parameters: OptimizationParameters) -> dict[str, float]:
+    """The optimizer's own float fields, as the proto carries them."""
+    if algorithm in OWN_OPTIMIZERS:
+        return {}
+    own = getattr(parameters, algorithm)
+    return {name: getattr(own, name) for name, switch in OPTIMIZERS[algorithm].fields().items() if not switch}
+
+
+def _ranges(where: str, who: str, algorithm: str, parameters: OptimizationParameters) -> Iterator[Finding]:
+    for name, value in _own_numbers(algorithm, parameters).items():
+        allowed = RANGES.get((algorithm, name))
+        if allowed is None:
+            continue
+        if value < allowed.low or value >= allowed.high or (allowed.open_low and value == allowed.low):
+            yield finding(
+                "PS212",
+                f"{where}.{algorithm}.{name}",
+                f"{who}: {algorithm}.{name} is {value:g}",
+                f"it should be {allowed.text}",
+            )
+
+
+def _accumulators(where: str, who: str, message: EngineConfig, index: int) -> Iterator[Finding]:
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    start = initial_values(settings_of(message, table.name)).get("accumulators")
+    ftrl = table.optimization_parameters.ftrl
+    if not table.optimization_parameters.HasField("ftrl"):
+        return
+    if start == 0:
+        place = next(i for i, settings in enumerate(message.table) if settings.name == table.name)
+        yield finding(
+            "PS209",
+            f"table[{place}].slot",
+            f"{who}: FTRL accumulators start at 0, so a row's first step is as large as its rate allows, "
+            "however small the gradient; TensorFlow's classes refuse it",
+            "start them at 0.1, TensorFlow's default",
+        )
+    elif ftrl.allow_zero_accumulator:
+        yield finding(
+            "PS209",
+            f"{where}.ftrl.allow_zero_accumulator",
+            f"{who}: allow_zero_accumulator has no effect (accumulators of 0 work without it), and the message says "
+            f"nothing of how they start: here at {0.1 if start is None else start:g}",
+            "remove it; initial values are set in an EngineConfig",
+        )
+
+
+def _packing(
+    where: str, who: str, algorithm: str, parameters: OptimizationParameters, dimension: int
+) -> Iterator[Finding]:
+    if parameters.low_dimensional_packing_status != LowDimensionalPackingStatus.ENABLED:
+        return
+    place, fix = f"{where}.low_dimensional_packing_status", "remove it; results are the same with and without"
+    if dimension not in PACKED_DIMENSIONS:
+        why = f"only tables of dimension 1, 2 or 4 are packed, and this one has {dimension}"
+    elif parameters.weight_decay_factor:
+        why = "with weight decay a row that shares a chunk with a touched one would not stay as it is"
+    elif algorithm not in ZERO_IS_NO_OP and not _proximal_without_penalty(parameters):
+        why = f"a gradient of 0 is an update with {algorithm}, so untouched rows must not be next to touched ones"
+    else:
+        return
+    yield finding("PS210", place, f"{who}: low-dimensional packing cannot take effect: {why}", fix)
+
+
+def _proximal_without_penalty(parameters: OptimizationParameters) -> bool:
+    own = parameters.proximal_adagrad
+    return parameters.HasField("proximal_adagrad") and not own.l1 and not own.l2
+
+
+def _rounding(
+    where: str, who: str, algorithm: str, parameters: OptimizationParameters, written: Mapping[str, float]
+) -> Iterator[Finding]:
+    """A number is nearly always rounded; only what changes its meaning is worth a word."""
+    for path, number in written.items():
+        if not path.startswith(f"{where}."):
+            continue
+        field, rounded = path.removeprefix(f"{where}."), float32(number)
+        member, _, name = field.partition(".")
+        fix = "write a number that float32 can hold"
+        if math.isinf(rounded) and math.isfinite(number):
+            effect = f"is too large for float32, and becomes {rounded}"
+        elif number and abs(rounded) < SMALLEST_NORMAL:
+            effect = "is too small for float32, and counts as 0"
+        elif (
+            RANGES.get((member, name)) is SHARE
+            and 0 < number < 1
+            and abs(1 - rounded - (1 - number)) > LOST * (1 - number)
+        ):
+            effect = f"becomes {rounded!r} in float32, so 1 - {name} is {1 - rounded:.3g} and not {1 - number:.3g}"
+            fix = "write a number further from 1"
+        else:
+            continue
+        yield finding("PS211", path, f"{who}: {field} = {number!r} {effect}", fix)
+    epsilon = parameters.adam.epsilon
+    if parameters.adam.use_sum_inside_sqrt and epsilon and epsilon * epsilon < SMALLEST_NORMAL:
+        yield finding(
+            "PS211",
+            f"{where}.adam.epsilon",
+            f"{who}: adam.epsilon is {epsilon:g}, and its square, which use_sum_inside_sqrt adds, counts as 0",
+            "use an epsilon above 1.1e-19, or unset use_sum_inside_sqrt",
+        )
