@@ -80,11 +80,10 @@ class State:
     def lookup(self, name: str, ids: Any, forward: bool) -> Float32:
         """Weights of ids, repeats allowed; forward: as a forward pass sees them."""
         rows = self.table(name).read(self.valid_ids(name, ids))
-        quantization = getattr(self.specs[name], "quantization", None) if forward else None
-        if quantization is None:
+        seen = self.specs[name].quantization if forward else None
+        if seen is None:
             return rows
-        with np.errstate(divide="ignore", invalid="ignore"):  # equal limits give NaN, as in TensorFlow
-            return np.asarray(quantize(Ops(np), rows, *quantization), np.float32)
+        return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
     def retrieve(self, name: str) -> dict[str, Float32]:
         """Weights and slots in id order."""

@@ -213,6 +213,11 @@ def test_xla_gives_numpys_bits_for_every_parameter_and_switch(algorithm, ulp):
     compare(ulp, ulp.rules(algorithm, [ulp.SWITCHES[0], ulp.SWITCHES[-1]]), 17, 0)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 8, 128])
+def test_the_mean_over_a_row_has_numpys_bits_at_any_width(dim, ulp):
+    compare(ulp, ulp.rules("row_wise_adagrad", [{}]), dim, 0)
+
+
 unit = st.floats(0, 1, width=32)
 positive = st.sampled_from([0.0, 0.5, float(np.float32(1e-3))])
 VALUES = {"lr_power": st.sampled_from([-0.5, -1.0]), "exponent": st.just(2.0), "beta2": st.one_of(st.just(1.0), unit)}
@@ -233,7 +238,7 @@ def random_rules(draw, ulp_hypers):
 
 
 @given(st.data(), st.sampled_from([1, 2, 3, 8, 17, 128]), st.integers(0, 2**32 - 1))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_xla_gives_numpys_bits_whatever_the_parameters(ulp, data, dim, seed):
     algorithm, hyper, switches = data.draw(random_rules(ulp.hypers))
     compare(ulp, [UpdateRule(algorithm, ulp.NUM_SLOTS[algorithm], hyper, **switches)], dim, seed)
