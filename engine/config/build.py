@@ -57,7 +57,7 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
         if dtype_name(table.dtype) != "float32":
             name = table.name if table.name is not None else f"table_{index}"
             raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
-    return _build(tables, optimizer, num_hosts=1)
+    return _build(_named(tables, optimizer), num_hosts=1)
 
 
 def build_features(
@@ -72,34 +72,37 @@ def build_features(
     for feature in features:
         if not any(feature.table is table for table in tables):
             tables.append(feature.table)
+    named = _named(tables, optimizer)  # names and optimizers are checked first, as in TensorFlow, then shapes
     shapes = output_shapes(structure, features, batch_size, input_shapes)
-    message, part = _build(tables, optimizer, strategy.num_hosts)
+    message, part = _build(named, strategy.num_hosts)
     _write_strategy(message.tpu_embedding_configuration, strategy)
     ids = {id(table): index for index, table in enumerate(tables)}
     for feature, shape in zip(features, shapes, strict=True):
         _write_feature(message.tpu_embedding_configuration, feature, ids[id(feature.table)], shape)
     _write_feature_settings(message, features)
-    for index, table in enumerate(tables):
-        table.name = _name(index, table)
-        table.optimizer = optimizer if table.optimizer is None else table.optimizer
+    for table, name, used in named:
+        table.name, table.optimizer = name, used
     return message, part._replace(feature_structure=pack(structure, range(len(features))))
 
 
-def _name(index: int, table: TableConfig) -> str:
-    return table.name if table.name is not None else f"table_{index}"
+def _named(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
+    """Every table with its name and its optimizer."""
+    named: list[tuple[TableConfig, str, Optimizer]] = []
+    for index, table in enumerate(tables):
+        name = table.name if table.name is not None else f"table_{index}"
+        if any(name == other for _, other, _ in named):
+            raise ConfigError(f"two tables are named '{name}'; give every table its own name")
+        named.append((table, name, _optimizer(name, table, common)))
+    return named
 
 
-def _build(tables: Sequence[TableConfig], common: Optimizer | None, num_hosts: int) -> Built:
+def _build(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
     message = EngineConfig()
     config = message.tpu_embedding_configuration
     config.mode = TPUEmbeddingConfiguration.TRAINING
     inputs: list[Any] = []
     part = PythonPart({}, {}, {}, {})
-    names = [_name(index, table) for index, table in enumerate(tables)]
-    for index, (name, table) in enumerate(zip(names, tables, strict=True)):
-        if name in names[:index]:
-            raise ConfigError(f"two tables are named '{name}'; give every table its own name")
-        optimizer = _optimizer(name, table, common)
+    for index, (table, name, optimizer) in enumerate(tables):
         _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
         if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant | RowIdInitializer):
             part.initializers[name] = table.initializer
@@ -213,7 +216,7 @@ def _write_strategy(config: TPUEmbeddingConfiguration, strategy: Strategy) -> No
         config.num_hosts = strategy.num_hosts
         config.num_tensor_cores = strategy.num_replicas * (cores or 1)
         config.pipeline_execution_with_tensor_core = strategy.pipeline_execution_with_tensor_core
-        if cores is not None:
+        if cores:
             config.spmd_sharding.enabled = True
             config.spmd_sharding.num_cores_per_replica = cores
     except ValueError as error:

@@ -141,14 +141,12 @@ def output_shapes(
         shapes = [shape_of(shape) for shape in flatten_like(structure, input_shapes)]
         incoming = [_from_input(feature, shape) for feature, shape in zip(features, shapes, strict=True)]
     elif batch_size:
-        if not isinstance(batch_size, int) or batch_size < 0:
-            raise ConfigError(f"batch_size must be an int of at least 1, got {batch_size!r}")
-        incoming = [_from_batch(feature, batch_size) for feature in features]
+        incoming = [_from_batch(feature, _dim(batch_size, batch_size)) for feature in features]
     pairs = zip(features, incoming, strict=True)
     return [_checked(index, feature, shape) for index, (feature, shape) in enumerate(pairs)]
 
 
-def _from_batch(feature: FeatureConfig, batch_size: int) -> Shape:
+def _from_batch(feature: FeatureConfig, batch_size: int | None) -> Shape:
     if feature.output_shape is None and feature.max_sequence_length > 0:
         return (batch_size, feature.max_sequence_length)
     return (batch_size,)
@@ -183,5 +181,5 @@ def _agree(own: Shape, incoming: Shape) -> bool:
     if len(incoming) in (1, 2) and len(own) > len(incoming):
         return True
     return len(own) == len(incoming) and all(
-        a == b for a, b in zip(own, incoming, strict=True) if a is not None and b is not None
+        a == b for a, b in zip(own, incoming, strict=True) if a and b
     )

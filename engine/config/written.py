@@ -13,7 +13,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.optimizers import OWN_OPTIMIZERS, Optimizer
 
