@@ -180,6 +180,4 @@ def _agree(own: Shape, incoming: Shape) -> bool:
     # A batch size, or one with a sequence axis, says nothing about a higher rank.
     if len(incoming) in (1, 2) and len(own) > len(incoming):
         return True
-    return len(own) == len(incoming) and all(
-        a == b for a, b in zip(own, incoming, strict=True) if a and b
-    )
+    return len(own) == len(incoming) and all(a == b for a, b in zip(own, incoming, strict=True) if a and b)
