@@ -330,3 +330,18 @@ def test_validate_lets_warnings_pass(tmp_path, capsys):
     path.write_text(GOOD.replace("0.5", "0"))
     assert run(path) == 0
     assert "warning   PS207  line 8, table_descriptor[0]" in capsys.readouterr().out
+
+
+def test_the_python_of_the_page_on_configuration_runs(capsys):
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL):
+        exec(compile(block, "configuration.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "['last: table_0 (8,) sqrtn', 'seq: table_0 (8, 4) sqrtn', 'u: user (8,) mean']" in printed
+    assert "('table_0', 'user') 1 {'u': 2, 'clicks': [0, 1]}" in printed
+    assert "(('slot_0', 0.0),)" in printed
+
+
+def test_the_settings_of_the_page_on_configuration_parse():
+    (block,) = re.findall(r"```\n(# proto-message.*?)```", (ROOT / "docs" / "configuration.md").read_text(), re.DOTALL)
+    text_format.Parse(block.replace("{ … }", "{ }"), EngineConfig())
