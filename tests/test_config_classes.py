@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,7 +250,7 @@ def test_a_step_counter_gets_a_tag_of_its_own():
     assert config.num_tags == 2
     message = config.to_proto()
     assert message.table_descriptor[0].optimization_parameters.frequency_aware_adagrad.step_counter.tag == 1
-    again = EmbeddingConfig.from_proto(message).optimizer("a")
+    again: Any = EmbeddingConfig.from_proto(message).optimizer("a")
     assert (again.learning_rate.tag, again.step_counter.tag) == (0, 1)
 
 

@@ -201,7 +201,7 @@ def test_what_the_message_cannot_hold_survives_a_file(tmp_path):
 
 def test_unhashable_callables_are_a_type_error_as_in_tensorflow():
     class Unhashable:
-        __hash__ = None
+        __hash__ = None  # type: ignore[assignment]
 
         def __call__(self):
             return 0.1

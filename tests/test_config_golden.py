@@ -6,6 +6,7 @@ only; elsewhere these tests are skipped, and the decisive cases stand in the oth
 
 import base64
 import json
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -82,7 +83,7 @@ def arguments(described, known):
 
 def from_features(case):
     """The configuration that a case describes, with the callables it uses."""
-    known = {}
+    known: dict[str, Any] = {}
     tables = [penstock.TableConfig(**arguments(table, known)) for table in case["tables"]]
 
     def feature(described):
@@ -158,7 +159,7 @@ def test_recorded_equality_and_hashes(golden):
     for case in golden("config_eq_hash.json"):
         if "a" not in case:
             continue
-        known = {}
+        known: dict[str, Any] = {}
         a, b = (getattr(penstock, name)(**arguments(given, known)) for name, given in (case["a"], case["b"]))
         assert (a == b) == case["equal"], case["id"]
         assert (hash(a) == hash(b)) == case["hash_equal"], case["id"]
@@ -166,7 +167,7 @@ def test_recorded_equality_and_hashes(golden):
 
 def test_recorded_identities(golden):
     table = penstock.TableConfig(10, 4)
-    pairs = {
+    pairs: dict[str, list[Any]] = {
         "tableconfig_identity": [penstock.TableConfig(10, 4) for _ in range(2)],
         "featureconfig_identity": [penstock.FeatureConfig(table) for _ in range(2)],
         "quantization_identity": [penstock.QuantizationConfig(2, 0.0, 1.0) for _ in range(2)],

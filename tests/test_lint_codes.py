@@ -237,6 +237,7 @@ def written(tmp_path, text):
     path = tmp_path / "c.pbtxt"
     path.write_text(text)
     message, scan = read(path)
+    assert scan is not None
     return lint(message, scan.numbers, (), scan)
 
 

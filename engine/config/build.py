@@ -1,16 +1,15 @@
-"""From the Python classes to an EngineConfig: tables, optimizers and features in, a message and Python's own part out.
+"""From the Python classes to an EngineConfig: tables and optimizers in, a message and Python's own part out.
 
-Writes what TensorFlow's TPUEmbedding writes, and beside it the little that its proto cannot hold. Whether the result
-makes sense is asked in validate.py.
+Writes what TensorFlow's TPUEmbedding writes, and beside it the little that its proto cannot hold. Features are
+build_features.py's; whether the result makes sense is asked in validate.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
-from penstock.config.features import FeatureConfig, Shape, flatten, output_shapes, pack
 from penstock.config.optimizer_proto import optimization_parameters
 from penstock.config.optimizers import (
     OWN_OPTIMIZERS,
@@ -38,15 +37,6 @@ from penstock.errors import ConfigError
 Built = tuple[EngineConfig, PythonPart]
 
 
-class Strategy(NamedTuple):
-    """What a TPU strategy supplies in TensorFlow."""
-
-    num_hosts: int = 1
-    num_replicas: int = 1
-    num_cores_per_replica: int | None = None
-    pipeline_execution_with_tensor_core: bool = False
-
-
 def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
     """Tables without features, in their order; the TableConfigs are not changed."""
     for index, table in enumerate(tables):
@@ -57,35 +47,10 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
         if dtype_name(table.dtype) != "float32":
             name = table.name if table.name is not None else f"table_{index}"
             raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
-    return _build(_named(tables, optimizer), num_hosts=1)
+    return write_tables(named_tables(tables, optimizer), num_hosts=1)
 
 
-def build_features(
-    structure: Any, optimizer: Optimizer | None, batch_size: int | None, input_shapes: Any, strategy: Strategy
-) -> Built:
-    """Features and the tables they use, as TensorFlow's TPUEmbedding would; names and optimizers are written back."""
-    features = flatten(structure)
-    for index, feature in enumerate(features):
-        if not isinstance(feature, FeatureConfig):
-            raise ConfigError(f"feature {index} must be a FeatureConfig, got {feature!r}")
-    tables: list[TableConfig] = []
-    for feature in features:
-        if not any(feature.table is table for table in tables):
-            tables.append(feature.table)
-    named = _named(tables, optimizer)  # names and optimizers are checked first, as in TensorFlow, then shapes
-    shapes = output_shapes(structure, features, batch_size, input_shapes)
-    message, part = _build(named, strategy.num_hosts)
-    _write_strategy(message.tpu_embedding_configuration, strategy)
-    ids = {id(table): index for index, table in enumerate(tables)}
-    for feature, shape in zip(features, shapes, strict=True):
-        _write_feature(message.tpu_embedding_configuration, feature, ids[id(feature.table)], shape)
-    _write_feature_settings(message, features)
-    for table, name, used in named:
-        table.name, table.optimizer = name, used
-    return message, part._replace(feature_structure=pack(structure, range(len(features))))
-
-
-def _named(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
+def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
     """Every table with its name and its optimizer."""
     named: list[tuple[TableConfig, str, Optimizer]] = []
     for index, table in enumerate(tables):
@@ -96,7 +61,8 @@ def _named(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tupl
     return named
 
 
-def _build(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
+def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
+    """A message with the tables, in their order."""
     message = EngineConfig()
     config = message.tpu_embedding_configuration
     config.mode = TPUEmbeddingConfiguration.TRAINING
@@ -208,41 +174,6 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
     if optimizer.parameters_field in OWN_OPTIMIZERS:
         getattr(settings, optimizer.parameters_field).SetInParent()
     return settings
-
-
-def _write_strategy(config: TPUEmbeddingConfiguration, strategy: Strategy) -> None:
-    cores = strategy.num_cores_per_replica
-    try:
-        config.num_hosts = strategy.num_hosts
-        config.num_tensor_cores = strategy.num_replicas * (cores or 1)
-        config.pipeline_execution_with_tensor_core = strategy.pipeline_execution_with_tensor_core
-        if cores:
-            config.spmd_sharding.enabled = True
-            config.spmd_sharding.num_cores_per_replica = cores
-    except ValueError as error:
-        raise ConfigError(f"num_hosts, num_replicas or num_cores_per_replica: {error}") from None
-
-
-def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, table_id: int, shape: Shape) -> None:
-    descriptor = config.feature_descriptor.add()
-    if feature.name:
-        descriptor.name = feature.name
-    descriptor.table_id = table_id
-    try:
-        descriptor.input_shape.extend(dim for dim in shape if dim is not None)
-    except ValueError as error:
-        raise ConfigError(f"feature '{feature.name}': {error}") from None
-
-
-def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
-    """Combiner and sequence length of every feature: by its name, by its index where that does not tell it apart."""
-    names = [feature.name for feature in features]
-    for index, feature in enumerate(features):
-        settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)
-        if feature.name and names.count(feature.name) == 1:
-            settings.name = feature.name
-        else:
-            settings.feature_id = index
 
 
 def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:

@@ -1,7 +1,8 @@
 """EmbeddingConfig: what the tables and features of one engine are, wherever that was written down.
 
 The front of this room: it holds one EngineConfig message and hands out views of it. Reading and writing (files.py),
-the rules (validate.py, lint.py), the views (specs.py) and the way from Python classes (build.py) stand beside it.
+the rules (validate.py, lint.py), the views (views.py, specs.py) and the way from Python classes (build.py) stand
+beside it.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.config import files
-from penstock.config.build import Strategy, build_features, build_tables, write_gate
-from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
+from penstock.config.build import build_tables, write_gate
+from penstock.config.build_features import Strategy, build_features
+from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import FeatureConfig
 from penstock.config.findings import Finding, near
 from penstock.config.lint import lint
-from penstock.config.optimizer_proto import dynamic_tag
 from penstock.config.optimizers import Optimizer
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.config.validate import validate
+from penstock.config.views import MessageView
 from penstock.config.written import Scan
 from penstock.errors import ConfigError
 
 Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 
 
-class EmbeddingConfig:
+class EmbeddingConfig(MessageView):
     """An immutable configuration. Make one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
 
     Its truth is a message, so what this version does not know of a binary configuration is kept and saved again.
@@ -40,8 +42,7 @@ class EmbeddingConfig:
 
     def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
         """``message`` is copied, not checked; ``part`` is what only Python can hold, ``scan`` of a text it is from."""
-        self._message = EngineConfig()
-        self._message.CopyFrom(message)
+        super().__init__(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan
 
@@ -204,16 +205,6 @@ class EmbeddingConfig:
         structure = self._part.feature_structure
         return list(range(len(self.features))) if structure is None else structure
 
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables by id; works whatever their optimizers are."""
-        return tuple(table.name for table in self._tables)
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """name -> (vocabulary_size, dim); works whatever the optimizers are."""
-        return {table.name: (table.vocabulary_size, table.dimension) for table in self._tables}
-
     @cached_property
     def tables(self) -> tuple[TableSpec, ...]:
         """Every table, by id. ConfigError where this version cannot run one of them."""
@@ -240,46 +231,9 @@ class EmbeddingConfig:
         """The input features, in order; empty where the configuration has none."""
         return feature_specs(self._message)
 
-    @cached_property
-    def num_tags(self) -> int:
-        """How many values each step brings with it: learning rates, and step counters."""
-        tags = set()
-        for table in self._tables:
-            parameters = table.optimization_parameters
-            tags.add(dynamic_tag(parameters))
-            if parameters.frequency_aware_adagrad.HasField("step_counter"):
-                tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
-        return len(tags - {None})
-
-    @property
-    def mode(self) -> str:
-        """ "UNSPECIFIED", "INFERENCE", "TRAINING" or "BACKWARD_PASS_ONLY"."""
-        return TPUEmbeddingConfiguration.Mode.Name(self._message.tpu_embedding_configuration.mode)
-
-    @property
-    def sharding_strategy(self) -> str:
-        """ "DIV" (contiguous ranges of ids) or "MOD" (id % shards)."""
-        strategy = self._message.tpu_embedding_configuration.sharding_strategy
-        return "MOD" if strategy == TPUEmbeddingConfiguration.MOD else "DIV"
-
-    @property
-    def gate_num_required(self) -> int | None:
-        """Frames that open the gate; None where the configuration does not say."""
-        gate = self._message.gate
-        return gate.num_required if gate.HasField("num_required") else None
-
-    @property
-    def gate_reduction(self) -> str | None:
-        """ "mean" or "sum"; None where the configuration does not say."""
-        return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
-
     def lint(self) -> list[Finding]:
         """What is legal but looks like a mistake, and what this version cannot run."""
         return lint(self._message, self._part.written, self._part.programs, self._scan)
-
-    @property
-    def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
-        return self._message.tpu_embedding_configuration.table_descriptor
 
     def _table(self, index: int) -> TableSpec:
         return table_spec(self._message, index, self._part)

@@ -1,17 +1,16 @@
 """Rules about one table's optimization parameters: what is legal and can be run, but looks like a mistake.
 
-What cannot be run is runnable.py's, what loading refuses validate.py's. Ranges are those that TensorFlow's classes
-enforce for their own optimizers, and the usual ones for the rest.
+What cannot be run is runnable.py's, what loading refuses validate.py's; the rules about single numbers stand in
+lint_numbers.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.findings import Finding, finding
+from penstock.config.lint_numbers import lost_in_float32, out_of_range
 from penstock.config.optimization_parameters_pb2 import LowDimensionalPackingStatus, OptimizationParameters
 from penstock.config.optimizer_proto import (
     accumulates,
@@ -21,60 +20,7 @@ from penstock.config.optimizer_proto import (
     read_limits,
     settings_of,
 )
-from penstock.config.optimizers import OPTIMIZERS, OWN_OPTIMIZERS, WITHOUT_FORMULA
-from penstock.config.rounding import float32
-
-
-class Range(NamedTuple):
-    """What a hyper-parameter should be: from ``low`` (excluded where open_low) to below ``high``."""
-
-    low: float
-    high: float
-    open_low: bool
-    text: str
-
-
-SHARE = Range(0, 1, False, "at least 0 and below 1")
-POSITIVE = Range(0, math.inf, True, "above 0")
-NOT_NEGATIVE = Range(0, math.inf, False, "at least 0")
-RANGES = {
-    ("adagrad_momentum", "momentum"): SHARE,
-    ("adagrad_momentum", "beta2"): Range(0, math.nextafter(1, 2), False, "at least 0 and at most 1"),
-    ("adagrad_momentum", "epsilon"): POSITIVE,
-    ("adagrad_momentum", "exponent"): POSITIVE,
-    ("bounded_adagrad", "max_var_update"): NOT_NEGATIVE,
-    ("bounded_adagrad", "max_accumulator"): NOT_NEGATIVE,
-    ("proximal_adagrad", "l1"): NOT_NEGATIVE,
-    ("proximal_adagrad", "l2"): NOT_NEGATIVE,
-    ("ftrl", "l1"): NOT_NEGATIVE,
-    ("ftrl", "l2"): NOT_NEGATIVE,
-    ("ftrl", "beta"): NOT_NEGATIVE,
-    ("ftrl", "lr_power"): Range(-math.inf, math.nextafter(0, 1), False, "at most 0"),
-    ("adam", "beta1"): SHARE,
-    ("adam", "beta2"): SHARE,
-    ("adam", "epsilon"): POSITIVE,
-    ("lion", "beta1"): SHARE,
-    ("lion", "beta2"): SHARE,
-    ("momentum", "momentum"): SHARE,
-    ("rms_prop", "rho"): SHARE,
-    ("rms_prop", "momentum"): SHARE,
-    ("rms_prop", "epsilon"): POSITIVE,
-    ("centered_rms_prop", "rho"): SHARE,
-    ("centered_rms_prop", "momentum"): SHARE,
-    ("centered_rms_prop", "epsilon"): POSITIVE,
-    ("adadelta", "rho"): SHARE,
-    ("adadelta", "epsilon"): POSITIVE,
-    ("online_yogi", "l1"): NOT_NEGATIVE,
-    ("online_yogi", "l2"): NOT_NEGATIVE,
-    ("online_yogi", "beta2"): SHARE,
-    ("proximal_yogi", "l1"): NOT_NEGATIVE,
-    ("proximal_yogi", "l2"): NOT_NEGATIVE,
-    ("proximal_yogi", "beta1"): SHARE,
-    ("proximal_yogi", "beta2"): SHARE,
-    ("proximal_yogi", "epsilon"): POSITIVE,
-    ("frequency_estimator", "tau"): Range(0, 1, True, "above 0 and below 1"),
-    ("frequency_estimator", "outlier_threshold"): NOT_NEGATIVE,
-}
+from penstock.config.optimizers import WITHOUT_FORMULA
 
 # A gradient of 0 changes nothing: rows that packing drags along stay as they are.
 ZERO_IS_NO_OP = {"stochastic_gradient_descent", "adagrad", "row_wise_adagrad", "ftrl", "bounded_adagrad"}
@@ -88,9 +34,6 @@ DOUBTS = {
     "proximal_yogi": "only the paper and comments on its fields are public",
 }
 
-SMALLEST_NORMAL = 2.0**-126  # below, XLA takes a float32 for 0
-LOST = 0.02  # of 1 - x, the share of a moving average that is new
-
 
 def lint_table(message: EngineConfig, index: int, written: Mapping[str, float]) -> Iterator[Finding]:
     """The findings about table ``index`` of a valid message."""
@@ -100,10 +43,10 @@ def lint_table(message: EngineConfig, index: int, written: Mapping[str, float]) 
     yield from _rate(where, who, algorithm, parameters)
     yield from _limits(where, who, parameters)
     yield from _decay(where, who, parameters)
-    yield from _ranges(where, who, algorithm, parameters)
+    yield from out_of_range(where, who, algorithm, parameters)
     yield from _accumulators(where, who, message, index)
     yield from _packing(where, who, algorithm, parameters, table.dimension)
-    yield from _rounding(where, who, algorithm, parameters, written)
+    yield from lost_in_float32(where, who, parameters, written)
     if algorithm in DOUBTS:
         yield finding(
             "PS216",
@@ -178,28 +121,6 @@ def _decay(where: str, who: str, parameters: OptimizationParameters) -> Iterator
         )
 
 
-def _own_numbers(algorithm: str, parameters: OptimizationParameters) -> dict[str, float]:
-    """The optimizer's own float fields, as the proto carries them."""
-    if algorithm in OWN_OPTIMIZERS:
-        return {}
-    own = getattr(parameters, algorithm)
-    return {name: getattr(own, name) for name, switch in OPTIMIZERS[algorithm].fields().items() if not switch}
-
-
-def _ranges(where: str, who: str, algorithm: str, parameters: OptimizationParameters) -> Iterator[Finding]:
-    for name, value in _own_numbers(algorithm, parameters).items():
-        allowed = RANGES.get((algorithm, name))
-        if allowed is None:
-            continue
-        if value < allowed.low or value >= allowed.high or (allowed.open_low and value == allowed.low):
-            yield finding(
-                "PS212",
-                f"{where}.{algorithm}.{name}",
-                f"{who}: {algorithm}.{name} is {value:g}",
-                f"it should be {allowed.text}",
-            )
-
-
 def _accumulators(where: str, who: str, message: EngineConfig, index: int) -> Iterator[Finding]:
     table = message.tpu_embedding_configuration.table_descriptor[index]
     start = initial_values(settings_of(message, table.name)).get("accumulators")
@@ -245,37 +166,3 @@ def _packing(
 def _proximal_without_penalty(parameters: OptimizationParameters) -> bool:
     own = parameters.proximal_adagrad
     return parameters.HasField("proximal_adagrad") and not own.l1 and not own.l2
-
-
-def _rounding(
-    where: str, who: str, algorithm: str, parameters: OptimizationParameters, written: Mapping[str, float]
-) -> Iterator[Finding]:
-    """A number is nearly always rounded; only what changes its meaning is worth a word."""
-    for path, number in written.items():
-        if not path.startswith(f"{where}."):
-            continue
-        field, rounded = path.removeprefix(f"{where}."), float32(number)
-        member, _, name = field.partition(".")
-        fix = "write a number that float32 can hold"
-        if math.isinf(rounded) and math.isfinite(number):
-            effect = f"is too large for float32, and becomes {rounded}"
-        elif number and abs(rounded) < SMALLEST_NORMAL:
-            effect = "is too small for float32, and counts as 0"
-        elif (
-            RANGES.get((member, name)) is SHARE
-            and 0 < number < 1
-            and abs(1 - rounded - (1 - number)) > LOST * (1 - number)
-        ):
-            effect = f"becomes {rounded!r} in float32, so 1 - {name} is {1 - rounded:.3g} and not {1 - number:.3g}"
-            fix = "write a number further from 1"
-        else:
-            continue
-        yield finding("PS211", path, f"{who}: {field} = {number!r} {effect}", fix)
-    epsilon = parameters.adam.epsilon
-    if parameters.adam.use_sum_inside_sqrt and epsilon and epsilon * epsilon < SMALLEST_NORMAL:
-        yield finding(
-            "PS211",
-            f"{where}.adam.epsilon",
-            f"{who}: adam.epsilon is {epsilon:g}, and its square, which use_sum_inside_sqrt adds, counts as 0",
-            "use an epsilon above 1.1e-19, or unset use_sum_inside_sqrt",
-        )
