@@ -39,12 +39,13 @@ class FeatureConfig:
             raise ConfigError(f"table must be a TableConfig, got {table!r}")
         if not isinstance(max_sequence_length, int) or max_sequence_length < 0:
             raise ConfigError(f"max_sequence_length must be an int of at least 0, got {max_sequence_length!r}")
+        shape = shape_of(output_shape)  # in TensorFlow's order: a TypeError comes before the next ConfigError
         if not isinstance(validate_weights_and_indices, bool):
             raise ConfigError(f"validate_weights_and_indices must be a bool, got {validate_weights_and_indices!r}")
         self.table = table
         self.max_sequence_length = max_sequence_length
         self.validate_weights_and_indices = validate_weights_and_indices
-        self.output_shape = shape_of(output_shape)
+        self.output_shape = shape
         self.name = name
 
     def __repr__(self) -> str:
@@ -58,8 +59,6 @@ def shape_of(given: Any) -> Shape | None:
     """A shape as TensorFlow's TensorShape reads it: None (unknown rank), an int, or a sequence of ints and None."""
     if given is None or (hasattr(given, "rank") and given.rank is None):
         return None
-    if isinstance(given, str | bytes):
-        raise TypeError(f"a shape must be an int or a sequence of ints and None, got {given!r}")
     try:
         dims = tuple(given)
     except TypeError:
