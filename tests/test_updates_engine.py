@@ -93,7 +93,8 @@ def some(rng, count, dim):
     return rng.permutation(ROWS)[:count], rng.standard_normal((count, dim), np.float32)
 
 
-limits = st.one_of(st.none(), st.floats(-2, 2, width=32))
+# Nothing that makes subnormal numbers, which XLA flushes to zero.
+limits = st.one_of(st.none(), st.just(0.0), st.floats(2**-10, 2, width=32), st.floats(-2, -(2**-10), width=32))
 
 
 @st.composite
@@ -109,7 +110,7 @@ def switched(draw):
 
 
 @given(switched(), st.sampled_from([1, 2, 3, 8, 17, 128]), st.sampled_from([1, 4]), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_engine_equals_the_equations_in_numpy_bit_for_bit(mesh_of_cached, optimizer, dim, devices, seed):
     engine = engine_of(optimizer, dim, mesh_of_cached(devices), reduction="sum")
     parts, rng = parts_of(engine), np.random.default_rng(seed)
@@ -265,6 +266,16 @@ def test_a_users_program_updates_weights_and_slots(mesh_of):
 def test_a_program_that_cannot_run_is_refused_before_anything_is_applied(program, reason):
     with pytest.raises(ConfigError, match=f"table 't': its program fails: .*{reason}|{reason}"):
         engine_of(o.UserDefinedProgram(program=program, initial_slot_values=[0.0]))
+
+
+def test_the_frequency_estimator_counts_the_engines_steps():
+    engine = engine_of(o.FrequencyEstimator(tau=0.5, max_delta=8.0), dim=1)
+    for ids in ([3], [5], [3, 5], [5]):
+        engine.apply({"t": (np.array(ids), np.ones((len(ids), 1)))})
+    state = engine.retrieve_parameters("t")
+    # The first hit of 3 is at step 0, 0 after the start: (8 + 0)/2; then 2 after that.
+    assert state["last_hit_step"][[3, 5]].tolist() == [[2.0], [3.0]]
+    assert state["parameters"][[3, 4, 5]].tolist() == [[3.0], [8.0], [1.875]]
 
 
 # ---- the forward direction

@@ -7,7 +7,9 @@ Keras' and torch's in docs/optimizers.md.
 
 One touched row goes through (TensorFlow, optimization_parameters.proto and the decoupled weight
 decay it refers to): clip the gradient → decay the weight → the optimizer's update → clip the
-weight. Slots are never clipped.
+weight. Slots are never clipped. Doubts: the order is not public beyond those comments; the
+documentation of TensorFlow's SGD class has the weight multiplied by the decay factor, which
+would empty the table in a few steps, so w - d*w of the referenced extension is taken.
 """
 
 from __future__ import annotations
