@@ -28,47 +28,24 @@ DIMS = (1, 2, 3, 8, 17, 128)
 NUM_ROWS, NUM_TOUCHED = 1024, 40  # one row for each of the layout's shards, so that four devices share them
 RATES = (0.1, 0.3, 0.01, 1.0)
 
-NUM_SLOTS = {
-    "stochastic_gradient_descent": 0,
-    "adagrad": 1,
-    "adagrad_momentum": 2,
-    "bounded_adagrad": 1,
-    "proximal_adagrad": 1,
-    "row_wise_adagrad": 1,
-    "ftrl": 2,
-    "adam": 2,
-    "momentum": 1,
-    "lion": 1,
-    "rms_prop": 2,
-    "centered_rms_prop": 3,
-    "adadelta": 2,
-    "online_yogi": 2,
-    "proximal_yogi": 2,
-    "frequency_estimator": 1,
-    "assign": 0,
-    "user_defined_program": 1,
-}
+NUM_SLOTS = dict.fromkeys(["stochastic_gradient_descent", "assign"], 0)
+NUM_SLOTS |= dict.fromkeys(["adagrad", "bounded_adagrad", "proximal_adagrad", "row_wise_adagrad"], 1)
+NUM_SLOTS |= dict.fromkeys(["momentum", "lion", "frequency_estimator", "user_defined_program"], 1)
+NUM_SLOTS |= dict.fromkeys(["adagrad_momentum", "ftrl", "adam", "rms_prop", "adadelta"], 2)
+NUM_SLOTS |= dict.fromkeys(["online_yogi", "proximal_yogi"], 2) | {"centered_rms_prop": 3}
 assert NUM_SLOTS.keys() == UPDATES.keys()
 
 # What each optimizer's parameters are taken to be; every combination is run.
+BOTH = [False, True]
 L1_L2 = {"l1": [0.0, 0.05], "l2": [0.0, 0.1]}
 HYPER: dict[str, dict[str, list[Any]]] = {
-    "adagrad_momentum": {
-        "momentum": [0.9],
-        "use_nesterov": [False, True],
-        "exponent": [2.0, 3.0],
-        "beta2": [1.0, 0.9],
-        "epsilon": [1e-3],
-    },
-    "bounded_adagrad": {
-        "update_accumulator_first": [False, True],
-        "max_var_update": [0.0, 0.1],
-        "max_accumulator": [0.0, 1.0],
-    },
+    "adagrad_momentum": {"momentum": [0.9], "use_nesterov": BOTH, "exponent": [2.0, 3.0], "beta2": [1.0, 0.9]}
+    | {"epsilon": [1e-3]},
+    "bounded_adagrad": {"update_accumulator_first": BOTH, "max_var_update": [0.0, 0.1], "max_accumulator": [0.0, 1.0]},
     "proximal_adagrad": L1_L2,
-    "ftrl": L1_L2 | {"lr_power": [-0.5, -0.4], "beta": [0.0, 0.3], "multiply_linear_by_lr": [False, True]},
-    "adam": {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-7, 1e-3], "use_sum_inside_sqrt": [False, True]},
-    "momentum": {"momentum": [0.9], "use_nesterov": [False, True]},
+    "ftrl": L1_L2 | {"lr_power": [-0.5, -0.4], "beta": [0.0, 0.3], "multiply_linear_by_lr": BOTH},
+    "adam": {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-7, 1e-3], "use_sum_inside_sqrt": BOTH},
+    "momentum": {"momentum": [0.9], "use_nesterov": BOTH},
     "lion": {"beta1": [0.9], "beta2": [0.99]},
     "rms_prop": {"rho": [0.9], "momentum": [0.0, 0.9], "epsilon": [1e-7]},
     "centered_rms_prop": {"rho": [0.9], "momentum": [0.0, 0.9], "epsilon": [1e-7]},
@@ -113,7 +90,7 @@ def hypers(algorithm: str) -> list[tuple[tuple[str, Any], ...]]:
 def rules(algorithm: str, switches: list[dict[str, Any]] = SWITCHES) -> list[UpdateRule]:
     """Every combination of an optimizer's parameters with each of the switches."""
     program = user_program if algorithm == "user_defined_program" else None
-    lazy = [False, True] if algorithm in ("adam", "lion") else [False]
+    lazy = BOTH if algorithm in ("adam", "lion") else [False]
     return [
         UpdateRule(algorithm, NUM_SLOTS[algorithm], hyper, program=program, non_lazy=non_lazy, **switch)
         for hyper in hypers(algorithm)
