@@ -20,6 +20,7 @@ PACKAGE_DIR = {
     "penstock.config": "engine/config",
     "penstock.io": "io",
     "penstock.pyx": "pyx",
+    "penstock.updates": "engine/updates",
 }
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel

@@ -13,47 +13,132 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.lint import Finding
-    from penstock.config.optimizers import SGD, Adagrad
-    from penstock.config.tables import QuantizationConfig, TableConfig
+    from penstock.config.features import FeatureConfig
+    from penstock.config.findings import Finding
+    from penstock.config.optimizers import (
+        FTRL,
+        SGD,
+        Adadelta,
+        Adagrad,
+        AdagradMomentum,
+        Adam,
+        Assign,
+        BoundedAdagrad,
+        CenteredRMSProp,
+        DynamicLearningRate,
+        FrequencyAwareAdagrad,
+        FrequencyEstimator,
+        Lion,
+        MDLAdagradLight,
+        Momentum,
+        OnlineYogi,
+        ProximalAdagrad,
+        ProximalYogi,
+        RMSProp,
+        RowWiseAdagrad,
+        UserDefinedProgram,
+    )
+    from penstock.config.tables import (
+        Constant,
+        QuantizationConfig,
+        RowIdInitializer,
+        TableConfig,
+        TruncatedNormal,
+        Uniform,
+    )
     from penstock.engine import Engine
     from penstock.errors import ConfigError, InputError, PenstockError, StateError, TruncatedInputError, UsageError
     from penstock.stats import Report, TableReport
 
-_HOME = {
-    "SGD": "penstock.config.optimizers",
-    "Adagrad": "penstock.config.optimizers",
-    "ConfigError": "penstock.errors",
-    "EmbeddingConfig": "penstock.config.embedding",
-    "Engine": "penstock.engine",
-    "Finding": "penstock.config.lint",
-    "InputError": "penstock.errors",
-    "PenstockError": "penstock.errors",
-    "QuantizationConfig": "penstock.config.tables",
-    "Report": "penstock.stats",
-    "StateError": "penstock.errors",
-    "TableConfig": "penstock.config.tables",
-    "TableReport": "penstock.stats",
-    "TruncatedInputError": "penstock.errors",
-    "UsageError": "penstock.errors",
+# One line per room; the names load it when they are first used.
+_NAMES = {
+    "penstock.config.embedding": ("EmbeddingConfig",),
+    "penstock.config.features": ("FeatureConfig",),
+    "penstock.config.findings": ("Finding",),
+    "penstock.config.optimizers": (
+        "FTRL",
+        "SGD",
+        "Adadelta",
+        "Adagrad",
+        "AdagradMomentum",
+        "Adam",
+        "Assign",
+        "BoundedAdagrad",
+        "CenteredRMSProp",
+        "DynamicLearningRate",
+        "FrequencyAwareAdagrad",
+        "FrequencyEstimator",
+        "Lion",
+        "MDLAdagradLight",
+        "Momentum",
+        "OnlineYogi",
+        "ProximalAdagrad",
+        "ProximalYogi",
+        "RMSProp",
+        "RowWiseAdagrad",
+        "UserDefinedProgram",
+    ),
+    "penstock.config.tables": (
+        "Constant",
+        "QuantizationConfig",
+        "RowIdInitializer",
+        "TableConfig",
+        "TruncatedNormal",
+        "Uniform",
+    ),
+    "penstock.engine": ("Engine",),
+    "penstock.errors": (
+        "ConfigError",
+        "InputError",
+        "PenstockError",
+        "StateError",
+        "TruncatedInputError",
+        "UsageError",
+    ),
+    "penstock.stats": ("Report", "TableReport"),
 }
+_HOME = {name: room for room, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "FTRL",
     "SGD",
+    "Adadelta",
     "Adagrad",
+    "AdagradMomentum",
+    "Adam",
+    "Assign",
+    "BoundedAdagrad",
+    "CenteredRMSProp",
     "ConfigError",
+    "Constant",
+    "DynamicLearningRate",
     "EmbeddingConfig",
     "Engine",
+    "FeatureConfig",
     "Finding",
+    "FrequencyAwareAdagrad",
+    "FrequencyEstimator",
     "InputError",
+    "Lion",
+    "MDLAdagradLight",
+    "Momentum",
+    "OnlineYogi",
     "PenstockError",
+    "ProximalAdagrad",
+    "ProximalYogi",
     "QuantizationConfig",
+    "RMSProp",
     "Report",
+    "RowIdInitializer",
+    "RowWiseAdagrad",
     "StateError",
     "TableConfig",
     "TableReport",
     "TruncatedInputError",
+    "TruncatedNormal",
+    "Uniform",
     "UsageError",
+    "UserDefinedProgram",
 ]
 
 

@@ -195,9 +195,12 @@ class Engine:
         table = self._state.table(name)
         return {slot: table.whole(part) for slot, part in self._state.parts(name).items() if part}
 
-    def lookup(self, name: str, ids: Any) -> Float32:
-        """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows."""
-        return self._state.lookup(name, ids)
+    def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
+        """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows.
+
+        forward : as a forward pass sees them, through the table's simulated quantization where it has one
+        """
+        return self._state.lookup(name, ids, forward)
 
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
         """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""

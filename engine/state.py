@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, read_table
+from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:
     import jax
@@ -68,7 +69,7 @@ class State:
             spec = self.specs[name]
             rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
             assert rate is not None  # a valid configuration has one or the other
-            for rows in contributions:
+            for rows in contributions or ([_no_rows(spec)] if spec.rule.non_lazy else []):
                 self._tables[name].apply(rows.ids, rows.grads, rate)
 
     def wait(self) -> None:
@@ -76,9 +77,13 @@ class State:
         for table in self._tables.values():
             table.wait()
 
-    def lookup(self, name: str, ids: Any) -> Float32:
-        """Weights of ids, repeats allowed."""
-        return self.table(name).read(self.valid_ids(name, ids))
+    def lookup(self, name: str, ids: Any, forward: bool) -> Float32:
+        """Weights of ids, repeats allowed; forward: as a forward pass sees them."""
+        rows = self.table(name).read(self.valid_ids(name, ids))
+        seen = self.specs[name].quantization if forward else None
+        if seen is None:
+            return rows
+        return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
     def retrieve(self, name: str) -> dict[str, Float32]:
         """Weights and slots in id order."""
@@ -142,6 +147,11 @@ class State:
             bad = given[(given < 0) | (given >= size)][0]
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
         return given.astype(np.int64)
+
+
+def _no_rows(spec: TableSpec) -> Coalesced:
+    """What a step brings to a table that nothing touched, where its rows move all the same."""
+    return Coalesced(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32))
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:

@@ -16,7 +16,7 @@ from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.initial import truncated_normal
-from penstock.updates import UpdateRule
+from penstock.updates import Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]
 
@@ -72,6 +72,59 @@ def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, m
     memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 20
+
+
+NON_LAZY = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)), non_lazy=True)
+
+
+def whole_table(rows, dim, devices):
+    """A table whose optimizer is not lazy, and its rows, all ones."""
+    layout = Layout("t", rows, dim, 2, devices.size, False)
+    table = DeviceTable(make_mesh(devices), layout, NON_LAZY, (1.0, 1.0))
+    table.fill(lambda first, count: np.ones((count, dim), np.float32))
+    return table
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, mesh_of):
+    # On few devices more rows each than are swept at once, and no multiple of that.
+    table = whole_table(30_011, 4, mesh_of(devices))
+    pointers, seen = table.pointers(), np.ones((30_011, 4), np.float32)
+    momenta = velocities = seen
+    for step in range(3):
+        ids, grads = some_rows(step, [100, 0, 30_011][step], 30_011, 4)
+        whole = np.zeros_like(seen)
+        whole[ids] = grads
+        seen, (momenta, velocities) = update(Ops(np), NON_LAZY, np.float32(0.1), whole, seen, (momenta, velocities))
+        table.apply(ids, grads, 0.1)
+    table.wait()
+    assert table.pointers() == pointers
+    for part, wanted in enumerate((seen, momenta, velocities)):
+        assert table.read(np.arange(30_011), part).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_an_update_of_every_row_needs_no_second_table(devices, mesh_of):
+    from penstock.bridge import programs
+
+    layout = Layout("t", 1_000_000, 32, 2, devices, False)
+    table = jax.ShapeDtypeStruct(layout.shape, np.float32)
+    touched = jax.ShapeDtypeStruct(layout.shape[:1], bool)
+    program = programs.sweep(make_mesh(mesh_of(devices)), NON_LAZY)
+    memory = program.lower(table, touched, np.float32(1), np.int32(0)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == layout.nbytes // devices
+    assert memory.temp_size_in_bytes < 1 << 23
+
+
+def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(compilations, mesh_of):
+    table = whole_table(5000, 4, mesh_of(2))
+    for size in (3, 700):
+        table.apply(*some_rows(size, size, 5000, 4), 0.1)
+    compilations.clear()
+    for step in range(10):
+        table.apply(*some_rows(step, [3, 0, 700][step % 3] - step % 2 * (step % 3 > 1), 5000, 4), 0.1 * step)
+    table.wait()
+    assert compilations == []
 
 
 def test_a_steady_state_compiles_nothing_whatever_the_rate(compilations):

@@ -17,7 +17,7 @@ table_descriptor {
 }
 mode: TRAINING
 """
-ADAM = CONFIG.replace("adagrad {}", "adam {}")
+NO_FORMULA = CONFIG.replace("adagrad {}", "mdl_adagrad_light {}")
 
 
 def frame(ids, step=0):
@@ -86,7 +86,7 @@ def test_validate_tells_warnings_and_stays_at_0(tmp_path, call):
 
 
 def test_validate_of_what_replay_will_refuse_is_exit_4(tmp_path, call):
-    said, found = call(4, "validate", text(tmp_path / "c.pbtxt", ADAM))
+    said, found = call(4, "validate", text(tmp_path / "c.pbtxt", NO_FORMULA))
     assert "PS201" in said
     assert found["findings"][0]["severity"] == "error"
 
@@ -119,7 +119,7 @@ def test_validate_tells_the_bad_rows_before_a_cut_too(config, tmp_path, call):
 
 
 def test_validate_of_bad_source_and_bad_optimizer_is_exit_3(tmp_path, call):
-    call(3, "validate", text(tmp_path / "c.pbtxt", ADAM), tmp_path / "nowhere.arrows")
+    call(3, "validate", text(tmp_path / "c.pbtxt", NO_FORMULA), tmp_path / "nowhere.arrows")
 
 
 # ---- inspect
@@ -132,8 +132,8 @@ def test_inspect_of_a_configuration(config, call):
     assert found["tables"] == [{"name": "user", "vocabulary_size": 50, "dim": 2, "optimizer": "Adagrad"}]
 
 
-def test_inspect_of_a_configuration_that_cannot_run_yet(tmp_path, call):
-    assert "adam" in call(0, "inspect", text(tmp_path / "c.pbtxt", ADAM))[0]
+def test_inspect_of_a_configuration_that_cannot_run(tmp_path, call):
+    assert "mdl_adagrad_light" in call(0, "inspect", text(tmp_path / "c.pbtxt", NO_FORMULA))[0]
 
 
 def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):

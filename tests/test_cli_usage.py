@@ -189,7 +189,10 @@ def test_init_without_tables_is_exit_3(config, log, tmp_path, refused):
 BAD_CONFIGS = {
     "tag gap": (changed("constant: 0.1", "dynamic { tag: 1 }"), ["tag"]),
     "dynamic tag without a value": (TAGS, ["--learning-rate", "TAG=VALUE"]),
-    "optimizer of a later version": (changed("adagrad {}", "adam { beta1: 0.9 beta2: 0.9 }"), ["adam", "supported"]),
+    "optimizer without a formula": (
+        changed("adagrad {}", "mdl_adagrad_light {}"),
+        ["mdl_adagrad_light", "cannot be run"],
+    ),
     "mode INFERENCE": (changed("TRAINING", "INFERENCE"), ["INFERENCE", "TRAINING"]),
     "unknown text field": (changed("dimension", "dimensoin"), ["tables.pbtxt:3:", "'dimensoin'", "dimension"]),
     "empty": ("", ["tables.pbtxt", "empty"]),

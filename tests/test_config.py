@@ -131,16 +131,14 @@ def test_a_configuration_can_be_copied():
     assert (again.tables, dict(again.schedules)) == (config.tables, dict(config.schedules))
 
 
-def test_another_optimizer_is_kept_but_not_run():
-    config = plain(PLAIN + TABLE % ("b", "adam", "constant: 0.5"))
+@pytest.mark.parametrize("algorithm", ["mdl_adagrad_light", "frequency_aware_adagrad"])
+def test_an_optimizer_without_a_public_formula_is_kept_but_not_run(algorithm):
+    config = plain(PLAIN + TABLE % ("b", algorithm, "constant: 0.5"))
     assert config.sizes == {"a": (10, 4), "b": (10, 4)}
-    assert config.to_proto().table_descriptor[1].optimization_parameters.HasField("adam")
+    assert config.to_proto().table_descriptor[1].optimization_parameters.HasField(algorithm)
     assert config.table("a").dim == 4
-    with pytest.raises(
-        ConfigError,
-        match=r"table 'b': optimizer 'adam' is not yet supported by this version "
-        r"\(supported: adagrad, stochastic_gradient_descent\)",
-    ):
+    assert config.optimizer("b").parameters_field == algorithm
+    with pytest.raises(ConfigError, match=f"table 'b': optimizer '{algorithm}' cannot be run: TensorFlow publishes"):
         _ = config.tables
 
 

@@ -5,11 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from penstock.config.optimizer_proto import optimization_parameters, optimizer_from_proto
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizer_proto import optimization_parameters
 from penstock.config.optimizers import SGD, Adagrad, update_rule
 from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
+
+
+def through_proto(optimizer):
+    """The optimizer as it comes back from the message of a table."""
+    config = EmbeddingConfig.from_tables([TableConfig(10, 4, name="a")], optimizer)
+    return EmbeddingConfig.from_proto(config.to_engine_proto()).optimizer("a")
 
 
 def test_a_scalar_clipvalue_equals_its_symmetric_pair():
@@ -77,14 +84,13 @@ def test_python_bools_of_the_packing_status_are_accepted():
 
 def test_an_optimizer_survives_its_proto():
     optimizer = Adagrad(0.5, 0.25, clip_weight_min=-2.0, weight_decay_factor=0.5, clipvalue=(None, 1.5))
-    parameters = optimization_parameters(optimizer, None)
-    assert optimizer_from_proto(parameters, 0.5, {"accumulators": 0.25}) == optimizer
+    assert through_proto(optimizer) == optimizer
 
 
 def test_a_rule_is_float32_whether_from_python_or_from_a_proto():
     optimizer = Adagrad(0.1, clip_weight_max=0.1, weight_decay_factor=0.7, clipvalue=0.3)
     rule = update_rule(optimizer)
-    assert rule == update_rule(optimizer_from_proto(optimization_parameters(optimizer, None), 0.1, {}))
+    assert rule == update_rule(through_proto(optimizer))
     assert rule.weight_decay == float(np.float32(0.7))
     assert (rule.gradient_min, rule.gradient_max) == (float(np.float32(-0.3)), float(np.float32(0.3)))
 

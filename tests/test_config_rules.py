@@ -100,7 +100,7 @@ def test_a_step_counter_shares_the_tags():
         (PLAIN + "mode: INFERENCE", ["PS102"]),
         (PLAIN + TABLE % ("b", "adagrad", "constant: 1") + FEATURE + "mode: TRAINING", ["PS103"]),
         (PLAIN + "mode: TRAINING batch_size_per_tensor_core: 8", ["PS104"]),
-        (TABLE % ("a", "lion", "constant: 1") + "mode: TRAINING", ["PS201"]),
+        (TABLE % ("a", "mdl_adagrad_light", "constant: 1") + "mode: TRAINING", ["PS201"]),
     ],
 )
 def test_findings_about_the_whole(text, codes):

@@ -8,7 +8,7 @@ import pytest
 from penstock.cli.main import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/cli.md"]
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/cli.md", "docs/configuration.md", "docs/lint.md", "docs/optimizers.md"]
 
 
 def blocks(page, language):

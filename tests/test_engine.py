@@ -401,8 +401,8 @@ def test_engine_arguments_out_of_range(options, says):
         engine_of(**options)
 
 
-def test_an_unsupported_optimizer_is_a_clear_error():
+def test_an_optimizer_without_a_public_formula_is_a_clear_error():
     proto = engine_of().config.to_proto()
-    proto.table_descriptor[0].optimization_parameters.adam.beta1 = 0.9
-    with pytest.raises(ps.ConfigError, match="'adam' is not yet supported"):
+    proto.table_descriptor[0].optimization_parameters.mdl_adagrad_light.l2 = 0.9
+    with pytest.raises(ps.ConfigError, match="cannot be run"):
         ps.Engine(ps.EmbeddingConfig.from_proto(proto))

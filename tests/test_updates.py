@@ -1,107 +1,44 @@
-"""The update equations and the engine against results recorded from TensorFlow, and the order of the switches."""
+"""The update equations by themselves: the order of the switches, what each must do exactly, NumPy against XLA."""
 
-import json
+import importlib.util
+from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import SGD, Adagrad, DynamicLearningRate
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.updates import Ops, UpdateRule, update
+from penstock.bridge.programs import _rounded
+from penstock.updates import UPDATES, Ops, UpdateRule, quantize, update
 
 NUMPY = Ops(np)
-OPTIMIZERS = {"stochastic_gradient_descent": SGD, "adagrad": Adagrad}
-NUM_SLOTS = {"stochastic_gradient_descent": 0, "adagrad": 1}
-# Of the file's parameters the engine has only TPU embedding's; the CPU op's others change the maths.
-CPU_NAMES = {"accumulators": "accum"}
-FILES = ["opt_sgd", "opt_adagrad", "opt_adagrad_v2"]
-OWN_COPY = Path(__file__).parent / "data" / "golden_optimizers.json"
+ULP = Path(__file__).resolve().parents[1] / "bench" / "ulp.py"
 
 
-def all_cases():
-    """Every case of the recorded files where they are here, else the few kept beside this test."""
-    found = json.loads(OWN_COPY.read_text())["cases"]
-    for name in FILES:
-        path = Path(__file__).resolve().parents[2] / "shared" / "golden" / f"{name}.json"
-        if path.exists():
-            found += [dict(c, id=f"recorded_{c['id']}") for c in json.loads(path.read_text())["cases"]]
-    return found
-
-
-CASES = all_cases()
-SAME = [c for c in CASES if c["tpu"]["same_maths"]]
-OTHER = [c for c in CASES if not c["tpu"]["same_maths"]]
-
-
-def arrays(state, case):
-    slots = tuple(np.array(state[CPU_NAMES[s]], case["dtype"]) for s in case["tpu"]["slot_order"])
-    return np.array(state["var"], case["dtype"]), slots
-
-
-def worst_error(case):
-    """Largest relative error of the equations in NumPy over the steps of a case."""
-    rule = UpdateRule(case["tpu"]["field"], NUM_SLOTS[case["tpu"]["field"]])
-    w, slots = arrays(case["init"], case)
-    worst = 0.0
-    for step in case["steps"]:
-        at, g = step["indices"], np.array(step["grad"], case["dtype"])
-        lr = w.dtype.type(step["lr"])
-        w[at], new = update(NUMPY, rule, lr, g, w[at], tuple(s[at] for s in slots))
-        for slot, rows in zip(slots, new, strict=True):
-            slot[at] = rows
-        wanted, wanted_slots = arrays(step["post"], case)
-        for a, b in zip((w, *slots), (wanted, *wanted_slots), strict=True):
-            worst = max(worst, (np.abs(a - b) / (1 + np.abs(b))).max())
-    return worst
-
-
-@pytest.mark.parametrize("case", SAME, ids=[c["id"] for c in SAME])
-def test_the_equations_in_numpy_equal_tensorflow(case):
-    assert worst_error(case) <= (1e-12 if case["dtype"] == "float64" else case["rel_tol_hint"])
-
-
-@pytest.mark.parametrize("case", OTHER, ids=[c["id"] for c in OTHER])
-def test_what_tensorflow_does_otherwise_on_a_cpu_differs(case):
-    # update_slots=false and an epsilon outside the root have no counterpart in TPU embedding.
-    # An epsilon of 1e-7 moves a float32 weight by its last bit only.
-    assert worst_error(case) > 0
-
-
-@pytest.mark.parametrize("case", SAME, ids=[c["id"] for c in SAME])
-@pytest.mark.parametrize("devices", [1, 4])
-def test_the_engine_equals_tensorflow(case, devices, mesh_of):
-    optimizer = OPTIMIZERS[case["tpu"]["field"]](DynamicLearningRate(0))
-    rows, dim = np.shape(case["init"]["var"])
-    config = EmbeddingConfig.from_tables([TableConfig(rows, dim, name="t")], optimizer)
-    engine = Engine(config, mesh_of(devices))
-    w, slots = arrays(case["init"], case)
-    engine.load_parameters("t", w, **dict(zip(case["tpu"]["slot_order"], slots, strict=True)))
-    tolerance = case["rel_tol_hint"] if case["dtype"] == "float32" else 1e-5
-    for step in case["steps"]:
-        engine.apply({"t": (np.array(step["indices"]), np.array(step["grad"]))}, learning_rates=[step["lr"]])
-        state = engine.retrieve_parameters("t")
-        wanted, wanted_slots = arrays(step["post"], case)
-        assert (np.abs(state["parameters"] - wanted) <= tolerance * (1 + np.abs(wanted))).all()
-        for name, slot in zip(case["tpu"]["slot_order"], wanted_slots, strict=True):
-            assert (np.abs(state[name] - slot) <= tolerance * (1 + np.abs(slot))).all()
-
-
-def test_the_recorded_cases_are_all_of_them(shared):
-    recorded = sum(len(json.loads(shared(f"golden/{name}.json").read_text())["cases"]) for name in FILES)
-    assert sum(c["id"].startswith("recorded_") for c in CASES) == recorded
-
-
-# ---- the switches
+@pytest.fixture(scope="module")
+def ulp():
+    """bench/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
+    spec = importlib.util.spec_from_file_location("ulp", ULP)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def apply_once(rule, w, g, lr=0.5, slots=()):
-    new, _ = update(NUMPY, rule, np.float32(lr), np.float32([g]), np.float32([w]), slots)
-    return float(new[0])
+    """One weight after one update."""
+    return after(rule, w, g, lr, slots)[0]
+
+
+def after(rule, w, g, lr=0.5, slots=()):
+    """One weight and its slots after one update, in float32."""
+    new, slots = update(NUMPY, rule, np.float32(lr), np.float32([g]), np.float32([w]), tuple(np.float32([slots]).T))
+    return [float(new[0]), *(float(slot[0]) for slot in slots)]
+
+
+# ---- the switches
 
 
 def test_the_gradient_is_clipped_before_it_is_used():
@@ -125,48 +62,184 @@ def test_decay_times_learning_rate():
     assert apply_once(rule, 2.0, 0.0, lr=0.5) == 2.0 - 0.125 * 2.0
 
 
-def test_a_touched_row_with_a_zero_gradient_still_decays_and_an_untouched_one_does_not():
-    optimizer = SGD(0.1, weight_decay_factor=0.5)
-    engine = Engine(EmbeddingConfig.from_tables([TableConfig(3, 2, name="t")], optimizer))
-    before = engine.lookup("t", [0, 1, 2])
-    engine.apply({"t": (np.array([1]), np.zeros((1, 2), np.float32))})
-    after = engine.lookup("t", [0, 1, 2])
-    assert after[[0, 2]].tolist() == before[[0, 2]].tolist()
-    assert after[1].tolist() == (before[1] * np.float32(0.5)).tolist()
+def test_slots_are_never_clipped():
+    rule = UpdateRule("momentum", 1, weight_min=-1.0, weight_max=1.0)
+    assert after(rule, 0.0, 8.0, slots=[3.0]) == [-1.0, 8.0]
 
 
-clips = st.one_of(st.none(), st.floats(-2, 2, width=32))
+# ---- each optimizer in its exact points
+
+
+def test_ftrl_without_l1_moves_the_weight_to_minus_z_over_q():
+    rule = UpdateRule("ftrl", 2, (("lr_power", -0.5),))
+    # a goes from 16 to 25, D = 5 - 4, q = 5/0.5
+    assert after(rule, 2.0, 3.0, lr=0.5, slots=[16.0, 1.0]) == [0.0, 25.0, 0.0]  # z' = 1 + 3 - D*2/0.5
+    assert after(rule, 1.0, 3.0, lr=0.5, slots=[16.0, 1.0]) == [float(np.float32(-2) / 10), 25.0, 2.0]
+
+
+def test_ftrl_with_a_linear_slot_times_the_rate_works_at_a_rate_of_zero():
+    rule = UpdateRule("ftrl", 2, (("lr_power", -0.5), ("l1", 0.25), ("multiply_linear_by_lr", True)))
+    assert after(rule, 2.0, 3.0, lr=0.0, slots=[16.0, -10.0]) == [float(np.float32(12.0) / 5), 25.0, -12.0]
+
+
+def test_ftrl_starts_from_a_zero_accumulator():
+    rule = UpdateRule("ftrl", 2, (("lr_power", -0.5),))
+    assert after(rule, 0.0, 2.0, lr=0.5, slots=[0.0, 0.0]) == [-0.5, 4.0, 2.0]
+    # Nothing seen and nothing to see: the closed form is 0/0, the weight stays.
+    assert after(rule, 3.0, 0.0, lr=0.5, slots=[0.0, 0.0]) == [3.0, 0.0, 0.0]
+
+
+def test_ftrl_sets_a_weight_to_zero_that_l1_holds():
+    rule = UpdateRule("ftrl", 2, (("lr_power", -0.5), ("l1", 5.0)))
+    assert apply_once(rule, 0.0, 3.0, slots=[16.0, 1.0]) == 0.0
+
+
+def test_adams_epsilon_inside_the_root_is_squared():
+    hyper = (("beta1", 0.5), ("beta2", 0.5), ("epsilon", 3.0))
+    # m' = 4, v' = 32/2 = 16
+    assert apply_once(UpdateRule("adam", 2, hyper), 0.0, 4.0, 1.0, [4.0, 16.0]) == float(-np.float32(4) / np.float32(7))
+    inside = UpdateRule("adam", 2, (*hyper, ("use_sum_inside_sqrt", True)))
+    assert apply_once(inside, 0.0, 4.0, 1.0, [4.0, 16.0]) == float(-np.float32(4) / np.float32(5))
+
+
+def test_lion_does_not_move_where_its_mean_is_zero():
+    rule = UpdateRule("lion", 1, (("beta1", 0.5), ("beta2", 0.75)))
+    assert after(rule, 1.0, -2.0, slots=[2.0]) == [1.0, 1.0]
+    assert after(rule, 1.0, -2.5, slots=[2.0]) == [1.5, 0.875]
+
+
+def test_centered_rms_prop_divides_by_epsilon_where_rounding_leaves_no_variance():
+    rule = UpdateRule("centered_rms_prop", 3, (("rho", 0.5), ("epsilon", 0.25)))
+    # ms' = 1/2, mg' = 1: no moments that gradients could leave, as rounding makes them
+    assert after(rule, 0.0, 1.0, lr=0.5, slots=[0.0, 0.0, 1.0]) == [-1.0, 0.5, 1.0, 1.0]
+
+
+def test_bounded_adagrad_divides_by_the_accumulator_of_before_or_after_and_bounds_the_step():
+    first = ("update_accumulator_first", True)
+    assert after(UpdateRule("bounded_adagrad", 1), 0.0, 3.0, 1.0, [16.0]) == [-0.75, 25.0]
+    assert apply_once(UpdateRule("bounded_adagrad", 1, (first,)), 0.0, 3.0, 1.0, [16.0]) == float(-np.float32(3) / 5)
+    capped = UpdateRule("bounded_adagrad", 1, (first, ("max_accumulator", 4.0)))
+    assert after(capped, 0.0, 3.0, 1.0, [16.0]) == [-1.5, 4.0]
+    bounded = UpdateRule("bounded_adagrad", 1, (("max_var_update", 0.5),))
+    assert apply_once(bounded, 0.0, 3.0, 1.0, [16.0]) == -0.5
+    assert apply_once(bounded, 0.0, -3.0, 1.0, [16.0]) == 0.5
+
+
+def test_yogis_moment_moves_by_a_share_of_the_square_towards_it():
+    hyper = (("beta2", 0.75), ("epsilon", 1.0))
+    assert after(UpdateRule("proximal_yogi", 2, hyper), 0.0, 2.0, 0.0, [1.0, 0.0])[1] == 2.0
+    assert after(UpdateRule("proximal_yogi", 2, hyper), 0.0, 2.0, 0.0, [9.0, 0.0])[1] == 8.0
+    assert after(UpdateRule("proximal_yogi", 2, hyper), 0.0, 2.0, 0.0, [4.0, 0.0])[1] == 4.0
+    assert after(UpdateRule("online_yogi", 2, hyper), 0.0, 2.0, 1.0, [9.0, 0.0])[1] == 8.0
+
+
+def test_the_proximal_step_thresholds_and_shrinks_by_the_rate_of_the_element():
+    hyper = (("l1", 1.0), ("l2", 2.0))
+    # a' = 25, e = 1/5; p = 4 - 3/5; minus e*l1; over 1 + e*l2
+    got = apply_once(UpdateRule("proximal_adagrad", 1, hyper), 4.0, 3.0, 1.0, [16.0])
+    assert got == pytest.approx((4 - 0.6 - 0.2) / 1.4, rel=1e-6)
+    assert apply_once(UpdateRule("proximal_adagrad", 1, hyper), 0.7, 3.0, 1.0, [16.0]) == 0.0
+
+
+def test_the_frequency_estimator_averages_distances_and_jumps_over_outliers():
+    hyper = (("tau", 0.25), ("max_delta", 100.0), ("outlier_threshold", 3.0))
+    rule = UpdateRule("frequency_estimator", 1, hyper)
+    assert after(rule, 10.0, 0.0, lr=38.0, slots=[10.0]) == [14.5, 38.0]  # 0.75*10 + 0.25*28
+    assert after(rule, 10.0, 0.0, lr=40.0, slots=[10.0]) == [30.0, 40.0]  # 30 >= 3*10
+    assert after(rule, 10.0, 0.0, lr=500.0, slots=[10.0]) == [100.0, 500.0]
+
+
+def test_assign_takes_the_clipped_gradient():
+    assert apply_once(UpdateRule("assign", 0, gradient_max=2.0), 7.0, 3.0) == 2.0
+
+
+def test_row_wise_adagrad_adds_the_mean_square_of_the_row():
+    w, g, a = np.zeros((1, 3), np.float32), np.float32([[3, 0, 6]]), np.ones((1, 3), np.float32)
+    new, (a,) = update(NUMPY, UpdateRule("row_wise_adagrad", 1), np.float32(4), g, w, (a,))
+    assert a.tolist() == [[16.0, 16.0, 16.0]]
+    assert new.tolist() == [[-3.0, 0.0, -6.0]]
+
+
+def test_a_program_must_give_weights_and_slots_of_the_same_shape():
+    w = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"expected 2 results \(weights, then slots\), got 1"):
+        update(NUMPY, UpdateRule("user_defined_program", 1, program=lambda g, w, s: w), np.float32(1), w, w, (w,))
+    rule = UpdateRule("user_defined_program", 1, program=lambda g, w, s: (w, s[:, 0]))
+    with pytest.raises(ValueError, match=r"expected slot 0 of shape \(2, 3\), got \(2,\)"):
+        update(NUMPY, rule, np.float32(1), w, w, (w,))
+
+
+def test_a_program_without_slots_may_give_its_weights_bare():
+    rule = UpdateRule("user_defined_program", 0, program=lambda g, w: w - 2 * g)
+    assert apply_once(rule, 1.0, 3.0) == -5.0
+
+
+def test_quantization_rounds_halves_up_and_clips():
+    seen = quantize(NUMPY, np.float32([-9, -1, -0.5, -0.25, 0, 0.75, 9]), 5, -1.0, 1.0)
+    assert seen.tolist() == [-1, -1, -0.5, 0, 0, 1, 1]
+    assert seen.dtype == np.float32
+
+
+# ---- NumPy against XLA on the CPU
+
+
+def compiled(rules):
+    """All rules in one program: (zero, lr, g, parts) → the new parts of each."""
+
+    def run(zero, lr, g, parts):
+        ops = Ops(jnp, partial(_rounded, zero))
+        return [update(ops, rule, lr, g, parts[0], tuple(parts[1:])) for rule in rules]
+
+    return jax.jit(run)
+
+
+def compare(ulp, rules, dim, seed):
+    """Every rule from the same random rows, for the steps of bench/ulp.py."""
+    rng = np.random.default_rng(seed)
+    run, parts = compiled(rules), ulp.start(rules[0], rng, dim)
+    for lr, ids, g in ulp.frames(rules[0], rng, dim):
+        rows = [part[ids] for part in parts]
+        for rule, (weights, slots) in zip(rules, run(np.int32(0), lr, g, rows), strict=True):
+            wanted, wanted_slots = update(NUMPY, rule, lr, g, rows[0], tuple(rows[1:]))
+            for got, right, before in zip((weights, *slots), (wanted, *wanted_slots), rows, strict=True):
+                assert got.dtype == right.dtype == np.float32
+                assert got.shape == right.shape
+                assert ulp.ulps(np.asarray(got), right, before) <= ulp.bound(rule), rule
+                assert np.asarray(got).tobytes() == right.tobytes() or ulp.bound(rule), rule
+
+
+@pytest.mark.parametrize("algorithm", UPDATES)
+def test_xla_gives_numpys_bits_for_every_parameter_and_switch(algorithm, ulp):
+    compare(ulp, ulp.rules(algorithm, [ulp.SWITCHES[0], ulp.SWITCHES[-1]]), 17, 0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 8, 128])
+def test_the_mean_over_a_row_has_numpys_bits_at_any_width(dim, ulp):
+    compare(ulp, ulp.rules("row_wise_adagrad", [{}]), dim, 0)
+
+
+# Nothing that makes subnormal numbers, which XLA flushes to zero.
+unit = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(2**-10, 1, width=32))
+positive = st.sampled_from([0.0, 0.5, float(np.float32(1e-3))])
+VALUES = {"lr_power": st.sampled_from([-0.5, -1.0]), "exponent": st.just(2.0), "beta2": st.one_of(st.just(1.0), unit)}
+VALUES |= dict.fromkeys(["momentum", "beta1", "rho", "tau"], unit)
+VALUES |= dict.fromkeys(["l1", "l2", "beta", "max_var_update", "max_accumulator"], positive)
+VALUES |= {"epsilon": st.sampled_from([float(np.float32(1e-7)), 0.5]), "max_delta": st.sampled_from([50.0, 1e6])}
+VALUES |= {"outlier_threshold": st.floats(0.5, 8, width=32), "weight_exponent": st.just(1.0)}
+limits = st.one_of(st.none(), st.just(0.0), st.floats(2**-10, 2, width=32), st.floats(-2, -(2**-10), width=32))
 
 
 @st.composite
-def optimizers(draw):
-    limits = {"clipvalue": (draw(clips), draw(clips))}
-    limits |= {"clip_weight_min": draw(clips), "clip_weight_max": draw(clips)}
-    decay = {"weight_decay_factor": draw(st.sampled_from([None, 0.01, 0.5]))}
-    decay["multiply_weight_decay_factor_by_learning_rate"] = draw(st.sampled_from([None, True]))
-    kind = draw(st.sampled_from([SGD, Adagrad]))
-    return kind(draw(st.sampled_from([0.01, 1.0])), **limits, **decay)
+def random_rules(draw, ulp_hypers):
+    algorithm = draw(st.sampled_from(sorted(set(UPDATES) - {"user_defined_program"})))
+    hyper = tuple((name, draw(VALUES.get(name, st.booleans()))) for name, _ in ulp_hypers(algorithm)[0])
+    switches = {name: draw(limits) for name in ("gradient_min", "gradient_max", "weight_min", "weight_max")}
+    switches["weight_decay"] = draw(st.sampled_from([0.0, 0.5, float(np.float32(0.01))]))
+    return algorithm, hyper, switches | {"decay_times_learning_rate": draw(st.booleans())}
 
 
-@given(optimizers(), st.sampled_from([1, 2, 3, 8, 17, 128]), st.sampled_from([1, 4]), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
-def test_the_engine_equals_the_equations_in_numpy_bit_for_bit(optimizer, dim, devices, seed):
-    import jax
-    from jax.sharding import Mesh
-
-    mesh = Mesh(np.asarray(jax.devices()[:devices]), ("x",))
-    config = EmbeddingConfig.from_tables([TableConfig(11, dim, name="t", optimizer=optimizer)])
-    spec, engine = config.table("t"), Engine(config, mesh, reduction="sum")
-    state = engine.retrieve_parameters("t")
-    w, slots = state.pop("parameters"), tuple(state.values())
-    rng = np.random.default_rng(seed)
-    for _ in range(2):
-        ids = rng.permutation(11)[:7]
-        g = rng.standard_normal((7, dim), np.float32)
-        w[ids], new = update(NUMPY, spec.rule, np.float32(spec.learning_rate), g, w[ids], tuple(s[ids] for s in slots))
-        for slot, rows in zip(slots, new, strict=True):
-            slot[ids] = rows
-        engine.apply({"t": (ids, g)})
-    after = engine.retrieve_parameters("t")
-    assert after.pop("parameters").tobytes() == w.tobytes()
-    assert [s.tobytes() for s in after.values()] == [s.tobytes() for s in slots]
+@given(st.data(), st.sampled_from([1, 2, 3, 8, 17, 128]), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_xla_gives_numpys_bits_whatever_the_parameters(ulp, data, dim, seed):
+    algorithm, hyper, switches = data.draw(random_rules(ulp.hypers))
+    compare(ulp, [UpdateRule(algorithm, ulp.NUM_SLOTS[algorithm], hyper, **switches)], dim, seed)

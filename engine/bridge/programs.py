@@ -17,9 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
+
+# Rows that a sweep updates at once: its temporaries hold that many, never a table.
+SWEPT_ROWS = 8192
 Program = Callable[..., Any]
 
 
@@ -42,6 +46,19 @@ def create(mesh: Mesh, shape: tuple[int, int, int], starts: tuple[float, ...]) -
     return jax.jit(program, out_shardings=row_sharding(mesh))
 
 
+def check_program(table: str, rule: UpdateRule, dim: int) -> None:
+    """ConfigError where the program of a user_defined_program cannot be traced or gives other shapes than it must."""
+    if rule.program is None:
+        return
+    rows = jax.ShapeDtypeStruct((8, dim), jnp.float32)
+    rate = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
+    except Exception as error:  # whatever a user's function may raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"table '{table}': its program fails: {type(error).__name__}: {reason}") from error
+
+
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule) -> Program:
     """(table, rows i32[n,K], grads f32[n,K,dim], lr f32[], zero i32[]) → (table updated in place, fence i32[n]).
@@ -55,12 +72,54 @@ def apply(mesh: Mesh, rule: UpdateRule) -> Program:
         # Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator
         # would still trip jax_debug_nans.
         state = table.at[rows[0]].get(mode="fill", fill_value=1.0, unique_indices=True)
-        slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
-        weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads[0], state[:, 0], slots)
-        new = jnp.stack([weights, *slots], axis=1)
+        new = _updated(Ops(jnp, partial(_rounded, zero)), rule, lr, grads[0], state)
         return table.at[rows[0]].set(new, mode="drop", unique_indices=True), jnp.zeros(1, jnp.int32)
 
     return _sharded(mesh, local, num_row_args=3, num_scalars=2, num_out=2, donate=True)
+
+
+@lru_cache(maxsize=256)
+def no_rows(mesh: Mesh, num_rows: int) -> Program:
+    """() → bool[num_rows], all False: which rows of all devices a step has touched, for ``mark``."""
+    return jax.jit(lambda: jnp.zeros(num_rows, bool), out_shardings=row_sharding(mesh))
+
+
+@lru_cache(maxsize=16)
+def mark(mesh: Mesh) -> Program:
+    """(touched bool[n*R], rows i32[n,K]) → touched, with those rows set."""
+
+    def local(touched: jax.Array, rows: jax.Array) -> jax.Array:
+        return touched.at[rows[0]].set(True, mode="drop", unique_indices=True)
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=True)
+
+
+@lru_cache(maxsize=256)
+def sweep(mesh: Mesh, rule: UpdateRule) -> Program:
+    """(table, touched bool[n*R], lr f32[], zero i32[]) → (table, fence): a gradient of 0 for every row not touched.
+
+    In place: block after block, because an update reads all parts of a row for each, which XLA would only do
+    from a copy of the table.
+    """
+
+    def local(table: jax.Array, touched: jax.Array, lr: jax.Array, zero: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ops = Ops(jnp, partial(_rounded, zero))
+        num_rows, parts, dim = table.shape
+        size = min(SWEPT_ROWS, num_rows)
+
+        def block(number: jax.Array, table: jax.Array) -> jax.Array:
+            # The last block begins early where the rows are no multiple: what was swept is left alone.
+            first = jnp.minimum(number * size, num_rows - size)
+            state = jax.lax.dynamic_slice(table, (first, 0, 0), (size, parts, dim))
+            # A zero that the compiler sees would be left out of sums, and -0 + 0 would stay -0.
+            grads = ops.rounded(jnp.zeros((size, dim), table.dtype))
+            new = _updated(ops, rule, lr, grads, state)
+            done = jax.lax.dynamic_slice(touched, (first,), (size,)) | (first + jnp.arange(size) < number * size)
+            return jax.lax.dynamic_update_slice(table, jnp.where(done[:, None, None], state, new), (first, 0, 0))
+
+        return jax.lax.fori_loop(0, -(-num_rows // size), block, table), jnp.zeros(1, jnp.int32)
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=2, num_out=2, donate=True)
 
 
 @lru_cache(maxsize=16)
@@ -84,14 +143,21 @@ def read(mesh: Mesh) -> Program:
     return _sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
 
 
+def _updated(ops: Ops, rule: UpdateRule, lr: jax.Array, grads: jax.Array, state: jax.Array) -> jax.Array:
+    """state f32[K, parts, dim] after one update with grads f32[K, dim]."""
+    slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))
+    weights, slots = update(ops, rule, lr, grads, state[:, 0], slots)
+    return jnp.stack([weights, *slots], axis=1)
+
+
 def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
-    """x, as a float32 of its own: bits flipped by a runtime 0.
+    """x, as a float32 of its own: its bits, or a runtime 0. (Not xor, which undoes itself when done twice.)
 
     XLA on a CPU fuses a product into the sum it goes into (FMA), and rewrites a/sqrt(b) to a*rsqrt(b);
     optimization_barrier and reduce_precision do not stop the first. Through this the result equals
     NumPy's bit for bit, subnormal numbers aside, which XLA flushes to zero.
     """
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32) ^ zero
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) | zero
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 

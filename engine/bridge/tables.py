@@ -7,7 +7,7 @@ are valid and, for apply and write, distinct: the rooms before this one have see
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
-from penstock.bridge.layout import MAX_BUCKET, Layout
+from penstock.bridge.layout import MAX_BUCKET, Layout, Partitioned
 from penstock.updates import UpdateRule
 
 Int64 = npt.NDArray[np.int64]
@@ -38,9 +38,11 @@ class DeviceTable:
     """
 
     def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
+        programs.check_program(layout.name, rule, layout.dim)
         self.layout = layout
         self._mesh = mesh
         self._apply = programs.apply(mesh, rule)
+        self._sweep = programs.sweep(mesh, rule) if rule.non_lazy else None
         self._write = programs.write(mesh)
         self._read = programs.read(mesh)
         self._array: jax.Array = programs.create(mesh, layout.shape, (0.0, *starts))()
@@ -56,10 +58,16 @@ class DeviceTable:
         return [shard.data.unsafe_buffer_pointer() for shard in self._array.addressable_shards]
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
-        """One optimizer application to the rows of distinct ids. grads : float32 (n, dim)."""
+        """One optimizer application to the rows of distinct ids. grads : float32 (n, dim).
+
+        Where the rule is not lazy all other rows are updated too, with a gradient of 0.
+        """
         lr = np.float32(learning_rate)
-        for part in self._slices(len(ids)):
-            block = self.layout.partition(ids[part], grads[part])
+        blocks: Iterable[Partitioned] = (self.layout.partition(ids[p], grads[p]) for p in self._slices(len(ids)))
+        if self._sweep is not None:
+            blocks = list(blocks)
+            self._sweep_around(blocks, lr)
+        for block in blocks:
             self._array, fence = self._apply(self._array, block.rows, block.values, lr, np.int32(0))
             self._wait_behind(fence)
 
@@ -104,6 +112,16 @@ class DeviceTable:
         """Block until every dispatch is done; an error of the device comes out here."""
         while self._fences:
             self._fences.popleft().block_until_ready()
+
+    def _sweep_around(self, blocks: Iterable[Partitioned], lr: np.float32) -> None:
+        """Update every row that is in none of the blocks."""
+        assert self._sweep is not None
+        touched = programs.no_rows(self._mesh, self.layout.shape[0])()
+        mark = programs.mark(self._mesh)
+        for block in blocks:
+            touched = mark(touched, block.rows)
+        self._array, fence = self._sweep(self._array, touched, lr, np.int32(0))
+        self._wait_behind(fence)
 
     def _wait_behind(self, fence: jax.Array) -> None:
         self._fences.append(fence)

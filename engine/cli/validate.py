@@ -33,24 +33,29 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     out, columns = Output(args.json), columns_of(args)
     check_sources(args.sources)
-    config = EmbeddingConfig.load(args.config)
-    options = ReadOptions(
-        sizes=config.sizes,
-        num_tags=config.num_tags,
-        table=args.table,
-        columns=columns,
-        contribution_rows=args.contribution_rows,
-        on_bad_row="drop",
-        gradient_dtype=args.gradient_dtype,
-        allow_missing_end=args.allow_missing_end,
-    )
-    findings = config.lint()
-    out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
+    config, findings = EmbeddingConfig.check(args.config)
+    if config is not None:
+        out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
     for finding in findings:
-        out.say(f"{finding.severity:8}  {finding.code}  {finding.where}: {finding.message}; {finding.fix}")
+        place = finding.where if finding.line is None else f"line {finding.line}, {finding.where}"
+        out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")
     if not findings:
         out.say("good      nothing to remark on the configuration")
-    checked = [check(source, options, out) for source in args.sources]
+    checked: list[dict[str, Any]] = []
+    if config is None and args.sources:
+        out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
+    elif config is not None:
+        options = ReadOptions(
+            sizes=config.sizes,
+            num_tags=config.num_tags,
+            table=args.table,
+            columns=columns,
+            contribution_rows=args.contribution_rows,
+            on_bad_row="drop",
+            gradient_dtype=args.gradient_dtype,
+            allow_missing_end=args.allow_missing_end,
+        )
+        checked = [check(source, options, out) for source in args.sources]
     out.result({"config": args.config, "findings": [vars(f) for f in findings], "sources": checked})
     if any(source["errors"] for source in checked):
         return 3

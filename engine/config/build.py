@@ -1,21 +1,29 @@
-"""From the Python classes to an EngineConfig: TableConfigs and optimizers in, message and callables out.
+"""From the Python classes to an EngineConfig: tables and optimizers in, a message and Python's own part out.
 
-Writes what TensorFlow's TPUEmbedding writes for its tables, and beside it the little that its proto cannot hold.
-Whether the result makes sense is asked in validate.py.
+Writes what TensorFlow's TPUEmbedding writes, and beside it the little that its proto cannot hold. Features are
+build_features.py's; whether the result makes sense is asked in validate.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
 from penstock.config.optimizer_proto import optimization_parameters
-from penstock.config.optimizers import DynamicLearningRate, Optimizer
+from penstock.config.optimizers import (
+    OWN_OPTIMIZERS,
+    DynamicLearningRate,
+    FrequencyAwareAdagrad,
+    Optimizer,
+    UserDefinedProgram,
+)
 from penstock.config.rounding import float32
+from penstock.config.specs import PythonPart
 from penstock.config.tables import (
     Constant,
     QuantizationConfig,
+    RowIdInitializer,
     TableConfig,
     TruncatedNormal,
     Uniform,
@@ -23,35 +31,55 @@ from penstock.config.tables import (
     dtype_name,
 )
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.config.written import numbers_of
 from penstock.errors import ConfigError
 
-Built = tuple[EngineConfig, dict[int, Callable[[], Any]], dict[str, Callable[..., Any]]]
+Built = tuple[EngineConfig, PythonPart]
 
 
-def build(
-    tables: Sequence[TableConfig], optimizer: Optimizer | None, num_required: int | None, reduction: str | None
-) -> Built:
-    """The message, the schedules by tag, and the initializers by table name that only Python can hold."""
-    message = EngineConfig()
-    config = message.tpu_embedding_configuration
-    config.mode = TPUEmbeddingConfiguration.TRAINING
-    rates: list[Any] = []
-    initializers: dict[str, Callable[..., Any]] = {}
+def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
+    """Tables without features, in their order; the TableConfigs are not changed."""
     for index, table in enumerate(tables):
         if not isinstance(table, TableConfig):
             raise ConfigError(f"tables[{index}] must be a TableConfig, got {type(table).__name__}")
         if any(table is other for other in tables[:index]):
             raise ConfigError(f"tables[{index}] is the same TableConfig as an earlier one; list each table once")
+        if dtype_name(table.dtype) != "float32":
+            name = table.name if table.name is not None else f"table_{index}"
+            raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
+    return write_tables(named_tables(tables, optimizer), num_hosts=1)
+
+
+def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
+    """Every table with its name and its optimizer."""
+    named: list[tuple[TableConfig, str, Optimizer]] = []
+    for index, table in enumerate(tables):
         name = table.name if table.name is not None else f"table_{index}"
-        _write_table(config.table_descriptor.add(), name, table, optimizer, rates)
-        if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant):
-            initializers[name] = table.initializer
-        settings = _settings(name, table, _optimizer(name, table, optimizer))
+        if any(name == other for _, other, _ in named):
+            raise ConfigError(f"two tables are named '{name}'; give every table its own name")
+        named.append((table, name, _optimizer(name, table, common)))
+    return named
+
+
+def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
+    """A message with the tables, in their order."""
+    message = EngineConfig()
+    config = message.tpu_embedding_configuration
+    config.mode = TPUEmbeddingConfiguration.TRAINING
+    inputs: list[Any] = []
+    part = PythonPart({}, {}, {}, {})
+    for index, (table, name, optimizer) in enumerate(tables):
+        _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
+        if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant | RowIdInitializer):
+            part.initializers[name] = table.initializer
+        if isinstance(optimizer, UserDefinedProgram):
+            part.programs[name] = optimizer.program
+        part.written.update(numbers_of(f"table_descriptor[{index}].optimization_parameters", optimizer))
+        settings = _settings(name, table, optimizer)
         if settings.ByteSize() > TableSettings(name=name).ByteSize():
             message.table.append(settings)
-    _write_gate(message, num_required, reduction)
-    schedules = {tag: rate for tag, rate in enumerate(rates) if not isinstance(rate, DynamicLearningRate)}
-    return message, schedules, initializers
+    part.schedules.update({tag: rate for tag, rate in enumerate(inputs) if not isinstance(rate, DynamicLearningRate)})
+    return message, part
 
 
 def _optimizer(name: str, table: TableConfig, common: Optimizer | None) -> Optimizer:
@@ -67,21 +95,25 @@ def _write_table(
     descriptor: TPUEmbeddingConfiguration.TableDescriptor,
     name: str,
     table: TableConfig,
-    common: Optimizer | None,
-    rates: list[Any],
+    optimizer: Optimizer,
+    inputs: list[Any],
+    num_hosts: int,
 ) -> None:
-    """Fill one descriptor; a dynamic learning rate not seen before is appended to ``rates``, its tag is its place."""
+    """Fill one descriptor; a dynamic input not seen before is appended to ``inputs``, its tag is its place."""
     if not isinstance(name, str):
         raise TypeError(f"a table's name must be a str, got {name!r}")
-    if dtype_name(table.dtype) != "float32":
-        raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
-    optimizer = _optimizer(name, table, common)
-    tag = _tag(name, optimizer.learning_rate, rates)
+    tag = _tag(name, optimizer.learning_rate, inputs)
     try:
         descriptor.name = name
-        descriptor.vocabulary_size = table.vocabulary_size
+        # As TensorFlow: at least one row for every host.
+        descriptor.vocabulary_size = max(table.vocabulary_size, num_hosts)
         descriptor.dimension = table.dim
         descriptor.optimization_parameters.CopyFrom(optimization_parameters(optimizer, tag))
+        if isinstance(optimizer, FrequencyAwareAdagrad) and optimizer.step_counter is not None:
+            counter = _tag(name, optimizer.step_counter, inputs)
+            if counter is None:
+                raise ConfigError(f"step_counter must be a callable or None, got {optimizer.step_counter!r}")
+            descriptor.optimization_parameters.frequency_aware_adagrad.step_counter.tag = counter
         if table.quantization_config is not None:
             _write_quantization(descriptor, table.quantization_config)
     except TypeError as error:
@@ -90,13 +122,14 @@ def _write_table(
         raise ConfigError(f"table '{name}': {error}") from None
 
 
-def _tag(name: str, rate: Any, rates: list[Any]) -> int | None:
-    """Rates are told apart by ==, as TensorFlow does: equal bound methods share a tag, two lambdas never do."""
+def _tag(name: str, rate: Any, inputs: list[Any]) -> int | None:
+    """Inputs are told apart by ==, as TensorFlow does: equal bound methods share a tag, two lambdas never do."""
     if not callable(rate) and not isinstance(rate, DynamicLearningRate):
         return None
-    if rate not in rates:
-        rates.append(rate)
-    tag = rates.index(rate)
+    hash(rate)  # TensorFlow looks them up in a dictionary: one that cannot be hashed is a TypeError there, too
+    if rate not in inputs:
+        inputs.append(rate)
+    tag = inputs.index(rate)
     if isinstance(rate, DynamicLearningRate) and rate.tag != tag:
         raise ConfigError(
             f"table '{name}': learning rate has tag {rate.tag} but is number {tag} by first use; "
@@ -129,14 +162,22 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
             settings.uniform.max = maximum
         case Constant(value):
             settings.constant.value = value
-    defaults = dict(type(optimizer)().slots())  # type: ignore[call-arg]  # every subclass has a default for all
+        case RowIdInitializer(offset):
+            settings.row_id.offset = offset
+    is_program = isinstance(optimizer, UserDefinedProgram)
+    defaults = {} if is_program else dict(type(optimizer)().slots())
     for slot, value in optimizer.slots():
-        if float32(value) != float32(defaults[slot]):
+        if slot not in defaults or float32(value) != float32(defaults[slot]):
             settings.slot.add(name=slot, initial_value=value)
+    if dtype_name(table.dtype) == "int32":
+        settings.storage_dtype = TableSettings.INT32
+    if optimizer.parameters_field in OWN_OPTIMIZERS:
+        getattr(settings, optimizer.parameters_field).SetInParent()
     return settings
 
 
-def _write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
+def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
+    """Put the gate settings into ``message``, where there are any."""
     if num_required is not None:
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")

@@ -1,7 +1,8 @@
 """EmbeddingConfig: what the tables and features of one engine are, wherever that was written down.
 
-The front of this room: it holds one checked EngineConfig message and hands out views of it. Reading and writing
-(files.py), the rules (validate.py), the views (specs.py) and the way from Python classes (build.py) stand beside it.
+The front of this room: it holds one EngineConfig message and hands out views of it. Reading and writing (files.py),
+the rules (validate.py, lint.py), the views (views.py, specs.py) and the way from Python classes (build.py) stand
+beside it.
 """
 
 from __future__ import annotations
@@ -15,44 +16,60 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.config import files
-from penstock.config.build import build
-from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
-from penstock.config.lint import Finding, lint
+from penstock.config.build import build_tables, write_gate
+from penstock.config.build_features import Strategy, build_features
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.features import FeatureConfig
+from penstock.config.findings import Finding, near
+from penstock.config.lint import lint
 from penstock.config.optimizers import Optimizer
-from penstock.config.specs import FeatureSpec, TableSpec, dynamic_tag, feature_specs, table_spec
+from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.config.validate import near, validate
+from penstock.config.validate import validate
+from penstock.config.views import MessageView
+from penstock.config.written import Scan
 from penstock.errors import ConfigError
 
+Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 
-class EmbeddingConfig:
-    """An immutable configuration. Make one with ``load``, ``from_proto`` or ``from_tables``.
+
+class EmbeddingConfig(MessageView):
+    """An immutable configuration. Make one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
 
     Its truth is a message, so what this version does not know of a binary configuration is kept and saved again.
     """
 
-    def __init__(
-        self,
-        message: EngineConfig,
-        schedules: Mapping[int, Callable[[], Any]] | None = None,
-        initializers: Mapping[str, Callable[..., Any]] | None = None,
-    ) -> None:
-        """``message`` is copied and checked; the mappings hold what only Python can: callables by tag and by table."""
-        validate(message)
-        self._message = EngineConfig()
-        self._message.CopyFrom(message)
-        self._schedules = dict(schedules or {})
-        self._initializers = dict(initializers or {})
+    def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
+        """``message`` is copied, not checked; ``part`` is what only Python can hold, ``scan`` of a text it is from."""
+        super().__init__(message)
+        self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
+        self._scan = scan
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
         """From a file: text or binary, TPUEmbeddingConfiguration or EngineConfig. ConfigError says what is wrong."""
-        message = files.read(path)
+        message, scan = files.read(path)
         try:
-            return cls(message)
+            validate(message)
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
+        return cls(message, scan=scan)
+
+    @classmethod
+    def check(cls, path: str | os.PathLike[str]) -> tuple[EmbeddingConfig | None, list[Finding]]:
+        """Lint a file, also one that ``load`` refuses: (the configuration or None, all findings).
+
+        ConfigError only for a file that does not parse.
+        """
+        message, scan = files.read(path)
+        config = cls(message, scan=scan)
+        findings = config.lint()
+        try:
+            validate(message)
+        except ConfigError:
+            return None, findings
+        return config, findings
 
     @classmethod
     def from_proto(cls, message: Message) -> EmbeddingConfig:
@@ -65,7 +82,48 @@ class EmbeddingConfig:
                 f"expected a TPUEmbeddingConfiguration or EngineConfig message, got {message.DESCRIPTOR.full_name}"
             )
         ours = kind.FromString(message.SerializeToString(deterministic=True))
-        return cls(ours if isinstance(ours, EngineConfig) else EngineConfig(tpu_embedding_configuration=ours))
+        whole = ours if isinstance(ours, EngineConfig) else EngineConfig(tpu_embedding_configuration=ours)
+        validate(whole)
+        return cls(whole)
+
+    @classmethod
+    def from_features(
+        cls,
+        feature_config: Features,
+        batch_size: int | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        num_hosts: int = 1,
+        num_replicas: int = 1,
+        num_cores_per_replica: int | None = None,
+        per_replica_input_shapes: Any = None,
+        pipeline_execution_with_tensor_core: bool = False,
+        per_replica_batch_size: int | None = None,
+        num_replicas_in_sync: int | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+    ) -> EmbeddingConfig:
+        """From Python classes, as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` builds it.
+
+        feature_config : FeatureConfigs in any nesting of dictionaries (visited by sorted key), lists and tuples
+        batch_size : per replica, as TensorFlow's per_replica_batch_size (which is accepted, too); not needed where
+            per_replica_input_shapes, nested like the features, or every output_shape says the shapes
+        num_hosts, num_replicas, num_cores_per_replica : what a TPU strategy supplies; num_replicas_in_sync is
+            another name for num_replicas; num_cores_per_replica is None without a device assignment
+        num_required, reduction : of the gate, ours
+
+        Tables come in the order of their first use. As in TensorFlow the names they get, and the optimizer that
+        they inherit, are written back into the TableConfigs; callable learning rates become dynamic tags.
+        What TensorFlow accepts is accepted, though it may not run: that is said by ``lint`` and by ``tables``.
+        """
+        batch_size = _one_of("batch_size", batch_size, "per_replica_batch_size", per_replica_batch_size)
+        replicas = num_replicas if num_replicas_in_sync is None else num_replicas_in_sync
+        if num_replicas not in (1, replicas):
+            raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
+        strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
+        message, part = build_features(feature_config, optimizer, batch_size, per_replica_input_shapes, strategy)
+        write_gate(message, num_required, reduction)
+        return cls(message, part)
 
     @classmethod
     def from_tables(
@@ -82,16 +140,30 @@ class EmbeddingConfig:
         tags, numbered by first use, and stay in ``schedules``. The TableConfigs are not changed. A table's combiner
         belongs to the features that use it, and is not kept here.
         """
-        return cls(*build(tables, optimizer, num_required, reduction))
+        message, part = build_tables(tables, optimizer)
+        write_gate(message, num_required, reduction)
+        validate(message)
+        return cls(message, part)
 
     def to_proto(self) -> TPUEmbeddingConfiguration:
-        """TensorFlow's message, as it came. Without initializers, initial slot values, combiners and the gate."""
+        """TensorFlow's message, as it came. Without initializers, initial slot values, combiners and the gate.
+
+        ConfigError where a table has an optimizer that this message cannot hold: one of our own, or a program in
+        Python.
+        """
+        own = next((settings for settings in self._message.table if settings.WhichOneof("optimizer")), None)
+        if own is not None:
+            raise ConfigError(
+                f"table '{own.name}': {own.WhichOneof('optimizer')} is an optimizer of our own, which TensorFlow's "
+                "message cannot hold; use to_engine_proto, or save, which writes an EngineConfig"
+            )
+        self._refuse_programs()
         copy = TPUEmbeddingConfiguration()
         copy.CopyFrom(self._message.tpu_embedding_configuration)
         return copy
 
     def to_engine_proto(self) -> EngineConfig:
-        """The whole, but for callables (learning-rate schedules and initializers), which no message can hold."""
+        """The whole, but for Python functions, which no message can hold: schedules, initializers and programs."""
         copy = EngineConfig()
         copy.CopyFrom(self._message)
         return copy
@@ -100,92 +172,79 @@ class EmbeddingConfig:
         """Write all of it, atomically: TensorFlow's message where that can hold it, else an EngineConfig.
 
         Text where the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part of a
-        file (a dynamic tag says that a rate comes from outside); a callable initializer is a ConfigError.
+        file (a dynamic tag says that a rate comes from outside); a callable initializer or a UserDefinedProgram is
+        a ConfigError.
         """
-        if self._initializers:
-            name = min(self._initializers)
+        if self._part.initializers:
+            name = min(self._part.initializers)
             raise ConfigError(
                 f"table '{name}': its initializer is a Python callable, which a file cannot hold; "
-                "use a TruncatedNormal, Uniform or Constant"
+                "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
             )
+        self._refuse_programs()
         files.write(self._message, path)
 
-    @property
-    def schedules(self) -> Mapping[int, Callable[[], Any]]:
-        """The callable learning rates of ``from_tables``, by tag."""
-        return MappingProxyType(self._schedules)
+    def _refuse_programs(self) -> None:
+        if self._part.programs:
+            raise ConfigError(
+                f"table '{min(self._part.programs)}': its program is a Python function, which no message can hold; "
+                "keep the code that builds this configuration instead"
+            )
 
     @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables by id; works whatever their optimizers are."""
-        return tuple(table.name for table in self._tables)
+    def schedules(self) -> Mapping[int, Callable[..., Any]]:
+        """The callable learning rates of ``from_features`` and ``from_tables``, by tag."""
+        return MappingProxyType(self._part.schedules)
 
     @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """name -> (vocabulary_size, dim); works whatever the optimizers are."""
-        return {table.name: (table.vocabulary_size, table.dimension) for table in self._tables}
+    def feature_structure(self) -> Any:
+        """The nesting that ``from_features`` was given, with each feature's index into ``features`` at its leaf.
+
+        A configuration from elsewhere has a list of them: no message holds a nesting.
+        """
+        structure = self._part.feature_structure
+        return list(range(len(self.features))) if structure is None else structure
 
     @cached_property
     def tables(self) -> tuple[TableSpec, ...]:
         """Every table, by id. ConfigError where this version cannot run one of them."""
+        validate(self._message)
         return tuple(self._table(index) for index in range(len(self._tables)))
 
     def table(self, name: str) -> TableSpec:
         """One table by its name. ConfigError where there is none, or this version cannot run it."""
+        validate(self._message)
+        return self._table(self._index(name))
+
+    def optimizer(self, name: str) -> Optimizer:
+        """The optimizer of a table as an instance of its class, also where it can only be kept and not run."""
+        return optimizer_of(self._message, self._index(name), self._part)
+
+    def _index(self, name: str) -> int:
         names = self.table_names
         if name not in names:
-            raise ConfigError(f"no table is named '{name}'{near(name, names)}")
-        return self._table(names.index(name))
+            raise ConfigError(f"no table is named '{name}'; {near(name, names)}")
+        return names.index(name)
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The input features, in order; empty where the configuration has none."""
         return feature_specs(self._message)
 
-    @cached_property
-    def num_tags(self) -> int:
-        """How many values each step brings with it: learning rates, and step counters."""
-        tags = set()
-        for table in self._tables:
-            parameters = table.optimization_parameters
-            tags.add(dynamic_tag(parameters))
-            if parameters.frequency_aware_adagrad.HasField("step_counter"):
-                tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
-        return len(tags - {None})
-
-    @property
-    def mode(self) -> str:
-        """ "UNSPECIFIED", "INFERENCE", "TRAINING" or "BACKWARD_PASS_ONLY"."""
-        return TPUEmbeddingConfiguration.Mode.Name(self._message.tpu_embedding_configuration.mode)
-
-    @property
-    def sharding_strategy(self) -> str:
-        """ "DIV" (contiguous ranges of ids) or "MOD" (id % shards)."""
-        strategy = self._message.tpu_embedding_configuration.sharding_strategy
-        return "MOD" if strategy == TPUEmbeddingConfiguration.MOD else "DIV"
-
-    @property
-    def gate_num_required(self) -> int | None:
-        """Frames that open the gate; None where the configuration does not say."""
-        gate = self._message.gate
-        return gate.num_required if gate.HasField("num_required") else None
-
-    @property
-    def gate_reduction(self) -> str | None:
-        """ "mean" or "sum"; None where the configuration does not say."""
-        return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
-
     def lint(self) -> list[Finding]:
         """What is legal but looks like a mistake, and what this version cannot run."""
-        return lint(self._message)
-
-    @property
-    def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
-        return self._message.tpu_embedding_configuration.table_descriptor
+        return lint(self._message, self._part.written, self._part.programs, self._scan)
 
     def _table(self, index: int) -> TableSpec:
-        return table_spec(self._message, index, self._schedules, self._initializers)
+        return table_spec(self._message, index, self._part)
 
     def __repr__(self) -> str:
         tables = ", ".join(f"{name} {rows}x{dim}" for name, (rows, dim) in self.sizes.items())
         return f"EmbeddingConfig({tables})"
+
+
+def _one_of(name: str, value: int | None, other: str, other_value: int | None) -> int | None:
+    """The value of two arguments that mean the same."""
+    if value is not None and other_value is not None and value != other_value:
+        raise ConfigError(f"{name} is {value}, but {other} {other_value}; give one of them")
+    return other_value if value is None else value

@@ -30,6 +30,16 @@ class Constant(_message.Message):
     value: float
     def __init__(self, value: _Optional[float] = ...) -> None: ...
 
+class RowId(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+
+class RowWiseAdagradParameters(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SlotSettings(_message.Message):
     __slots__ = ("name", "initial_value")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -39,38 +49,46 @@ class SlotSettings(_message.Message):
     def __init__(self, name: _Optional[str] = ..., initial_value: _Optional[float] = ...) -> None: ...
 
 class TableSettings(_message.Message):
-    __slots__ = ("name", "truncated_normal", "uniform", "constant", "slot", "storage_dtype")
+    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "row_wise_adagrad")
     class StorageDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[TableSettings.StorageDtype]
         FLOAT32: _ClassVar[TableSettings.StorageDtype]
         BFLOAT16: _ClassVar[TableSettings.StorageDtype]
+        INT32: _ClassVar[TableSettings.StorageDtype]
     UNSPECIFIED: TableSettings.StorageDtype
     FLOAT32: TableSettings.StorageDtype
     BFLOAT16: TableSettings.StorageDtype
+    INT32: TableSettings.StorageDtype
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_NORMAL_FIELD_NUMBER: _ClassVar[int]
     UNIFORM_FIELD_NUMBER: _ClassVar[int]
     CONSTANT_FIELD_NUMBER: _ClassVar[int]
+    ROW_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STORAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ROW_WISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     truncated_normal: TruncatedNormal
     uniform: Uniform
     constant: Constant
+    row_id: RowId
     slot: _containers.RepeatedCompositeFieldContainer[SlotSettings]
     storage_dtype: TableSettings.StorageDtype
-    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ...) -> None: ...
+    row_wise_adagrad: RowWiseAdagradParameters
+    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
 
 class FeatureSettings(_message.Message):
-    __slots__ = ("name", "combiner", "max_sequence_length")
+    __slots__ = ("name", "combiner", "max_sequence_length", "feature_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMBINER_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     combiner: str
     max_sequence_length: int
-    def __init__(self, name: _Optional[str] = ..., combiner: _Optional[str] = ..., max_sequence_length: _Optional[int] = ...) -> None: ...
+    feature_id: int
+    def __init__(self, name: _Optional[str] = ..., combiner: _Optional[str] = ..., max_sequence_length: _Optional[int] = ..., feature_id: _Optional[int] = ...) -> None: ...
 
 class GateSettings(_message.Message):
     __slots__ = ("num_required", "reduction")

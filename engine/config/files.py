@@ -19,8 +19,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.config import engine_config_pb2
 from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.findings import near
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.config.validate import near
+from penstock.config.written import Scan, scan
 from penstock.errors import ConfigError
 
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
@@ -48,8 +49,8 @@ KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
 }
 
 
-def read(path: str | os.PathLike[str]) -> EngineConfig:
-    """The configuration in a file, as an EngineConfig message that need not make sense yet."""
+def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
+    """The configuration in a file, as an EngineConfig message that need not make sense yet; of a text its scan, too."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -71,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> EngineConfig:
     if not content.strip():
         raise ConfigError(f"{name}: is empty; a configuration needs at least one table_descriptor")
     try:
-        return _parse_text(_decode(content)) if _is_text(content) else parse_binary(content)
+        return _parse_text(_decode(content)) if _is_text(content) else (parse_binary(content), None)
     except _AtError as error:
         raise ConfigError(_line(f"{name}:{error.line}:{error.column}: {error}")) from None
     except ConfigError as error:
@@ -120,7 +121,7 @@ def parse_binary(content: bytes) -> EngineConfig:
     return EngineConfig(tpu_embedding_configuration=config)
 
 
-def _parse_text(text: str) -> EngineConfig:
+def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
     kinds = list(KINDS.values())
     header = HEADER.search(text)
     if header is not None:
@@ -138,7 +139,8 @@ def _parse_text(text: str) -> EngineConfig:
         except Exception as error:  # the parser lets some of Python's own errors through
             failures.append(_AtError(f"cannot be parsed: {error}", 1, 1))
         else:
-            return message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
+            whole = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
+            return whole, scan(text, kind)
     # The kind that got further is the one that was meant.
     raise max(failures, key=lambda failure: (failure.line, failure.column))
 
@@ -152,10 +154,10 @@ def _at(error: text_format.ParseError, text: str) -> _AtError:
     field = re.search(r'Message type "([\w.]+)" has no field named "(\w+)', problem)
     value = re.search(r'Enum type "([\w.]+)" has no value named (\w+)', problem)
     if field is not None and (message := _descriptor(field[1])) is not None:
-        problem = f"{message.name} has no field '{field[2]}'" + near(field[2], message.fields_by_name)
+        problem = f"{message.name} has no field '{field[2]}'; " + near(field[2], message.fields_by_name)
     elif value is not None and (owner := _descriptor(value[1].rsplit(".", 1)[0])) is not None:
         enum = owner.enum_types_by_name[value[1].rsplit(".", 1)[1]]
-        problem = f"{enum.name} has no value '{value[2]}'" + near(value[2], enum.values_by_name)
+        problem = f"{enum.name} has no value '{value[2]}'; " + near(value[2], enum.values_by_name)
     return _AtError(problem.replace("penstock.tpu.", ""), line, column)
 
 

@@ -1,21 +1,34 @@
-"""Between an optimizer class and ``OptimizationParameters``: what all optimizers share, written and read once.
+"""Between an optimizer class and its messages: what all optimizers share, written and read once.
 
-A new optimizer needs nothing here: it brings its own part with it (``write_parameters``, ``read_arguments``).
+A new optimizer needs nothing here: it brings its own part with it (its fields, its slots). Reading checks nothing:
+a proto may hold what a constructor refuses. What cannot be run is said in runnable.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+from penstock.config.engine_config_pb2 import EngineConfig, TableSettings
 from penstock.config.optimization_parameters_pb2 import (
     ClippingLimits,
     GradientAccumulationStatus,
     LowDimensionalPackingStatus,
     OptimizationParameters,
 )
-from penstock.config.optimizers import OPTIMIZERS, LearningRate, Optimizer
+from penstock.config.optimizers import (
+    OPTIMIZERS,
+    OWN_OPTIMIZERS,
+    DynamicLearningRate,
+    FrequencyAwareAdagrad,
+    LearningRate,
+    Optimizer,
+    UserDefinedProgram,
+)
 from penstock.errors import ConfigError
+
+Program = Callable[..., Any]
 
 
 def optimization_parameters(optimizer: Optimizer, tag: int | None) -> OptimizationParameters:
@@ -30,15 +43,16 @@ def optimization_parameters(optimizer: Optimizer, tag: int | None) -> Optimizati
     parameters.gradient_accumulation_status = (
         accumulation.ENABLED if optimizer.use_gradient_accumulation else accumulation.DISABLED
     )
-    if optimizer.low_dimensional_packing_status:
-        parameters.low_dimensional_packing_status = LowDimensionalPackingStatus.ENABLED
+    packing = cast(LowDimensionalPackingStatus.Status, int(optimizer.low_dimensional_packing_status))
+    parameters.low_dimensional_packing_status = packing
     _write_limits(parameters.clipping_limits, optimizer.clip_weight_min, optimizer.clip_weight_max)
     _write_limits(parameters.gradient_clipping_limits, optimizer.clip_gradient_min, optimizer.clip_gradient_max)
     if optimizer.weight_decay_factor:
         parameters.weight_decay_factor = optimizer.weight_decay_factor
         if optimizer.multiply_weight_decay_factor_by_learning_rate:
             parameters.multiply_weight_decay_factor_by_learning_rate = True
-    optimizer.write_parameters(parameters)
+    if optimizer.parameters_field not in OWN_OPTIMIZERS:
+        optimizer.write_parameters(parameters)
     return parameters
 
 
@@ -59,31 +73,82 @@ def read_limits(limits: ClippingLimits) -> tuple[float | None, float | None]:
     return lower, upper
 
 
-def optimizer_from_proto(
-    parameters: OptimizationParameters, learning_rate: LearningRate, slots: Mapping[str, float]
-) -> Optimizer:
-    """The class instance that ``parameters`` describes; ``slots`` are initial values that differ from the default."""
-    algorithm = parameters.WhichOneof("parameters")
-    if algorithm is None or algorithm not in OPTIMIZERS:
-        supported = ", ".join(sorted(OPTIMIZERS))
-        raise ConfigError(f"optimizer '{algorithm}' is not yet supported by this version (supported: {supported})")
-    cls = OPTIMIZERS[algorithm]
-    weight_min, weight_max = read_limits(parameters.clipping_limits)
-    optimizer = cls(
-        learning_rate=learning_rate,
-        use_gradient_accumulation=accumulates(parameters),
-        clip_weight_min=weight_min,
-        clip_weight_max=weight_max,
-        weight_decay_factor=parameters.weight_decay_factor or None,
-        multiply_weight_decay_factor_by_learning_rate=parameters.multiply_weight_decay_factor_by_learning_rate or None,
-        low_dimensional_packing_status=parameters.low_dimensional_packing_status == LowDimensionalPackingStatus.ENABLED,
-        **cls.read_arguments(parameters, slots),
-    )
-    # Not through clipvalue: a proto may clip without accumulation, which the constructor refuses.
-    optimizer.clip_gradient_min, optimizer.clip_gradient_max = read_limits(parameters.gradient_clipping_limits)
-    return optimizer
-
-
 def accumulates(parameters: OptimizationParameters) -> bool:
     """Whether gradients are summed before the update: UNSPECIFIED means yes."""
     return parameters.gradient_accumulation_status != GradientAccumulationStatus.DISABLED
+
+
+def dynamic_tag(parameters: OptimizationParameters) -> int | None:
+    """The tag of a dynamic learning rate, None for a constant one. Presence decides: tag 0 is an empty message."""
+    rate = parameters.learning_rate
+    return rate.dynamic.tag if rate.WhichOneof("learning_rate") == "dynamic" else None
+
+
+def settings_of(message: EngineConfig, name: str) -> TableSettings:
+    """The settings of a table; empty ones where there are none."""
+    return next((settings for settings in message.table if settings.name == name), TableSettings())
+
+
+def algorithm_of(message: EngineConfig, index: int) -> str | None:
+    """Which optimizer table ``index`` has: a member of OptimizationParameters, or one of our own."""
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    own: str | None = settings_of(message, table.name).WhichOneof("optimizer")
+    return table.optimization_parameters.WhichOneof("parameters") or own
+
+
+def initial_values(settings: TableSettings) -> dict[str, float]:
+    """The initial slot values that ``settings`` say, by slot."""
+    return {slot.name: slot.initial_value for slot in settings.slot if slot.HasField("initial_value")}
+
+
+def read_optimizer(
+    message: EngineConfig, index: int, learning_rate: LearningRate, program: Program | None
+) -> Optimizer:
+    """The class instance that the optimizer of table ``index`` is. program : of a UserDefinedProgram."""
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    algorithm = algorithm_of(message, index) or ""
+    given = initial_values(settings_of(message, table.name))
+    if algorithm == UserDefinedProgram.parameters_field:
+        if program is None:
+            raise ConfigError(
+                f"table '{table.name}': the program of a file is XLA's own form, which is kept but not run; "
+                "build the configuration in Python, with UserDefinedProgram(program)"
+            )
+        optimizer: Optimizer = UserDefinedProgram(program, initial_slot_values=_in_slot_order(given))
+    else:
+        optimizer = OPTIMIZERS[algorithm]()
+    _read_common(optimizer, table.optimization_parameters, learning_rate)
+    if algorithm not in OWN_OPTIMIZERS:
+        own = getattr(table.optimization_parameters, algorithm)
+        optimizer.take_proto_values({name: getattr(own, name) for name in optimizer.fields()})
+    if isinstance(optimizer, FrequencyAwareAdagrad):
+        counter = table.optimization_parameters.frequency_aware_adagrad
+        has_one = counter.HasField("step_counter")
+        optimizer.step_counter = DynamicLearningRate(counter.step_counter.tag) if has_one else None
+    for slot, attribute in optimizer.initial.items():
+        if slot in given:
+            setattr(optimizer, attribute, given[slot])
+    return optimizer
+
+
+def _read_common(optimizer: Optimizer, parameters: OptimizationParameters, learning_rate: LearningRate) -> None:
+    """Attribute by attribute: a proto may do what the constructor refuses, as to clip without accumulation."""
+    optimizer.learning_rate = learning_rate
+    optimizer.use_gradient_accumulation = accumulates(parameters)
+    optimizer.clip_weight_min, optimizer.clip_weight_max = read_limits(parameters.clipping_limits)
+    optimizer.clip_gradient_min, optimizer.clip_gradient_max = read_limits(parameters.gradient_clipping_limits)
+    optimizer.weight_decay_factor = parameters.weight_decay_factor or None
+    times_rate = parameters.multiply_weight_decay_factor_by_learning_rate
+    optimizer.multiply_weight_decay_factor_by_learning_rate = times_rate or None
+    status = parameters.low_dimensional_packing_status
+    # As TensorFlow's classes have it: False and True are the first two, DISABLED is the number 2.
+    optimizer.low_dimensional_packing_status = bool(status) if status in (0, 1) else int(status)
+
+
+_SLOT = re.compile(r"slot_(\d+)")
+
+
+def _in_slot_order(given: Mapping[str, float]) -> tuple[float, ...]:
+    """The initial values of slot_0, slot_1, …"""
+    numbered = [(int(match[1]), value) for name, value in given.items() if (match := _SLOT.fullmatch(name))]
+    return tuple(value for _, value in sorted(numbered))

@@ -5,20 +5,60 @@ Everything here is derived; the proto message stays the truth. Numbers are the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_proto import accumulates, optimizer_from_proto
-from penstock.config.optimizers import DynamicLearningRate, LearningRate, Optimizer, update_rule
+from penstock.config.optimizer_proto import (
+    accumulates,
+    algorithm_of,
+    dynamic_tag,
+    initial_values,
+    read_limits,
+    read_optimizer,
+    settings_of,
+)
+from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
 from penstock.config.rounding import float32
-from penstock.config.tables import Constant, Initializer, TruncatedNormal, Uniform, default_initializer
+from penstock.config.runnable import refusals
+from penstock.config.tables import (
+    Constant,
+    Initializer,
+    RowIdInitializer,
+    TruncatedNormal,
+    Uniform,
+    default_initializer,
+)
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
 
-Schedules = Mapping[int, Callable[[], Any]]
+
+class PythonPart(NamedTuple):
+    """What no message can hold: callables, and what came of nested features and unrounded numbers.
+
+    schedules : tag -> the callable learning rate (or step counter)
+    initializers : table -> the callable (shape, dtype) -> array
+    programs : table -> the function of its UserDefinedProgram
+    written : path in the message -> the number as it was written, before float32
+    feature_structure : the nesting of the features, with the index of each at its leaf; None where none is known
+    """
+
+    schedules: dict[int, Callable[..., Any]]
+    initializers: dict[str, Callable[..., Any]]
+    programs: dict[str, Callable[..., Any]]
+    written: dict[str, float]
+    feature_structure: Any = None
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a forward pass sees of a table's rows: ``num_buckets`` levels from lower to upper, both included."""
+
+    num_buckets: int
+    lower: float
+    upper: float
 
 
 @dataclass(frozen=True)
@@ -29,6 +69,7 @@ class TableSpec:
     initializer : a value, or the callable (shape, dtype) -> array that a TableConfig was given
     slots : (name, initial value) in TensorFlow's order
     accumulate : the gradients of an id are summed before the update, which then happens once
+    quantization : simulated in the forward pass; the table itself stays as it is
     """
 
     name: str
@@ -42,6 +83,7 @@ class TableSpec:
     rule: UpdateRule
     accumulate: bool
     storage_dtype: str = "float32"
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)
@@ -55,50 +97,52 @@ class FeatureSpec:
     max_sequence_length: int = 0
 
 
-def dynamic_tag(parameters: OptimizationParameters) -> int | None:
-    """The tag of a dynamic learning rate, None for a constant one. Presence decides: tag 0 is an empty message."""
-    rate = parameters.learning_rate
-    return rate.dynamic.tag if rate.WhichOneof("learning_rate") == "dynamic" else None
-
-
-def table_settings(message: EngineConfig, name: str) -> TableSettings:
-    """The settings of a table; empty ones where there are none."""
-    return next((settings for settings in message.table if settings.name == name), TableSettings())
-
-
-def table_spec(
-    message: EngineConfig, index: int, schedules: Schedules, initializers: Mapping[str, Callable[..., Any]]
-) -> TableSpec:
+def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec:
     """The spec of table ``index``; ConfigError where this version cannot run it."""
+    refused = next(refusals(message, index, part.programs), None)
+    if refused is not None:
+        raise ConfigError(str(refused))
     table = message.tpu_embedding_configuration.table_descriptor[index]
-    parameters, settings = table.optimization_parameters, table_settings(message, table.name)
-    if settings.storage_dtype == TableSettings.BFLOAT16:
-        raise ConfigError(
-            f"table '{table.name}': storage_dtype BFLOAT16 is not yet supported by this version (supported: FLOAT32)"
-        )
+    parameters, settings = table.optimization_parameters, settings_of(message, table.name)
     tag = dynamic_tag(parameters)
-    constant = parameters.learning_rate.constant
-    rate: LearningRate = constant if tag is None else schedules.get(tag, DynamicLearningRate(tag))
-    given = {slot.name: slot.initial_value for slot in settings.slot if slot.HasField("initial_value")}
-    try:
-        optimizer = optimizer_from_proto(parameters, rate, given)
-    except ConfigError as error:
-        raise ConfigError(f"table '{table.name}': {error}") from None
+    optimizer = optimizer_of(message, index, part)
+    given = initial_values(settings)
     return TableSpec(
         name=table.name,
         vocabulary_size=table.vocabulary_size,
         dim=table.dimension,
         optimizer=optimizer,
-        learning_rate=constant if tag is None else None,
+        learning_rate=parameters.learning_rate.constant if tag is None else None,
         tag=tag,
-        initializer=initializers.get(table.name) or _initializer(settings, table.dimension),
-        slots=tuple((name, float32(value)) for name, value in optimizer.slots()),
+        initializer=part.initializers.get(table.name) or _initializer(message, index, settings),
+        slots=tuple((name, float32(given.get(name, value))) for name, value in optimizer.slots()),
         rule=update_rule(optimizer),
         accumulate=accumulates(parameters),
+        quantization=_quantization(parameters),
     )
 
 
-def _initializer(settings: TableSettings, dim: int) -> Initializer:
+def optimizer_of(message: EngineConfig, index: int, part: PythonPart) -> Optimizer:
+    """The optimizer of table ``index`` as an instance of its class, whether it can be run or not."""
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    tag = dynamic_tag(table.optimization_parameters)
+    constant = table.optimization_parameters.learning_rate.constant
+    rate: LearningRate = constant if tag is None else part.schedules.get(tag, DynamicLearningRate(tag))
+    return read_optimizer(message, index, rate, part.programs.get(table.name))
+
+
+def _quantization(parameters: OptimizationParameters) -> Quantization | None:
+    simulated = parameters.simulated_quantization
+    if not simulated.enabled:
+        return None
+    lower, upper = read_limits(simulated.clipping_limits)
+    assert lower is not None  # refused otherwise
+    assert upper is not None
+    return Quantization(simulated.num_buckets, lower, upper)
+
+
+def _initializer(message: EngineConfig, index: int, settings: TableSettings) -> Initializer:
+    table = message.tpu_embedding_configuration.table_descriptor[index]
     match settings.WhichOneof("initializer"):
         case "truncated_normal":
             return TruncatedNormal(settings.truncated_normal.mean, settings.truncated_normal.stddev)
@@ -106,8 +150,12 @@ def _initializer(settings: TableSettings, dim: int) -> Initializer:
             return Uniform(settings.uniform.min, settings.uniform.max)
         case "constant":
             return Constant(settings.constant.value)
-        case _:
-            return default_initializer(dim)
+        case "row_id":
+            return RowIdInitializer(settings.row_id.offset)
+    if algorithm_of(message, index) == FrequencyEstimator.parameters_field:
+        # Its rows are distances between hits, the largest until a row has been hit.
+        return Constant(table.optimization_parameters.frequency_estimator.max_delta)
+    return default_initializer(table.dimension)
 
 
 def feature_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
@@ -121,14 +169,18 @@ def feature_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
             for table in tables
             if batch > 0 and table.num_features > 0
         )
-    settings = {feature.name: feature for feature in message.feature}
-    return tuple(
-        FeatureSpec(
-            name=feature.name,
-            table=tables[feature.table_id].name,
-            input_shape=tuple(feature.input_shape),
-            combiner=settings.get(feature.name, FeatureSettings()).combiner or None,
-            max_sequence_length=settings.get(feature.name, FeatureSettings()).max_sequence_length,
+    by_name = {settings.name: settings for settings in message.feature if not settings.HasField("feature_id")}
+    by_id = {settings.feature_id: settings for settings in message.feature if settings.HasField("feature_id")}
+    specs = []
+    for index, feature in enumerate(config.feature_descriptor):
+        settings = by_id.get(index) or by_name.get(feature.name) or FeatureSettings()
+        specs.append(
+            FeatureSpec(
+                name=feature.name,
+                table=tables[feature.table_id].name,
+                input_shape=tuple(feature.input_shape),
+                combiner=settings.combiner or None,
+                max_sequence_length=settings.max_sequence_length,
+            )
         )
-        for feature in config.feature_descriptor
-    )
+    return tuple(specs)

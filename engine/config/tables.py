@@ -7,9 +7,12 @@ stands in build.py; nothing here knows of protos or files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.config.rounding import float32
 from penstock.errors import ConfigError
@@ -40,7 +43,20 @@ class Constant:
     value: float
 
 
-Initializer = TruncatedNormal | Uniform | Constant
+@dataclass(frozen=True)
+class RowIdInitializer:
+    """Row i is filled with offset + i. Called as TensorFlow's: (shape, dtype) -> numpy array of that shape."""
+
+    offset: int = 0
+
+    def __call__(self, shape: Sequence[int], dtype: Any = "float32", **_: Any) -> npt.NDArray[Any]:
+        rows, *rest = (int(dim) for dim in shape)
+        column = np.arange(self.offset, self.offset + rows).astype(dtype_name(dtype))
+        filled: npt.NDArray[Any] = np.broadcast_to(column.reshape(-1, *(1 for _ in rest)), (rows, *rest)).copy()
+        return filled
+
+
+Initializer = TruncatedNormal | Uniform | Constant | RowIdInitializer
 
 
 def default_initializer(dim: int) -> TruncatedNormal:

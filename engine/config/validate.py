@@ -1,213 +1,221 @@
-"""Whether an EngineConfig makes sense at all: the rules that loading enforces.
+"""Whether a TPUEmbeddingConfiguration makes sense at all: the rules that loading enforces, as findings.
 
-What is legal but looks like a mistake is lint.py's; what this version cannot run yet is said when it is asked for.
-Every message names the table or feature and says what to do.
+What an EngineConfig adds is checked in validate_settings.py. What is legal but cannot be run is runnable.py's, what
+looks like a mistake is lint.py's. Every message names the table or feature.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.findings import Finding, finding
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_proto import read_limits
-from penstock.config.optimizers import OPTIMIZERS
-from penstock.config.specs import dynamic_tag
-from penstock.config.tables import COMBINERS
+from penstock.config.optimizer_proto import algorithm_of, dynamic_tag, read_limits, settings_of
+from penstock.config.optimizers import OPTIMIZERS, OWN_OPTIMIZERS
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.config.validate_settings import broken_settings
 from penstock.errors import ConfigError
+
+FINITE = "leave it out, or give a number that is finite in float32"
 
 
 def validate(message: EngineConfig) -> None:
     """ConfigError for the first rule that ``message`` breaks."""
+    first = next(broken(message), None)
+    if first is not None:
+        raise ConfigError(str(first))
+
+
+def broken(message: EngineConfig) -> Iterator[Finding]:
+    """Every rule that ``message`` breaks."""
     config = message.tpu_embedding_configuration
+    yield from _enums(config)
+    yield from _tables(message)
+    yield from _tags(config)
+    yield from _features(config)
+    yield from broken_settings(message)
+
+
+def _enums(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
     if config.mode not in TPUEmbeddingConfiguration.Mode.values():
-        raise ConfigError(f"mode is {config.mode}; use TRAINING")
+        yield finding("PS011", "mode", f"mode is {config.mode}", "use TRAINING")
     if config.sharding_strategy not in TPUEmbeddingConfiguration.ShardingStrategy.values():
-        raise ConfigError(f"sharding_strategy is {config.sharding_strategy}; use DIV_DEFAULT or MOD")
-    _check_tables(config)
-    _check_tags(config)
-    _check_features(config)
-    _check_table_settings(message)
-    _check_feature_settings(message)
-    _check_gate(message.gate)
+        yield finding(
+            "PS011",
+            "sharding_strategy",
+            f"sharding_strategy is {config.sharding_strategy}",
+            "use DIV_DEFAULT or MOD",
+        )
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where ``name`` looks like one of ``known``, else which there are."""
-    names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=2)
-    if close:
-        return "; did you mean " + " or ".join(f"'{n}'" for n in close) + "?"
-    shown = ", ".join(f"'{n}'" for n in names[:8]) + (", …" if len(names) > 8 else "")
-    return f"; there is {shown}" if names else "; there is none"
-
-
-def _check_tables(config: TPUEmbeddingConfiguration) -> None:
-    if not config.table_descriptor:
-        raise ConfigError("no tables; a configuration needs at least one table_descriptor")
+def _tables(message: EngineConfig) -> Iterator[Finding]:
+    tables = message.tpu_embedding_configuration.table_descriptor
+    if not tables:
+        yield finding("PS001", "table_descriptor", "no tables", "a configuration needs at least one table_descriptor")
     seen: dict[str, int] = {}
-    for index, table in enumerate(config.table_descriptor):
+    for index, table in enumerate(tables):
+        where = f"table_descriptor[{index}]"
         if not table.name:
-            raise ConfigError(f"table_descriptor[{index}]: name is empty; give every table a name")
-        if table.name in seen:
-            raise ConfigError(
-                f"table_descriptor[{index}]: name '{table.name}' is also that of "
-                f"table_descriptor[{seen[table.name]}]; give every table its own name"
+            yield finding("PS002", f"{where}.name", f"{where}: name is empty", "give every table a name")
+        elif table.name in seen:
+            yield finding(
+                "PS003",
+                f"{where}.name",
+                f"{where}: name '{table.name}' is also that of table_descriptor[{seen[table.name]}]",
+                "give every table its own name",
             )
-        seen[table.name] = index
-        if table.vocabulary_size < 1:
-            raise ConfigError(
-                f"table '{table.name}': vocabulary_size is {table.vocabulary_size}; "
-                "set it to the number of rows, at least 1"
-            )
-        if table.dimension < 1:
-            raise ConfigError(
-                f"table '{table.name}': dimension is {table.dimension}; set it to the width of a row, at least 1"
-            )
-        if table.num_features < 0:
-            raise ConfigError(f"table '{table.name}': num_features is {table.num_features}; it cannot be negative")
-        _check_parameters(f"table '{table.name}'", table.optimization_parameters)
+        seen.setdefault(table.name, index)
+        yield from _sizes(where, table)
+        yield from _parameters(where, message, index)
 
 
-def _check_parameters(table: str, parameters: OptimizationParameters) -> None:
-    if parameters.WhichOneof("parameters") is None:
-        raise ConfigError(f"{table}: no optimizer; set one in optimization_parameters, e.g. adagrad {{ }}")
-    rate = parameters.learning_rate
-    if rate.WhichOneof("learning_rate") is None:
-        raise ConfigError(f"{table}: no learning rate; set learning_rate {{ constant: … }} or {{ dynamic {{ }} }}")
-    if not math.isfinite(rate.constant):
-        raise ConfigError(f"{table}: learning rate is {rate.constant}; it must be finite in float32")
+def _sizes(where: str, table: TPUEmbeddingConfiguration.TableDescriptor) -> Iterator[Finding]:
+    who = f"table '{table.name}'"
+    if table.vocabulary_size < 1:
+        yield finding(
+            "PS004",
+            f"{where}.vocabulary_size",
+            f"{who}: vocabulary_size is {table.vocabulary_size}",
+            "set it to the number of rows, at least 1",
+        )
+    if table.dimension < 1:
+        yield finding(
+            "PS005",
+            f"{where}.dimension",
+            f"{who}: dimension is {table.dimension}",
+            "set it to the width of a row, at least 1",
+        )
+    if table.num_features < 0:
+        yield finding(
+            "PS006", f"{where}.num_features", f"{who}: num_features is {table.num_features}", "it cannot be negative"
+        )
+
+
+def _parameters(where: str, message: EngineConfig, index: int) -> Iterator[Finding]:
+    table = message.tpu_embedding_configuration.table_descriptor[index]
+    parameters, who = table.optimization_parameters, f"table '{table.name}'"
+    where += ".optimization_parameters"
+    own = settings_of(message, table.name).WhichOneof("optimizer")
+    if algorithm_of(message, index) is None:
+        yield finding("PS007", where, f"{who}: no optimizer", "set one in optimization_parameters, e.g. adagrad { }")
+    elif own is not None and parameters.WhichOneof("parameters") is not None:
+        yield finding(
+            "PS007",
+            f"{where}.{parameters.WhichOneof('parameters')}",
+            f"{who}: has two optimizers, {parameters.WhichOneof('parameters')} and {own}",
+            "keep one of them",
+        )
+    if parameters.learning_rate.WhichOneof("learning_rate") is None:
+        yield finding(
+            "PS008",
+            where,
+            f"{who}: no learning rate",
+            "set learning_rate { constant: … } or { dynamic { } }",
+        )
+    yield from not_finite(where, who, parameters)
+
+
+def not_finite(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
+    """The numbers of ``parameters`` that float32 cannot hold, or that would turn rows into NaN."""
+    rate = parameters.learning_rate.constant
+    if not math.isfinite(rate):
+        yield finding(
+            "PS009",
+            f"{where}.learning_rate.constant",
+            f"{who}: learning rate is {rate}",
+            "it must be finite in float32",
+        )
     if not math.isfinite(parameters.weight_decay_factor):
-        raise ConfigError(f"{table}: weight_decay_factor is {parameters.weight_decay_factor}; it must be finite")
+        yield finding(
+            "PS009",
+            f"{where}.weight_decay_factor",
+            f"{who}: weight_decay_factor is {parameters.weight_decay_factor}",
+            "it must be finite in float32",
+        )
     for field in ("clipping_limits", "gradient_clipping_limits"):
         # Infinite is an open side; NaN would turn every touched row into NaN.
         if any(bound is not None and math.isnan(bound) for bound in read_limits(getattr(parameters, field))):
-            raise ConfigError(f"{table}: {field} has a bound that is nan; leave it out to have that side open")
+            yield finding(
+                "PS009",
+                f"{where}.{field}",
+                f"{who}: {field} has a bound that is nan",
+                "leave it out to have that side open",
+            )
+    algorithm = parameters.WhichOneof("parameters")
+    for name in OPTIMIZERS[algorithm].fields() if algorithm in OPTIMIZERS.keys() - OWN_OPTIMIZERS else ():
+        value = getattr(getattr(parameters, algorithm or ""), name)
+        if not math.isfinite(value):
+            yield finding("PS009", f"{where}.{algorithm}.{name}", f"{who}: {algorithm}.{name} is {value}", FINITE)
 
 
-def _check_tags(config: TPUEmbeddingConfiguration) -> None:
+def _tags(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
     """The tags must be 0, 1, … without a gap; a step counter shares their space."""
-    users: dict[int, str] = {}
-    for table in config.table_descriptor:
-        parameters = table.optimization_parameters
+    users: dict[int, tuple[str, str]] = {}
+    for index, table in enumerate(config.table_descriptor):
+        parameters, where = table.optimization_parameters, f"table_descriptor[{index}].optimization_parameters"
         tag = dynamic_tag(parameters)
         if tag is not None:
-            users.setdefault(tag, table.name)
-        if parameters.frequency_aware_adagrad.HasField("step_counter"):
-            users.setdefault(parameters.frequency_aware_adagrad.step_counter.tag, table.name)
+            users.setdefault(tag, (table.name, f"{where}.learning_rate.dynamic.tag"))
+        counter = parameters.frequency_aware_adagrad
+        if counter.HasField("step_counter"):
+            users.setdefault(
+                counter.step_counter.tag, (table.name, f"{where}.frequency_aware_adagrad.step_counter.tag")
+            )
     for expected, tag in enumerate(sorted(users)):
         if tag != expected:
-            raise ConfigError(
-                f"table '{users[tag]}': dynamic tag {tag}, but tags must be numbered 0, 1, 2, … without "
-                f"a gap and {'a tag cannot be negative' if tag < 0 else f'no table uses tag {expected}'}"
+            name, where = users[tag]
+            why = "a tag cannot be negative" if tag < 0 else f"no table uses tag {expected}"
+            yield finding(
+                "PS010",
+                where,
+                f"table '{name}': dynamic tag {tag}, but tags must be numbered 0, 1, 2, … without a gap and {why}",
+                "number the tags of all tables from 0",
             )
+            return
 
 
-def _check_features(config: TPUEmbeddingConfiguration) -> None:
-    batch = config.batch_size_per_tensor_core
+def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
+    batch, tables = config.batch_size_per_tensor_core, config.table_descriptor
     if batch < 0:
-        raise ConfigError(f"batch_size_per_tensor_core is {batch}; it cannot be negative")
+        yield finding(
+            "PS006",
+            "batch_size_per_tensor_core",
+            f"batch_size_per_tensor_core is {batch}",
+            "it cannot be negative",
+        )
     if not config.feature_descriptor:
         return
-    if batch:
-        raise ConfigError(
-            f"batch_size_per_tensor_core is {batch}, but features are listed; "
-            "leave it out, the batch size follows from their input_shape"
+    if batch > 0:
+        yield finding(
+            "PS012",
+            "batch_size_per_tensor_core",
+            f"batch_size_per_tensor_core is {batch}, but features are listed",
+            "leave it out, the batch size follows from their input_shape",
         )
-    for table in config.table_descriptor:
-        if table.num_features:
-            raise ConfigError(
-                f"table '{table.name}': num_features is {table.num_features}, but features are listed; "
-                "leave it out, it follows from them"
+    for index, table in enumerate(tables):
+        if table.num_features > 0:
+            yield finding(
+                "PS012",
+                f"table_descriptor[{index}].num_features",
+                f"table '{table.name}': num_features is {table.num_features}, but features are listed",
+                "leave it out, it follows from them",
             )
     for index, feature in enumerate(config.feature_descriptor):
-        who = f"feature '{feature.name}'" if feature.name else f"feature_descriptor[{index}]"
-        if not 0 <= feature.table_id < len(config.table_descriptor):
-            raise ConfigError(
-                f"{who}: table_id is {feature.table_id}; use one of 0 to {len(config.table_descriptor) - 1}"
+        where = f"feature_descriptor[{index}]"
+        who = f"feature '{feature.name}'" if feature.name else where
+        if not 0 <= feature.table_id < len(tables):
+            yield finding(
+                "PS013",
+                f"{where}.table_id",
+                f"{who}: table_id is {feature.table_id}",
+                f"use one of 0 to {len(tables) - 1}",
             )
         if not feature.input_shape or min(feature.input_shape) < 1:
-            raise ConfigError(
-                f"{who}: input_shape is {list(feature.input_shape)}; it needs at least one number, and each at least 1"
+            yield finding(
+                "PS014",
+                f"{where}.input_shape",
+                f"{who}: input_shape is {list(feature.input_shape)}",
+                "it needs at least one number, and each at least 1",
             )
-
-
-def _check_table_settings(message: EngineConfig) -> None:
-    tables = {table.name: table for table in message.tpu_embedding_configuration.table_descriptor}
-    seen: set[str] = set()
-    for settings in message.table:
-        who = f"settings of table '{settings.name}'"
-        if settings.name not in tables:
-            raise ConfigError(f"{who}: no table has that name{near(settings.name, tables)}")
-        if settings.name in seen:
-            raise ConfigError(f"{who}: given twice; put them into one table {{ }}")
-        seen.add(settings.name)
-        if settings.storage_dtype not in TableSettings.StorageDtype.values():
-            raise ConfigError(f"{who}: storage_dtype is {settings.storage_dtype}; use FLOAT32")
-        _check_initializer(who, settings)
-        _check_slots(who, settings, tables[settings.name].optimization_parameters)
-
-
-def _check_initializer(who: str, settings: TableSettings) -> None:
-    chosen = settings.WhichOneof("initializer")
-    if chosen is None:
-        return
-    message = getattr(settings, chosen)
-    numbers = [getattr(message, field.name) for field in message.DESCRIPTOR.fields]
-    if not all(math.isfinite(number) for number in numbers):
-        raise ConfigError(f"{who}: {chosen} has a number that is not finite")
-    if chosen == "truncated_normal" and settings.truncated_normal.stddev < 0:
-        raise ConfigError(f"{who}: stddev is {settings.truncated_normal.stddev}; it cannot be negative")
-    if chosen == "uniform" and settings.uniform.min > settings.uniform.max:
-        raise ConfigError(f"{who}: uniform has min {settings.uniform.min} > max {settings.uniform.max}; swap them")
-
-
-def _check_slots(who: str, settings: TableSettings, parameters: OptimizationParameters) -> None:
-    seen: set[str] = set()
-    for slot in settings.slot:
-        if slot.name in seen:
-            raise ConfigError(f"{who}: slot '{slot.name}' is given twice; keep one")
-        seen.add(slot.name)
-        if not math.isfinite(slot.initial_value):
-            raise ConfigError(f"{who}: slot '{slot.name}' starts at {slot.initial_value}; it must be finite")
-    algorithm = parameters.WhichOneof("parameters") or ""
-    if algorithm not in OPTIMIZERS:
-        return  # this version does not know its slots
-    known = dict(OPTIMIZERS[algorithm]().slots())  # type: ignore[call-arg]  # every subclass has a default for all
-    for slot in settings.slot:
-        if slot.name not in known:
-            raise ConfigError(f"{who}: {algorithm} has no slot '{slot.name}'{near(slot.name, known)}")
-    given = {slot.name: slot.initial_value for slot in settings.slot if slot.HasField("initial_value")}
-    try:
-        OPTIMIZERS[algorithm](**OPTIMIZERS[algorithm].read_arguments(parameters, given))
-    except ConfigError as error:
-        raise ConfigError(f"{who}: {error}") from None
-
-
-def _check_feature_settings(message: EngineConfig) -> None:
-    names = Counter(feature.name for feature in message.tpu_embedding_configuration.feature_descriptor)
-    seen: set[str] = set()
-    for settings in message.feature:
-        who = f"settings of feature '{settings.name}'"
-        if not settings.name or settings.name not in names:
-            raise ConfigError(f"{who}: no feature has that name{near(settings.name, filter(None, names))}")
-        if names[settings.name] > 1:
-            raise ConfigError(f"{who}: several features have that name; name them apart")
-        if settings.name in seen:
-            raise ConfigError(f"{who}: given twice; put them into one feature {{ }}")
-        seen.add(settings.name)
-        if settings.combiner and settings.combiner not in COMBINERS:
-            raise ConfigError(f"{who}: combiner is '{settings.combiner}'{near(settings.combiner, COMBINERS)}")
-        if settings.max_sequence_length < 0:
-            raise ConfigError(f"{who}: max_sequence_length is {settings.max_sequence_length}; use 0 for none")
-
-
-def _check_gate(gate: GateSettings) -> None:
-    if gate.HasField("num_required") and gate.num_required < 1:
-        raise ConfigError(f"gate: num_required is {gate.num_required}; it must be at least 1")
-    if gate.reduction not in GateSettings.Reduction.values():
-        raise ConfigError(f"gate: reduction is {gate.reduction}; use MEAN or SUM")

@@ -1,0 +1,86 @@
+"""From features to an EngineConfig: nested FeatureConfigs and what a TPU strategy supplies in, the whole message out.
+
+Tables and optimizers are build.py's, the shapes of features features.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from penstock.config.build import Built, named_tables, write_tables
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.features import FeatureConfig, Shape, flatten, output_shapes, pack
+from penstock.config.optimizers import Optimizer
+from penstock.config.tables import TableConfig
+from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.errors import ConfigError
+
+
+class Strategy(NamedTuple):
+    """What a TPU strategy supplies in TensorFlow."""
+
+    num_hosts: int = 1
+    num_replicas: int = 1
+    num_cores_per_replica: int | None = None
+    pipeline_execution_with_tensor_core: bool = False
+
+
+def build_features(
+    structure: Any, optimizer: Optimizer | None, batch_size: int | None, input_shapes: Any, strategy: Strategy
+) -> Built:
+    """Features and the tables they use, as TensorFlow's TPUEmbedding would; names and optimizers are written back."""
+    features = flatten(structure)
+    for index, feature in enumerate(features):
+        if not isinstance(feature, FeatureConfig):
+            raise ConfigError(f"feature {index} must be a FeatureConfig, got {feature!r}")
+    tables: list[TableConfig] = []
+    for feature in features:
+        if not any(feature.table is table for table in tables):
+            tables.append(feature.table)
+    named = named_tables(tables, optimizer)  # names and optimizers are checked first, as in TensorFlow, then shapes
+    shapes = output_shapes(structure, features, batch_size, input_shapes)
+    message, part = write_tables(named, strategy.num_hosts)
+    _write_strategy(message.tpu_embedding_configuration, strategy)
+    ids = {id(table): index for index, table in enumerate(tables)}
+    for feature, shape in zip(features, shapes, strict=True):
+        _write_feature(message.tpu_embedding_configuration, feature, ids[id(feature.table)], shape)
+    _write_feature_settings(message, features)
+    for table, name, used in named:
+        table.name, table.optimizer = name, used
+    return message, part._replace(feature_structure=pack(structure, range(len(features))))
+
+
+def _write_strategy(config: TPUEmbeddingConfiguration, strategy: Strategy) -> None:
+    cores = strategy.num_cores_per_replica
+    try:
+        config.num_hosts = strategy.num_hosts
+        config.num_tensor_cores = strategy.num_replicas * (cores or 1)
+        config.pipeline_execution_with_tensor_core = strategy.pipeline_execution_with_tensor_core
+        if cores:
+            config.spmd_sharding.enabled = True
+            config.spmd_sharding.num_cores_per_replica = cores
+    except ValueError as error:
+        raise ConfigError(f"num_hosts, num_replicas or num_cores_per_replica: {error}") from None
+
+
+def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, table_id: int, shape: Shape) -> None:
+    descriptor = config.feature_descriptor.add()
+    if feature.name:
+        descriptor.name = feature.name
+    descriptor.table_id = table_id
+    try:
+        descriptor.input_shape.extend(dim for dim in shape if dim is not None)
+    except ValueError as error:
+        raise ConfigError(f"feature '{feature.name}': {error}") from None
+
+
+def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
+    """Combiner and sequence length of every feature: by its name, by its index where that does not tell it apart."""
+    names = [feature.name for feature in features]
+    for index, feature in enumerate(features):
+        settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)
+        if feature.name and names.count(feature.name) == 1:
+            settings.name = feature.name
+        else:
+            settings.feature_id = index

@@ -1,0 +1,182 @@
+"""The feature side of ``tf.tpu.experimental.embedding``: FeatureConfig, nested structures of it, and their shapes.
+
+Values that a user writes in Python, checked when they are made as TensorFlow checks them. How they become a proto
+stands in build.py; nothing here knows of protos or files.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from typing import Any
+
+from penstock.config.tables import TableConfig
+from penstock.errors import ConfigError
+
+Shape = tuple[int | None, ...]
+"""A shape of known rank; a dim that is not known is None. A shape of unknown rank is None itself."""
+
+
+class FeatureConfig:
+    """One input feature. Two with the same content are two features: equality is identity.
+
+    table : the TableConfig it looks rows up in; several features may share one
+    max_sequence_length : 0 combines the ids of an example; above that they stay a sequence of at most that length
+    validate_weights_and_indices : accepted as in TensorFlow; ids are always validated here
+    output_shape : of its activation without the last axis (the table's dim), an int for one axis; None where the
+        batch size or the input shape says it
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        max_sequence_length: int = 0,
+        validate_weights_and_indices: bool = True,
+        output_shape: Any = None,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(table, TableConfig):
+            raise ConfigError(f"table must be a TableConfig, got {table!r}")
+        if not isinstance(max_sequence_length, int) or max_sequence_length < 0:
+            raise ConfigError(f"max_sequence_length must be an int of at least 0, got {max_sequence_length!r}")
+        shape = shape_of(output_shape)  # in TensorFlow's order: a TypeError comes before the next ConfigError
+        if not isinstance(validate_weights_and_indices, bool):
+            raise ConfigError(f"validate_weights_and_indices must be a bool, got {validate_weights_and_indices!r}")
+        self.table = table
+        self.max_sequence_length = max_sequence_length
+        self.validate_weights_and_indices = validate_weights_and_indices
+        self.output_shape = shape
+        self.name = name
+
+    def __repr__(self) -> str:
+        return (
+            f"FeatureConfig(table={self.table!r}, max_sequence_length={self.max_sequence_length}, "
+            f"output_shape={self.output_shape}, name={self.name!r})"
+        )
+
+
+def shape_of(given: Any) -> Shape | None:
+    """A shape as TensorFlow's TensorShape reads it: None (unknown rank), an int, or a sequence of ints and None."""
+    if given is None or (hasattr(given, "rank") and given.rank is None):
+        return None
+    try:
+        dims = tuple(given)
+    except TypeError:
+        dims = (given,)
+    return tuple(_dim(dim, given) for dim in dims)
+
+
+def _dim(dim: Any, shape: Any) -> int | None:
+    dim = getattr(dim, "value", dim)  # TensorFlow 1 has a class for them
+    if dim is None:
+        return None
+    try:
+        number = operator.index(dim)
+    except TypeError:
+        raise TypeError(f"a shape must be an int or a sequence of ints and None, got {shape!r}") from None
+    if number < 0:
+        raise ConfigError(f"a shape has no negative dims, got {shape!r}")
+    return number
+
+
+def children(structure: Any) -> list[Any] | None:
+    """What a nested structure holds, in TensorFlow's order: dictionaries by sorted key. None for a leaf."""
+    if isinstance(structure, Mapping):
+        return [structure[key] for key in sorted(structure)]
+    if isinstance(structure, Sequence | ValuesView) and not isinstance(structure, str | bytes):
+        return list(structure)
+    return None
+
+
+def flatten(structure: Any) -> list[Any]:
+    """The leaves of a nested structure, as tf.nest.flatten orders them."""
+    inside = children(structure)
+    return [structure] if inside is None else [leaf for child in inside for leaf in flatten(child)]
+
+
+def flatten_like(structure: Any, values: Any) -> list[Any]:
+    """``values`` at the leaves of ``structure``: what stands at a leaf may be a sequence itself (a shape)."""
+    inside = children(structure)
+    if inside is None:
+        return [values]
+    given = children(values)
+    if given is None or len(given) != len(inside):
+        raise ConfigError(
+            f"per_replica_input_shapes must be nested like the features: expected {len(inside)} entries, got {values!r}"
+        )
+    return [leaf for child, value in zip(inside, given, strict=True) for leaf in flatten_like(child, value)]
+
+
+def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+    """The same nesting as ``structure`` with ``leaves`` in it, in the order of ``flatten``."""
+    return _pack(structure, iter(leaves))
+
+
+def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
+    inside = children(structure)
+    if inside is None:
+        return next(leaves)
+    packed = [_pack(child, leaves) for child in inside]
+    if isinstance(structure, Mapping):
+        by_key = dict(zip(sorted(structure), packed, strict=True))
+        return {key: by_key[key] for key in structure}
+    if isinstance(structure, tuple):
+        return type(structure)(*packed) if hasattr(structure, "_fields") else tuple(packed)
+    return packed
+
+
+def output_shapes(
+    structure: Any, features: Sequence[FeatureConfig], batch_size: int | None, input_shapes: Any
+) -> list[Shape]:
+    """The shape of every feature's activation without the table's dim; ConfigError where one is not fully known.
+
+    batch_size : per replica; input_shapes : nested like the features, and before batch_size. Source:
+    tf.tpu.experimental.embedding.TPUEmbedding.build.
+    """
+    if input_shapes is not None and isinstance(input_shapes, int):
+        batch_size, input_shapes = input_shapes, None
+    incoming: list[Shape | None] = [None] * len(features)
+    if input_shapes is not None:
+        shapes = [shape_of(shape) for shape in flatten_like(structure, input_shapes)]
+        incoming = [_from_input(feature, shape) for feature, shape in zip(features, shapes, strict=True)]
+    elif batch_size:
+        incoming = [_from_batch(feature, _dim(batch_size, batch_size)) for feature in features]
+    pairs = zip(features, incoming, strict=True)
+    return [_checked(index, feature, shape) for index, (feature, shape) in enumerate(pairs)]
+
+
+def _from_batch(feature: FeatureConfig, batch_size: int | None) -> Shape:
+    if feature.output_shape is None and feature.max_sequence_length > 0:
+        return (batch_size, feature.max_sequence_length)
+    return (batch_size,)
+
+
+def _from_input(feature: FeatureConfig, shape: Shape | None) -> Shape:
+    """Without the axis that is combined; a matrix of ids of a sequence feature has that axis' length instead."""
+    if not shape:
+        raise ConfigError(f"an input shape needs at least one axis, got {shape}")
+    sequence = feature.max_sequence_length > 0 and feature.output_shape is None
+    if len(shape) == 2 and shape[-1] != 1 and sequence:
+        return (shape[0], feature.max_sequence_length)
+    return shape if len(shape) == 1 else shape[:-1]
+
+
+def _checked(index: int, feature: FeatureConfig, incoming: Shape | None) -> Shape:
+    who = f"feature '{feature.name}'" if feature.name else f"feature {index}"
+    own = feature.output_shape
+    if own is not None and incoming is not None and not _agree(own, incoming):
+        raise ConfigError(f"{who}: output_shape is {list(own)}, but its input gives {list(incoming)}")
+    shape = incoming if own is None else own
+    if shape is None or None in shape:
+        raise ConfigError(
+            f"{who}: its shape is not fully known ({'unknown' if shape is None else list(shape)}); give batch_size, "
+            "per_replica_input_shapes, or an output_shape without None"
+        )
+    return shape
+
+
+def _agree(own: Shape, incoming: Shape) -> bool:
+    # A batch size, or one with a sequence axis, says nothing about a higher rank.
+    if len(incoming) in (1, 2) and len(own) > len(incoming):
+        return True
+    return len(own) == len(incoming) and all(a == b for a, b in zip(own, incoming, strict=True) if a and b)

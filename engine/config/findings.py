@@ -1,0 +1,98 @@
+"""What a check of a configuration says: Finding, and RULES with every code there is.
+
+The checks themselves stand in validate.py and validate_settings.py (what loading refuses), runnable.py (what
+running refuses), lint.py and lint_optimizers.py (what looks like a mistake). docs/lint.md is the page on the codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# A code is never used again for another rule. PS0xx: loading refuses; PS1xx: about the whole configuration;
+# PS2xx: about one table's optimization parameters.
+RULES: dict[str, tuple[str, str]] = {
+    "PS001": ("error", "no tables"),
+    "PS002": ("error", "a table without a name"),
+    "PS003": ("error", "two tables of one name"),
+    "PS004": ("error", "a vocabulary_size below 1"),
+    "PS005": ("error", "a dimension below 1"),
+    "PS006": ("error", "a negative batch size or number of features"),
+    "PS007": ("error", "a table without an optimizer, or with two"),
+    "PS008": ("error", "a table without a learning rate"),
+    "PS009": ("error", "a number that is not finite"),
+    "PS010": ("error", "dynamic tags that are not 0, 1, 2, …"),
+    "PS011": ("error", "a value that its enum does not have"),
+    "PS012": ("error", "features both listed and counted"),
+    "PS013": ("error", "a feature of a table that is not there"),
+    "PS014": ("error", "an input_shape that is empty or not positive"),
+    "PS015": ("error", "settings of a table or feature that is not there"),
+    "PS016": ("error", "settings given twice"),
+    "PS017": ("error", "an initializer that cannot be drawn from"),
+    "PS018": ("error", "slot settings that do not fit the optimizer"),
+    "PS019": ("error", "feature settings out of range"),
+    "PS020": ("error", "gate settings out of range"),
+    "PS101": ("warning", "mode is UNSPECIFIED"),
+    "PS102": ("info", "mode is INFERENCE"),
+    "PS103": ("warning", "a table that no feature uses"),
+    "PS104": ("warning", "features neither listed nor counted for every table"),
+    "PS105": ("error", "a storage dtype this version cannot run"),
+    "PS106": ("warning", "fewer rows than hosts"),
+    "PS107": ("warning", "pipelining outside of training"),
+    "PS201": ("error", "an optimizer this version cannot run"),
+    "PS202": ("warning", "weight clip limits are reversed"),
+    "PS203": ("warning", "gradient clip limits are reversed"),
+    "PS204": ("warning", "weight decay that does not shrink weights"),
+    "PS205": ("warning", "decay times learning rate, without a decay factor"),
+    "PS206": ("warning", "gradient clipping without gradient accumulation"),
+    "PS207": ("warning", "a constant learning rate of 0 or below"),
+    "PS208": ("error", "updates of untouched rows without gradient accumulation"),
+    "PS209": ("warning", "an accumulator that starts at zero"),
+    "PS210": ("warning", "low-dimensional packing that cannot take effect"),
+    "PS211": ("warning", "a number that float32 changes in meaning"),
+    "PS212": ("warning", "a hyper-parameter outside its range"),
+    "PS213": ("error", "simulated quantization without a usable range"),
+    "PS214": ("error", "a hyper-parameter with which no update can be computed"),
+    "PS215": ("warning", "weight decay without gradient accumulation"),
+    "PS216": ("info", "an update whose formula is not public in full"),
+    "PS217": ("warning", "a step counter that does not count steps"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of a rule.
+
+    code : a key of RULES
+    severity : "error" (loading or running refuses it), "warning" (probably a mistake) or "info"
+    where : the field, as a path from the TPUEmbeddingConfiguration (``table[…]``, ``feature[…]``, ``gate``: from
+        the EngineConfig)
+    message, fix : what is there and what it leads to; what to do
+    line : of the text file that was linted, from 1; None for binary files, messages and what stands nowhere
+    """
+
+    code: str
+    severity: str
+    where: str
+    message: str
+    fix: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}"
+
+
+def finding(code: str, where: str, message: str, fix: str) -> Finding:
+    """A finding with the severity of its rule."""
+    return Finding(code, RULES[code][0], where, message, fix)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` where ``name`` looks like one of ``known``, else which there are."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=2)
+    if close:
+        return "did you mean " + " or ".join(f"'{n}'" for n in close) + "?"
+    shown = ", ".join(f"'{n}'" for n in names[:8]) + (", …" if len(names) > 8 else "")
+    return f"there is {shown}" if names else "there is none"

@@ -1,0 +1,140 @@
+"""The numbers of a configuration as somebody wrote them, before float32 rounded them: by their path in the message.
+
+From Python objects here; from text, with the lines that fields stand on, by a scan of a text that has already been
+parsed. Only lint asks for either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import Message
+
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.optimizers import OWN_OPTIMIZERS, Optimizer
+
+INNER = "tpu_embedding_configuration."
+
+
+def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
+    """Path -> number for every constant number of ``optimizer``, whose message stands at ``where``."""
+    named: dict[str, Any] = {
+        "learning_rate.constant": optimizer.learning_rate,
+        "weight_decay_factor": optimizer.weight_decay_factor,
+        "clipping_limits.lower.value": optimizer.clip_weight_min,
+        "clipping_limits.upper.value": optimizer.clip_weight_max,
+        "gradient_clipping_limits.lower.value": optimizer.clip_gradient_min,
+        "gradient_clipping_limits.upper.value": optimizer.clip_gradient_max,
+    }
+    if optimizer.parameters_field not in OWN_OPTIMIZERS:
+        named |= {f"{optimizer.parameters_field}.{name}": value for name, value in optimizer.proto_values().items()}
+    return {
+        f"{where}.{name}": float(value)
+        for name, value in named.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+@dataclass
+class Scan:
+    """Of a text: path -> the line it stands on, and path -> the number that is written there."""
+
+    lines: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def line_of(self, path: str) -> int | None:
+        """The line of ``path``, or of what holds it; None where the text has neither."""
+        while path:
+            if path in self.lines:
+                return self.lines[path]
+            path = path.rpartition(".")[0]
+        return None
+
+
+_TOKEN = re.compile(
+    r"""(?P<skip>[\s,;]+|\#[^\n]*)|(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<word>[\w.+-]+)|."""
+)
+
+
+def scan(text: str, kind: type[Message]) -> Scan:
+    """Of a text that parses as a message of ``kind``; a text that does not gives what was found before."""
+    found = Scan()
+    tokens = list(_tokens(text))
+    if tokens:
+        _Scanner(tokens, found).message(kind.DESCRIPTOR, "")
+    if kind is EngineConfig:
+        for table in (found.lines, found.numbers):
+            for path in [path for path in table if path.startswith(INNER)]:
+                table[path.removeprefix(INNER)] = table.pop(path)  # type: ignore[assignment]
+    return found
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    line = 1
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "skip":
+            yield match[0], line
+        line += match[0].count("\n")
+
+
+class _Scanner:
+    """A walk over the tokens of a text, along the fields of its message."""
+
+    def __init__(self, tokens: list[tuple[str, int]], found: Scan) -> None:
+        self.tokens, self.found, self.at = tokens, found, 0
+
+    def peek(self) -> str:
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+
+    def take(self) -> tuple[str, int]:
+        self.at += 1
+        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ("", 0)
+
+    def message(self, kind: Any, prefix: str) -> None:
+        """The fields up to the end of a message; ``kind`` is None inside what is not known."""
+        counts: dict[str, int] = {}
+        while self.peek() not in ("", "}", ">"):
+            name, line = self.take()
+            known = kind.fields_by_name.get(name) if kind is not None else None
+            inner = known.message_type if known is not None else None
+            if self.peek() == ":":
+                self.take()
+            in_list = self.peek() == "["
+            if in_list:
+                self.take()
+            while self.peek() not in ("", "]") if in_list else True:
+                path = prefix + name
+                if known is not None and known.is_repeated:
+                    path += f"[{counts.get(name, 0)}]"
+                    counts[name] = counts.get(name, 0) + 1
+                    self.found.lines.setdefault(prefix + name, line)
+                self.value(inner, path, line)
+                if not in_list:
+                    break
+            if in_list:
+                self.take()
+        self.take()
+
+    def value(self, kind: Any, path: str, line: int) -> None:
+        """A message or a scalar, whose field stands on ``line``."""
+        self.found.lines[path] = line
+        if self.peek() in ("{", "<"):
+            self.take()
+            self.message(kind, path + ".")
+            return
+        word, _ = self.take()
+        while self.peek()[:1] in ('"', "'"):  # strings side by side are one
+            self.take()
+        number = _number(word)
+        if number is not None:
+            self.found.numbers[path] = number
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word.rstrip("fF")) if word[:1] in "+-.0123456789" else None
+    except ValueError:
+        return None
