@@ -40,15 +40,19 @@ class State:
 
     def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int) -> None:
         from penstock.bridge.layout import Layout
-        from penstock.bridge.tables import DeviceTable, make_mesh
+        from penstock.bridge.tables import DeviceTable, check_memory, make_mesh
 
         self.specs = {spec.name: spec for spec in config.tables}
         self._tables: dict[str, DeviceTable] = {}
         mesh = make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
+        layouts = {
+            name: Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
+            for name, spec in self.specs.items()
+        }
+        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
         for name, spec in self.specs.items():
-            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
-            table = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots])
+            table = DeviceTable(mesh, layouts[name], spec.rule, [start for _, start in spec.slots])
             table.fill(start_of(spec, seed))
             self._tables[name] = table
 

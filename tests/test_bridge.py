@@ -189,6 +189,12 @@ def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for
         Layout("t", 2**33, 4, 1, 2, False)
 
 
+def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_memory():
+    config = EmbeddingConfig.from_tables([TableConfig(1_900_000_000, 64, name="t")], Adagrad(0.1))
+    with pytest.raises(MemoryError, match=r"the tables with their slots need 97\d\.\d GB, this machine has"):
+        Engine(config)
+
+
 # ---- the start
 
 

@@ -6,6 +6,7 @@ are valid and, for apply and write, distinct: the rooms before this one have see
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -29,6 +30,21 @@ def make_mesh(mesh: Mesh | None = None) -> Mesh:
     """A one-axis mesh over the devices of ``mesh`` in its order; None: all local devices."""
     devices = np.asarray(jax.local_devices()) if mesh is None else mesh.devices.reshape(-1)
     return Mesh(devices, (programs.AXIS,))
+
+
+def check_memory(mesh: Mesh, num_bytes: int) -> None:
+    """Raise MemoryError where tables of so many bytes cannot fit the host that is their device.
+
+    Linux promises memory that it has not, and kills the process when the promise is called in.
+    An accelerator's own allocator says no by itself.
+    """
+    if mesh.devices.flat[0].platform != "cpu" or not hasattr(os, "sysconf"):
+        return
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > has:
+        raise MemoryError(
+            f"the tables with their slots need {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
+        )
 
 
 class DeviceTable:
