@@ -12,17 +12,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.lint import Finding
     from penstock.config.optimizers import SGD, Adagrad
     from penstock.config.tables import QuantizationConfig, TableConfig
     from penstock.engine import Engine
-    from penstock.errors import ConfigError, InputError, PenstockError, StateError, TruncatedInputError, UsageError
+    from penstock.errors import (
+        CancelledError,
+        ConfigError,
+        InputError,
+        PenstockError,
+        StateError,
+        TakeTimeoutError,
+        TruncatedInputError,
+        UsageError,
+    )
     from penstock.stats import Report, TableReport
 
 _HOME = {
-    "SGD": "penstock.config.optimizers",
     "Adagrad": "penstock.config.optimizers",
+    "CancelledError": "penstock.errors",
+    "ConditionalAccumulator": "penstock.accumulators",
     "ConfigError": "penstock.errors",
     "EmbeddingConfig": "penstock.config.embedding",
     "Engine": "penstock.engine",
@@ -31,9 +42,13 @@ _HOME = {
     "PenstockError": "penstock.errors",
     "QuantizationConfig": "penstock.config.tables",
     "Report": "penstock.stats",
+    "SGD": "penstock.config.optimizers",
+    "SparseConditionalAccumulator": "penstock.accumulators",
+    "SparseGradient": "penstock.accumulators",
     "StateError": "penstock.errors",
     "TableConfig": "penstock.config.tables",
     "TableReport": "penstock.stats",
+    "TakeTimeoutError": "penstock.errors",
     "TruncatedInputError": "penstock.errors",
     "UsageError": "penstock.errors",
 }
@@ -41,6 +56,8 @@ _HOME = {
 __all__ = [
     "SGD",
     "Adagrad",
+    "CancelledError",
+    "ConditionalAccumulator",
     "ConfigError",
     "EmbeddingConfig",
     "Engine",
@@ -49,9 +66,12 @@ __all__ = [
     "PenstockError",
     "QuantizationConfig",
     "Report",
+    "SparseConditionalAccumulator",
+    "SparseGradient",
     "StateError",
     "TableConfig",
     "TableReport",
+    "TakeTimeoutError",
     "TruncatedInputError",
     "UsageError",
 ]
