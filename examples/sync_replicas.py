@@ -1,4 +1,4 @@
-"""Synchronous replicas: workers send gradients as Arrow, one step is made of one gradient of each, late ones are dropped.
+"""Synchronous replicas: workers send gradients as Arrow, one of each makes a step, late ones are dropped.
 
 What TensorFlow's SyncReplicasOptimizer does with an accumulator per variable, one gate does for all tables:
 

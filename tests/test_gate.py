@@ -183,7 +183,7 @@ def test_pushing_is_applying():
     assert engine.lookup("t", [1]).tolist() == [[-2, -2]]
     assert not engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=-3, contributor="a")
     assert (engine.gate.stale.by_contributor, engine.gate.stale.by_lateness) == ({"a": 1}, {4: 1})
-    with pytest.raises(ps.InputError, match="expected 0 <= id < 50, got 50"):
+    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
         engine.gate.push({"t": ([50], [[2.0, 2.0]])})
     with pytest.raises(ps.UsageError, match="no dynamic tags"):
         engine.gate.push({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
