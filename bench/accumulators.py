@@ -149,7 +149,10 @@ def tell(report: dict[str, Any]) -> None:
         print(f"{name:12} {statistics.median(seconds):9.4f} {min(seconds):9.4f} {max(seconds):9.4f}")
     if "ratio" in report:
         low, high = report["ratio_of_pairs"]
-        print(f"\nresults equal bit for bit; ratio of medians {report['ratio']:.1f} (pairs: {low:.1f} to {high:.1f}), ", end="")
+        print(
+            f"\nresults equal bit for bit; ratio of medians {report['ratio']:.1f} (pairs: {low:.1f} to {high:.1f}), ",
+            end="",
+        )
         print(f"wanted {WANTED:g}: {'reached' if report['ratio'] >= WANTED else 'MISSED'}")
     else:
         print("\nTensorFlow is not installed here: nothing to compare with")
