@@ -37,7 +37,7 @@ def link_tree() -> str:
     wanted = {p.name: p for p in (ROOT / "engine").iterdir() if p.name != "__pycache__"}
     wanted |= {"io": ROOT / "io", "pyx": ROOT / "pyx"}
     for link in tree.iterdir():
-        if link.name not in wanted:
+        if link.is_symlink() and link.name not in wanted:
             link.unlink()
     for name, target in wanted.items():
         link = tree / name
@@ -50,7 +50,7 @@ setup(
     packages=list(PACKAGE_DIR),
     package_dir=PACKAGE_DIR,
     package_data={"penstock": ["py.typed"], "penstock.config": ["*.proto", "*.pyi"], "penstock.pyx": ["*.pyi"]},
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.sh"]},
     ext_modules=cythonize(
         [Extension(f"penstock.pyx.{k}", [f"pyx/{k}.pyx"], extra_compile_args=COMPILE_ARGS) for k in KERNELS],
         include_path=[link_tree()],

@@ -22,7 +22,7 @@ from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
 from penstock.initial import truncated_normal, uniform
-from penstock.io.tables import read_table, write_table
+from penstock.io.tables import TablesWriter, read_table
 
 if TYPE_CHECKING:
     import jax
@@ -115,13 +115,13 @@ class State:
         return digest.hexdigest()
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """One Parquet file per table."""
-        written = []
-        for name, table in self._tables.items():
-            slots = list(self.parts(name))[1:]
-            blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
-            written.append(write_table(Path(directory), name, table.layout.dim, slots, blocks))
-        return written
+        """One Parquet file per table, all of them or none."""
+        with TablesWriter(Path(directory)) as writer:
+            for name, table in self._tables.items():
+                slots = list(self.parts(name))[1:]
+                blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
+                writer.write(name, table.layout.dim, slots, blocks)
+        return writer.written
 
     def read(self, directory: str | os.PathLike[str]) -> None:
         """Set every row that the files of ``write`` list."""

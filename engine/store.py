@@ -54,8 +54,8 @@ class TableStore:
         accumulator = self._frames[-1]
         for block in blocks:
             order = accumulator.resolve(block.ids, frame)
-            parts = threads if len(block.ids) >= ROWS_WORTH_SPLITTING else 1
-            if parts == 1:
+            parts = min(threads, len(block.ids) // ROWS_WORTH_SPLITTING)
+            if parts <= 1:
                 accumulator.fold(order, block.grads)
             else:
                 run(partial(accumulator.fold, order, block.grads, part, parts) for part in range(parts))

@@ -163,15 +163,15 @@ class FrameBuilder:
 def run_keys(decoded: Decoded, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:
     """The runs of equal (step, contributor) of a batch's rows, or of the first so many: (start, stop, key)."""
     num_rows = decoded.num_rows if num_rows is None else num_rows
+    if not num_rows:
+        return
     change = np.zeros(num_rows, bool)
-    change[:1] = True
-    if decoded.steps is not None:
-        change[1:] |= decoded.steps[1:num_rows] != decoded.steps[: num_rows - 1]
-    if decoded.contributors is not None:
-        codes = decoded.contributors[0]
-        change[1:] |= codes[1:num_rows] != codes[: num_rows - 1]
+    change[0] = True
+    for codes in (decoded.steps, decoded.contributors and decoded.contributors[0]):
+        if codes is not None:
+            change[1:] |= codes[1:num_rows] != codes[: num_rows - 1]
     starts: list[int] = np.flatnonzero(change).tolist()
-    for start, stop in zip(starts, [*starts[1:], num_rows][: len(starts)], strict=True):
+    for start, stop in zip(starts, [*starts[1:], num_rows], strict=True):
         yield start, stop, _key(decoded, start)
 
 

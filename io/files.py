@@ -23,9 +23,11 @@ _REMOTE_READ_BYTES = 1 << 20
 def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
     """The part of one file; what is opened for it is put on the stack."""
     local = isinstance(fs, pa.fs.LocalFileSystem)
+    if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
+        with arrow_errors("cannot open", name):
+            stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115 (closed with the stack)
+        return open_stream(stream, name, stack, allow_missing_end)
     with arrow_errors("cannot open", name):
-        if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
-            return open_stream(stack.enter_context(open(path, "rb")), name, stack, allow_missing_end)
         if local and not os.path.getsize(path):
             raise InputError("the file is empty (0 bytes): not even a schema", source=name)
         file = stack.enter_context(pa.memory_map(path) if local else fs.open_input_file(path))

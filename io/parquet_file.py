@@ -1,4 +1,4 @@
-"""Parquet files: read a few row groups' pages at a time; their batches mean nothing.
+"""Parquet files, read a few pages at a time; their batches mean nothing.
 
 Of ``cat a b`` any reader takes b's footer with a's bytes, which look the same where both came from one
 writer. So the bytes between the last column and the footer are accounted for.
@@ -13,6 +13,7 @@ import pyarrow.parquet
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
+from penstock.io.thrift import read_struct
 
 MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # uint32 length of the footer, magic
@@ -20,20 +21,18 @@ _ROWS_AT_ONCE = 1 << 16
 _READ_BYTES = 1 << 20
 _NOT_READ = "corrupt Parquet file"
 
+# Field numbers of the footer, down to where the chunks of the columns lie.
+_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
+_BYTES, _DATA_PAGE, _DICTIONARY_PAGE = 7, 9, 11
+_CHUNKS = {_ROW_GROUPS: [{_COLUMNS: [{_META_DATA: {_BYTES: int, _DATA_PAGE: int, _DICTIONARY_PAGE: int}}]}]}
+
 
 def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
-    # A mapped file is read where it lies; of others, a whole column of a row group would be read at once.
-    buffer_bytes = 0 if isinstance(file, pa.MemoryMappedFile) else _READ_BYTES
     with arrow_errors(_NOT_READ, name):
-        file.seek(max(0, size - len(MAGIC)))
-        if bytes(file.read(len(MAGIC))) != MAGIC or size < 12:
-            problem = "the Parquet file has no footer: it was cut, or its writer not closed"
-            raise TruncatedInputError(problem, source=name)
-        file.seek(0)
-        parquet = pa.parquet.ParquetFile(file, buffer_size=buffer_bytes)
-        schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
-        if _holds_two(file, size, parquet.metadata):
+        if _holds_two(file, size, _footer(file, size, name)):
             raise InputError("two Parquet files in one? Give them as two sources", source=name)
+        parquet = open_parquet(file)
+        schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
     num_done = 0
 
     def batches(columns: list[str]) -> Batches:
@@ -55,26 +54,53 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
     return Part(name, schema, False, batches, num_rows, "Parquet file", fraction)
 
 
-def _holds_two(file: pa.NativeFile, size: int, metadata: Any) -> bool:
-    """Whether a file ends inside this one: its magic and another's lie back to back.
+def open_parquet(file: Any) -> pa.parquet.ParquetFile:
+    """A mapped file is read where it lies; of others a buffer at a time, else a whole row group would be read at once.
+
+    file : a path, which is mapped, or an open file
+    """
+    mapped = not isinstance(file, pa.NativeFile) or isinstance(file, pa.MemoryMappedFile)
+    buffer_bytes = 0 if mapped else _READ_BYTES
+    return pa.parquet.ParquetFile(file, memory_map=mapped, buffer_size=buffer_bytes, pre_buffer=False)
+
+
+def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
+    """Leaves the position at 0."""
+    file.seek(max(0, size - _TAIL_BYTES))
+    tail = bytes(file.read(_TAIL_BYTES))
+    if size < len(MAGIC) + _TAIL_BYTES or not tail.endswith(MAGIC):
+        problem = "the Parquet file has no footer: it was cut, or its writer not closed"
+        raise TruncatedInputError(problem, source=name)
+    length = int.from_bytes(tail[:4], "little")
+    if not 0 < length <= size - _TAIL_BYTES - len(MAGIC):
+        raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
+    file.seek(size - _TAIL_BYTES - length)
+    footer = bytes(file.read(length))
+    file.seek(0)
+    return footer
+
+
+def _holds_two(file: pa.NativeFile, size: int, footer: bytes) -> bool:
+    """Whether a file ends inside this one: its magic and the next one's lie back to back.
 
     Where a file of n bytes precedes, n bytes more lie between the last column and the footer than the
     footer knows of; so the other's end is looked for in the first n bytes, which without page
-    indexes are none.
+    indexes and filters are none.
     """
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    end = max((_start(c) + c.total_compressed_size for c in columns), default=len(MAGIC))
-    unknown = size - _TAIL_BYTES - metadata.serialized_size - end
-    at, seam = 0, MAGIC * 2
-    while at < unknown:
+    # pyarrow's own view of the chunks ends the process where the footer is damaged.
+    groups = read_struct(footer, _CHUNKS).get(_ROW_GROUPS, [])
+    chunks = [column.get(_META_DATA, {}) for group in groups for column in group.get(_COLUMNS, [])]
+    end = max((_end_of_chunk(chunk) for chunk in chunks), default=len(MAGIC))
+    unknown = size - _TAIL_BYTES - len(footer) - end
+    seam, found, at = MAGIC * 2, False, 0
+    while at < unknown and not found:
         file.seek(at)
-        if seam in bytes(file.read(_READ_BYTES + len(seam))):
-            return True
+        found = seam in bytes(file.read(_READ_BYTES + len(seam)))
         at += _READ_BYTES
-    return False
+    file.seek(0)
+    return found
 
 
-def _start(column: Any) -> int:
-    start: int = column.data_page_offset
-    return min(start, column.dictionary_page_offset) if column.has_dictionary_page else start
+def _end_of_chunk(chunk: dict[int, Any]) -> int:
+    start: int = chunk.get(_DATA_PAGE, 0)
+    return min(start, chunk.get(_DICTIONARY_PAGE) or start) + int(chunk.get(_BYTES, 0))

@@ -65,6 +65,12 @@ class Part:
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
 
+    def __post_init__(self) -> None:
+        try:
+            _ = self.schema.names
+        except UnicodeDecodeError as error:
+            raise InputError(f"a column's name is not UTF-8 ({error.reason})", source=self.name) from error
+
 
 @contextmanager
 def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterator[None]:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import InputError, TruncatedInputError
+from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
@@ -84,6 +84,8 @@ class Forward:
                 if not isinstance(piece, bytes | bytearray | memoryview | None):
                     got = f"one whose read() gives {type(piece).__name__}"
                     raise InputError(f"expected a binary file, got {got}", source=self._name)
+                if piece and 0 < num_bytes < len(piece):
+                    raise InputError(f"read({num_bytes}) gives {len(piece)} bytes", source=self._name)
             if not piece:
                 break
             pieces.append(bytes(piece))
@@ -132,14 +134,13 @@ def ipc_stream_part(
 ) -> Part:
     """head : its first 8 bytes; last_read : the 8 bytes before the file's position; size : None where unknown."""
     _check_head(head, name)
-    try:
-        with arrow_errors("not an Arrow IPC stream", name):
+    with arrow_errors("not an Arrow IPC stream", name):
+        try:
             reader = pa.ipc.open_stream(file)
             schema = reader.schema
-    except InputError as error:
-        if _at_end(file):
-            raise TruncatedInputError("the stream was cut inside its schema", source=name) from error
-        raise
+        except Exception as error:
+            _raise_where_cut(file, error, TruncatedInputError("the stream was cut inside its schema", source=name))
+            raise
 
     def batches(columns: list[str]) -> Batches:
         index, first_row, end_of_last = 0, 0, file.tell()
@@ -167,17 +168,22 @@ def ipc_stream_part(
 def _next_batch(
     reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, name: str, index: int
 ) -> tuple[pa.RecordBatch, Any] | None:
-    try:
-        with arrow_errors("corrupt Arrow IPC stream", name, index):
+    with arrow_errors("corrupt Arrow IPC stream", name, index):
+        try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
-            return batch, metadata
-    except StopIteration:
-        return None
-    except InputError as error:
-        # Where the input goes no further there is no end marker either.
-        if _at_end(file):
-            raise TruncatedInputError("the stream was cut inside this batch", source=name, batch=index) from error
-        raise
+        except StopIteration:
+            return None
+        except Exception as error:
+            problem = "the stream was cut inside this batch"
+            _raise_where_cut(file, error, TruncatedInputError(problem, source=name, batch=index))
+            raise
+        return batch, metadata
+
+
+def _raise_where_cut(file: pa.NativeFile, error: Exception, cut: TruncatedInputError) -> None:
+    """Where the input goes no further there is no end marker either. What Forward says of its stream stands."""
+    if not isinstance(error, PenstockError) and _at_end(file):
+        raise cut from error
 
 
 def _at_end(file: pa.NativeFile) -> bool:

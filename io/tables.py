@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from penstock.errors import InputError
 from penstock.io.columns import Float32, Int64, float_lists, integers
+from penstock.io.parquet_file import open_parquet
 from penstock.io.parts import arrow_errors
 from penstock.io.schema import is_float_list, storage_type
 
@@ -31,30 +32,55 @@ def table_path(directory: Path, table: str) -> Path:
     return directory / f"{quote(table, safe=' ()[]{}@+=,;!#$&~-_.') if table.strip('.') else quote(table)}.parquet"
 
 
+class TablesWriter:
+    """Writes tables into a directory, all or none: the files get their names when the ``with`` ends well.
+
+    written : paths of the files, in the order of the tables
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._unfinished: list[tuple[Path, Path]] = []
+        self.written: list[Path] = []
+
+    def __enter__(self) -> TablesWriter:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def write(self, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]) -> None:
+        """Write one table to disk. blocks : (weights, slot, …) of rows in id order, each float32 (n, dim).
+
+        Raises OSError.
+        """
+        path = table_path(self._directory, table)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._unfinished.append((unfinished, path))
+        rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
+        fields = [pa.field("id", pa.int64(), nullable=False)]
+        fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
+        with open(unfinished, "wb") as file:
+            _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                for unfinished, path in self._unfinished:
+                    os.replace(unfinished, path)
+                    self.written.append(path)
+        finally:
+            for unfinished, _path in self._unfinished:
+                unfinished.unlink(missing_ok=True)
+
+
 def write_table(
     directory: Path, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]
 ) -> Path:
-    """Write one table.
-
-    blocks : (weights, slot, …) of rows in id order, each float32 (n, dim)
-    The file appears under its name only when it is whole and on disk. Raises OSError.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    path = table_path(directory, table)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
-    fields = [pa.field("id", pa.int64(), nullable=False)]
-    fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-    schema = pa.schema(fields, metadata={"penstock.table": table})
-    try:
-        with open(unfinished, "wb") as file:
-            _write_blocks(file, schema, blocks)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    """Write one table; see ``TablesWriter``."""
+    with TablesWriter(directory) as writer:
+        writer.write(table, dim, slots, blocks)
+    return writer.written[0]
 
 
 def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
@@ -86,7 +112,7 @@ def read_table(
     first = 0
     with ExitStack() as stack:
         with arrow_errors(_NOT_READ, name):
-            parquet = stack.enter_context(pa.parquet.ParquetFile(path, memory_map=True))
+            parquet = stack.enter_context(open_parquet(path))
             wanted = _check_schema(parquet.schema_arrow, columns, dim, name)
             batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
         while True:

@@ -72,6 +72,11 @@ def floats(*values):
     return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), DIM)
 
 
+def bare(ids, gradient, name="gradient"):
+    """A stream of two columns."""
+    return stream(pa.RecordBatch.from_pydict({"id": pa.array(ids), name: gradient}))
+
+
 FINE = stream(*good())
 FIRST_END = len(stream(good()[0], end=False))
 
@@ -87,22 +92,10 @@ BAD = {
     "junk after the end": (FINE + b"x", ["the end marker"]),
     "no Arrow": (b"id,gradient\n1,2\n", ["Arrow"]),
     "compressed": (gzip.compress(FINE), ["gzip"]),
-    "float ids": (
-        stream(pa.RecordBatch.from_pydict({"id": pa.array([1.0]), "gradient": floats(1, 2)})),
-        ["column 'id'", "integer", "double"],
-    ),
-    "gradients of text": (
-        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradient": pa.array(["x"])})),
-        ["column 'gradient'", "string"],
-    ),
-    "no gradient column": (
-        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradients": floats(1, 2)})),
-        ["'gradient'", "--column gradient=gradients"],
-    ),
-    "rows of no table": (
-        stream(pa.RecordBatch.from_pydict({"id": pa.array([1]), "gradient": floats(1, 2)})),
-        ["--table", "user, item"],
-    ),
+    "float ids": (bare([1.0], floats(1, 2)), ["column 'id'", "integer", "double"]),
+    "gradients of text": (bare([1], pa.array(["x"])), ["column 'gradient'", "string"]),
+    "no gradient column": (bare([1], floats(1, 2), "gradients"), ["'gradient'", "--column gradient=gradients"]),
+    "rows of no table": (bare([1], floats(1, 2)), ["--table", "user, item"]),
     "null id": (after_good(rows([4, None, 5])), ["batch 2, row 1, column 'id'", "null", "[id_null]"]),
     "negative id": (after_good(rows([4, 5, -1])), ["batch 2, row 2, column 'id'", "0 <= id < 50", "got -1"]),
     "id of the size": (after_good(rows([4, 50])), ["batch 2, row 1, column 'id'", "0 <= id < 50", "got 50"]),

@@ -330,6 +330,21 @@ def test_tables_written_and_read_again_are_the_same_state(tmp_path):
             assert other.retrieve_parameters(name)[key].tobytes() == value.tobytes()
 
 
+def test_tables_are_written_all_or_none(tmp_path, monkeypatch):
+    engine = zeroed(engine_of(tables=("t", "u")))
+    engine.write_tables(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    engine.apply({"t": frame([1]), "u": frame([1])})
+
+    def full(part):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(engine._state._tables["u"], "stream", full)
+    with pytest.raises(OSError, match="No space"):
+        engine.write_tables(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_the_hash_sees_every_part_of_the_state():
     engine = zeroed(engine_of(ps.Adagrad(0.1, initial_accumulator_value=1.0)))
     seen = {engine.state_hash()}

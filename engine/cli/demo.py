@@ -25,7 +25,7 @@ WORKERS, STEPS, ROWS = 3, 20, 64
 USERS, ITEMS, DIM = 1000, 200, 4
 USER_RATE, ITEM_RATE, FIRST_ACCUMULATOR = 0.5, 0.1, 0.1
 SHOWN_USER = 7
-WIDEST_ULP = 2.0  # XLA on a CPU fuses multiply and subtract; the loop below does not
+WIDEST_ULP = 2.0  # on a CPU the two are equal; an accelerator may round otherwise
 
 SCHEMA = pa.schema(
     [

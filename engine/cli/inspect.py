@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+    out, columns = Output(args.json), columns_of(args)
     if is_other_file(args.path):
         try:
             return inspect_config(args.path, out)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
             ) from None
     source = open_source(args.path, args.allow_missing_end)
-    parts = [inspect_part(part, columns_of(args), out) for part in source.parts()]
+    parts = [inspect_part(part, columns, out) for part in source.parts()]
     out.result({"path": args.path, "kind": "stream", "parts": parts})
     return 0
 
@@ -133,10 +133,13 @@ class _TableCounts:
 def inspect_part(part: Part, columns: Any, out: Output) -> dict[str, Any]:
     """One schema's worth of batches: counts where it is a row stream, else its schema."""
     out.say(f"{part.name}: {part.container}")
+    found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
+    try:
+        found["schema"] = {f.name: str(f.type) for f in part.schema}
+    except UnicodeDecodeError as error:  # Arrow looks at names only when they are asked for
+        raise InputError(f"corrupt Arrow schema: {error}", source=part.name) from error
     for f in part.schema:
         out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
-    found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
-    found["schema"] = {f.name: str(f.type) for f in part.schema}
     try:
         roles = resolve(part.schema, part.name, columns)
     except InputError as error:

@@ -127,6 +127,7 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     for text in args.column:
         role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")
         check_columns({role: name})
+        name.encode()  # UnicodeEncodeError here, where it is the user's word and not the stream that is at fault
         if role in columns:
             raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
         columns[role] = name

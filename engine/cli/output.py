@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import sys
 import time
 import warnings
@@ -125,10 +124,18 @@ class ProgressLine:
             sys.stderr.flush()
 
     def _draw(self, text: str) -> None:
-        text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
+        text = text[: _columns() - 1]  # a line that wraps cannot be redrawn
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)
+
+
+def _columns() -> int:
+    """Width of the terminal on stderr; one that does not say has 80."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def progress_text(counters: Counters, gate: Gate, share: float | None, elapsed_s: float) -> str:

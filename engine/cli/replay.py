@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     open_sources(args.sources)
     if args.out is not None:
         check_writable(args.out)
-    out, progress = Output(args.json), ProgressLine()
+    out = Output(args.json)
     engine = Engine(
         config,
         make_devices(args.devices),
@@ -113,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.init is not None:
         engine.read_tables(args.init)
+    progress = ProgressLine()  # its clock starts with the work
     try:
         report = engine.run(
             args.sources,

@@ -1,0 +1,246 @@
+"""``penstock validate``, ``inspect`` and ``demo``."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import penstock.cli.demo
+from penstock.cli import main
+
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+ADAM = CONFIG.replace("adagrad {}", "adam {}")
+
+
+def frame(ids, step=0):
+    count = len(ids)
+    values = pa.array(np.ones(2 * count, np.float32))
+    return pa.RecordBatch.from_pydict(
+        {
+            "step": pa.array([step] * count, pa.int64()),
+            "id": pa.array(ids, pa.int64()),
+            "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
+        }
+    )
+
+
+@pytest.fixture
+def config(tmp_path):
+    return text(tmp_path / "tables.pbtxt", CONFIG)
+
+
+def text(path, content):
+    path.write_text(content)
+    return path
+
+
+def write(path, *batches, end=True):
+    sink = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(sink, batches[0].schema)
+    for batch in batches:
+        writer.write_batch(batch)
+    if end:
+        writer.close()
+    path.write_bytes(sink.getvalue().to_pybytes())
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    """call(code, words…) → (what people read, what --json printed)"""
+
+    def run(code, *argv):
+        argv = [str(a) for a in argv]
+        assert main(argv) == code
+        said = capsys.readouterr().out
+        assert main([*argv, "--json"]) == code
+        as_json = capsys.readouterr()
+        assert as_json.out.count("\n") == 1
+        assert said == as_json.err  # people's text, moved to stderr
+        return said, json.loads(as_json.out)
+
+    return run
+
+
+# ---- validate
+
+
+def test_validate_of_a_sound_configuration_alone(config, call):
+    said, found = call(0, "validate", config)
+    assert "nothing to remark" in said
+    assert found == {"config": str(config), "findings": [], "sources": []}
+
+
+def test_validate_tells_warnings_and_stays_at_0(tmp_path, call):
+    said, found = call(0, "validate", text(tmp_path / "c.pbtxt", CONFIG.replace("mode: TRAINING", "")))
+    assert [(f["code"], f["severity"]) for f in found["findings"]] == [("PS101", "warning")]
+    assert "warning   PS101  mode: " in said
+
+
+def test_validate_of_what_replay_will_refuse_is_exit_4(tmp_path, call):
+    said, found = call(4, "validate", text(tmp_path / "c.pbtxt", ADAM))
+    assert "PS201" in said
+    assert found["findings"][0]["severity"] == "error"
+
+
+def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, call):
+    log = write(tmp_path / "log.arrows", frame([1, 2]), frame([3], 1))
+    said, found = call(0, "validate", config, log)
+    assert f"good      {log}: 3 rows in 2 frames read\n" in said
+    assert found["sources"] == [{"source": str(log), "rows": 3, "frames": 2, "bad_rows": {}, "errors": []}]
+
+
+def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, call):
+    bad = write(tmp_path / "bad.arrows", frame([1, 77, 78]), frame([None], 1))
+    good = write(tmp_path / "good.arrows", frame([1]))
+    said, found = call(3, "validate", config, bad, tmp_path / "nowhere.arrows", good)
+    assert found["sources"][0]["bad_rows"] == {"id_out_of_range": 2, "id_null": 1}
+    assert "2 bad rows; first: " in said
+    assert f"{bad}: batch 0, row 1, column 'id': expected 0 <= id < 50" in said
+    assert [bool(source["errors"]) for source in found["sources"]] == [True, True, False]
+
+
+def test_validate_tells_the_bad_rows_before_a_cut_too(config, tmp_path, call):
+    cut = write(tmp_path / "cut.arrows", frame([77]), end=False)
+    _, found = call(3, "validate", config, cut)
+    assert "no end marker" in found["sources"][0]["errors"][0]
+    assert "batch 0, row 0, column 'id'" in found["sources"][0]["errors"][1]
+    assert call(3, "validate", config, cut, "--allow-missing-end")[1]["sources"][0]["bad_rows"] == {
+        "id_out_of_range": 1
+    }
+
+
+def test_validate_of_bad_source_and_bad_optimizer_is_exit_3(tmp_path, call):
+    call(3, "validate", text(tmp_path / "c.pbtxt", ADAM), tmp_path / "nowhere.arrows")
+
+
+# ---- inspect
+
+
+def test_inspect_of_a_configuration(config, call):
+    said, found = call(0, "inspect", config)
+    assert "table user: 50 × 2, Adagrad" in said
+    assert (found["kind"], found["mode"], found["tags"]) == ("config", "TRAINING", 0)
+    assert found["tables"] == [{"name": "user", "vocabulary_size": 50, "dim": 2, "optimizer": "Adagrad"}]
+
+
+def test_inspect_of_a_configuration_that_cannot_run_yet(tmp_path, call):
+    assert "adam" in call(0, "inspect", text(tmp_path / "c.pbtxt", ADAM))[0]
+
+
+def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):
+    log = write(tmp_path / "log.arrows", frame([5, 9, 5, 5], 3), frame([9], 3), frame([7, 5], 4))
+    said, found = call(0, "inspect", log)
+    (part,) = found["parts"]
+    assert (part["rows"], part["batches"], part["frames"]) == (7, 3, 2)
+    assert (part["step_min"], part["step_max"]) == (3, 4)
+    assert part["schema"]["id"] == "int64"
+    (table,) = part["tables"].values()
+    assert (table["rows"], table["distinct"], table["id_min"], table["id_max"]) == (7, 3, 5, 9)
+    assert table["reuse"] == 1.75  # 7 rows; {5, 9} in the first frame and {7, 5} in the second
+    assert "7 rows in 3 batches, 2 frames, steps 3 to 4" in said
+    assert "gradient: fixed_size_list<item: float>[2]" in said
+
+
+def test_inspect_shows_ids_that_no_table_can_hold(tmp_path, call):
+    gradient = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 2)
+    ids = pa.array([2**64 - 1, None, 4], pa.uint64())
+    log = write(tmp_path / "log.arrows", pa.RecordBatch.from_pydict({"id": ids, "gradient": gradient}))
+    said, found = call(0, "inspect", log)
+    table = found["parts"][0]["tables"]["(unnamed)"]
+    assert (table["id_min"], table["id_max"], table["distinct"], table["id_nulls"]) == (4, 2**64 - 1, 2, 1)
+    assert "3 rows, 1 without an id, ids 4 to 18446744073709551615, 2 distinct" in said
+
+
+def test_inspect_of_parquet_and_a_directory(tmp_path, call):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    pa.parquet.write_table(pa.Table.from_batches([frame([1, 2])]), folder / "b.parquet")
+    write(folder / "a.arrows", frame([1]))
+    _, found = call(0, "inspect", folder)
+    assert [(p["container"], p["rows"]) for p in found["parts"]] == [("Arrow IPC stream", 1), ("Parquet file", 2)]
+
+
+def test_inspect_of_a_table_that_out_wrote(config, tmp_path, call, capsys):
+    log = write(tmp_path / "log.arrows", frame([1]))
+    assert main(["replay", str(config), str(log), "--out", str(tmp_path / "out"), "--json"]) == 0
+    capsys.readouterr()
+    (part,) = call(0, "inspect", tmp_path / "out")[1]["parts"]
+    assert (part["name"], part["rows"]) == (str(tmp_path / "out" / "user.parquet"), 50)
+    assert list(part["schema"]) == ["id", "row", "accumulators"]
+
+
+def test_inspect_of_rows_without_gradients_says_why_it_counts_no_ids(tmp_path, call):
+    log = write(tmp_path / "log.arrows", pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    said, found = call(0, "inspect", log)
+    assert "not a row stream: no column 'gradient'" in said
+    assert found["parts"][0]["rows"] == 2
+
+
+@pytest.mark.parametrize("content", [b"Dear diary,\n", b"\0\1\2\3 junk", b"", b"\xff\xff\xff\xff", b"PAR1", b"ARROW1"])
+def test_inspect_of_anything_else_is_exit_3_in_one_line(content, tmp_path, capsys):
+    path = tmp_path / "thing"
+    path.write_bytes(content)
+    assert main(["inspect", str(path), "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out)["exit_code"] == 3
+    assert said.err.startswith(f"penstock: {path}: ")
+    assert said.err.count("\n") == 1
+
+
+def test_inspect_of_a_column_name_that_is_not_utf8_is_exit_3(tmp_path, capsys):
+    log = write(tmp_path / "log.arrows", frame([1]).append_column("more", pa.array([1])))
+    log.write_bytes(log.read_bytes().replace(b"more", b"m\xff\xffe"))
+    assert main(["inspect", str(log)]) == 3
+    assert "name is not UTF-8" in capsys.readouterr().err
+
+
+# ---- demo
+
+
+def test_demo_checks_its_answer_and_says_where_the_files_are(tmp_path, capsys):
+    folder = tmp_path / "d"
+    assert main(["demo", "--dir", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "frames    61: 20 steps, 1 stale\n" in said.out
+    assert "every row of both tables against a plain NumPy loop: agrees" in said.out
+    for name in ("tables.pbtxt", "log.arrows", "tables/user.parquet", "tables/item.parquet"):
+        assert str(folder / name) in said.out
+        assert (folder / name).is_file()
+
+
+def test_the_command_that_demo_shows_gives_its_tables(tmp_path, capsys):
+    folder = tmp_path / "d"
+    assert main(["demo", "--dir", str(folder), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["passed"] is True
+    before = pa.parquet.read_table(folder / "tables" / "item.parquet")
+    (shown,) = [line for line in said.err.splitlines() if line.startswith("$ penstock ")]
+    assert main(shown.split()[2:]) == 0
+    assert pa.parquet.read_table(folder / "tables" / "item.parquet").equals(before)
+
+
+@pytest.mark.parametrize(("rate", "wrong"), [("USER_RATE", "user"), ("ITEM_RATE", "item")])
+def test_demo_finds_a_wrong_answer(rate, wrong, tmp_path, capsys, monkeypatch):
+    write_config = penstock.cli.demo.write_config
+
+    def another_rate(path):
+        with monkeypatch.context() as changed:
+            changed.setattr(penstock.cli.demo, rate, getattr(penstock.cli.demo, rate) * 1.001)
+            write_config(path)
+
+    monkeypatch.setattr(penstock.cli.demo, "write_config", another_rate)
+    assert main(["demo", "--dir", str(tmp_path), "--json"]) == 1
+    said = capsys.readouterr()
+    checks = json.loads(said.out)["checks"]
+    assert [name for name, good in checks.items() if not good] == [wrong]
+    assert f"DIFFERS in {wrong}" in said.err
