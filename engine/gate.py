@@ -15,8 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.stats import Contributor, Stale, count_by, told
@@ -24,8 +23,7 @@ from penstock.stats import Contributor, Stale, count_by, told
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Ticket:
+class _Ticket(NamedTuple):
     """A taker in the queue. since : when it came, by the gate's clock."""
 
     num_required: int
@@ -41,7 +39,7 @@ class Gate:
     counted : what arrives, in messages
     clock : seconds, for ``explain`` alone
 
-    num_accumulated : what was admitted since the last opening. Any number of threads may use a gate.
+    num_accumulated : admitted since the last opening. Any number of threads may use a gate.
     """
 
     def __init__(
@@ -59,8 +57,7 @@ class Gate:
         self.num_accumulated = 0
         self._counted = counted
         self._clock = clock
-        # Re-entrant, so that what runs under it (a learning-rate schedule) may look at the gate.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # re-entrant: what runs under it (a schedule) may look at the gate
         self._changes = False  # someone is inside _changing
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
         self._tell: list[Callable[[], None]] = []
@@ -155,12 +152,9 @@ class Gate:
             now, head = self._clock(), next(iter(self._queue.values()), None)
             required = head.num_required if head else self.num_required
             text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
-            if self._contributors:
-                text += f" ({told(self._contributors)})"
-            text += f"; global step {self.global_step}; "
-            text += f"{len(self._queue)} waiting to take" if head else "nobody waits to take"
-            if head:
-                text += f", the first for {now - head.since:.1f} s"
+            text += f" ({told(self._contributors)})" if self._contributors else ""
+            waiting = f"{len(self._queue)} waiting to take, the first for {now - head.since:.1f} s" if head else ""
+            text += f"; global step {self.global_step}; {waiting or 'nobody waits to take'}"
             if self._stale.last is not None:
                 text += f"; {self._stale.total} stale, the last {now - self._last_stale:.1f} s ago: {self._stale.last}"
             return text + ("; closed" if self._closed else "")

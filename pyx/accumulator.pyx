@@ -93,8 +93,29 @@ cdef class Accumulator:
                         counts[index] += 1
                         frames[index] = frame
                     order[i] = index
-        self._sums = grown(self._sums, self._sums.shape[0], self.table.num_ids)
+        try:
+            self._sums = grown(self._sums, self._sums.shape[0], self.table.num_ids)
+        except MemoryError:
+            # Ids without sums would be taken for known ones later, and their sums would start as garbage.
+            self._forget(out, room - n, frame)
+            raise
         return out
+
+    cdef int _forget(self, const index_t[::1] order, index_t num_before, index_t frame) except -1:
+        """Undo the look-ups of a frame that was resolved in one piece."""
+        cdef Py_ssize_t i
+        cdef bint is_new
+        cdef id_t[::1] seen = self._ids
+        cdef index_t[::1] counts = self._counts
+        cdef index_t[::1] frames = self._frames
+        for i in range(order.shape[0]):
+            if 0 <= order[i] < num_before and frames[order[i]] == frame:
+                counts[order[i]] -= 1
+                frames[order[i]] = -1
+        table_clear(&self.table)
+        for i in range(num_before):
+            table_insert(&self.table, seen[i], &is_new)
+        return 0
 
     def fold(self, const index_t[::1] order not None, grads not None, index_t part=0, index_t num_parts=1):  # IN
         """Add the rows of the indices that this part owns.
