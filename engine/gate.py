@@ -67,8 +67,6 @@ class Gate:
         self._last_stale = 0.0
         self._closed = False
 
-    # ---- in
-
     def is_stale(self, local_step: int | None) -> bool:
         """From before the current step; what has no step never is."""
         return local_step is not None and local_step < self.global_step
@@ -93,8 +91,6 @@ class Gate:
         """Whatever it was: backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
         with self._changing():
             self.global_step = global_step
-
-    # ---- out
 
     def open_into(self, standing: Callable[[int], None]) -> None:
         """Set the standing taker: called with num_accumulated at ``num_required`` while nobody queues.
@@ -125,10 +121,10 @@ class Gate:
         with self._lock:
             self._closed = True
             waiting = list(self._queue)
+            self._queue.clear()  # all at once: none is served because the one before it left
         for future in waiting:
-            future.cancel()
-
-    # ---- seen from outside
+            if future.cancel():
+                future.set_running_or_notify_cancel()
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -185,8 +181,6 @@ class Gate:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
 
-    # ---- inside
-
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
@@ -210,6 +204,8 @@ class Gate:
                 one()
 
     def _serve(self) -> None:
+        if self._closed:
+            return
         while self._queue:
             future, ticket = next(iter(self._queue.items()))
             if not future.cancelled() and self.num_accumulated < ticket.num_required:

@@ -10,10 +10,14 @@ import numpy as np
 from libc.string cimport memcpy
 
 from ._types cimport id_t, index_t, real_t
-from .id_table cimport Table, table_clear, table_free, table_init, table_insert, table_reserve
+from .id_table cimport Table, prefetch, slot_of, table_clear, table_free, table_init, table_insert, table_reserve
 
 # Indices go to threads in blocks of this many, so that two threads rarely write one cache line.
 cdef index_t BLOCK = 64
+
+cdef enum:
+    AHEAD = 16  # rows whose memory is asked for before it is needed: no cache holds a large table
+    ROOMY = 8   # memory is kept for the next sums where it is at most this many times what the last ones took
 
 
 cdef class Accumulator:
@@ -82,6 +86,8 @@ cdef class Accumulator:
         cdef index_t[::1] frames = self._frames
         with nogil:
             for i in range(n):
+                if i + AHEAD < n:
+                    prefetch(&self.table.slots[slot_of(&self.table, ids[i + AHEAD])])
                 index = table_insert(&self.table, ids[i], &is_new)
                 if is_new:
                     seen[index] = ids[i]
@@ -149,7 +155,7 @@ cdef class Accumulator:
         Returns ids int64 (n,), sums (n, dim), counts int64 (n,). The arrays are the caller's: they
         are never written again from here. Where memory for them fails, nothing has changed.
         """
-        cdef Py_ssize_t n = self.table.num_ids
+        n = self.table.num_ids
         ids, counts, sums = self._ids[:n], self._counts[:n], self._sums[:n]
         if ascending:
             order = np.argsort(ids)
@@ -160,7 +166,9 @@ cdef class Accumulator:
             else:
                 divide_rows[double](sums, counts)
         table_clear(&self.table)
-        self._start()
+        # What was copied out may be filled again, unless it is far more than was needed now.
+        if not ascending or self._sums.shape[0] > ROOMY * n:
+            self._start()
         return ids, sums, counts
 
     def get_state(self):
@@ -214,6 +222,9 @@ cdef void fold_rows(const index_t* order, Py_ssize_t n, const real_t* grads, Py_
     cdef const real_t* row
     cdef real_t* into
     for i in range(n):
+        if i + AHEAD < n:
+            index = order[i + AHEAD]
+            prefetch(sums + (~index if index < 0 else index) * dim)
         index = order[i]
         is_new = index < 0
         if is_new:

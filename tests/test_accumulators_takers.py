@@ -106,6 +106,15 @@ def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
     assert other.take_gradient(1, timeout=0) == 1.0
 
 
+def test_closing_serves_nobody():
+    acc = ps.ConditionalAccumulator()
+    acc.apply_gradient(1.0)
+    first, second = acc.take_gradient_async(2), acc.take_gradient_async(1)
+    acc.close()
+    assert (first.cancelled(), second.cancelled(), acc.num_accumulated()) == (True, True, 1)
+    assert concurrent.futures.wait([first, second], timeout=0).not_done == set()
+
+
 def test_what_hangs_on_a_future_may_use_the_accumulator():
     acc = ps.ConditionalAccumulator()
     acc.take_gradient_async(1).add_done_callback(lambda done: acc.apply_gradient(done.result() * 2, local_step=1))

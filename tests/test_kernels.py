@@ -160,6 +160,19 @@ def test_drained_arrays_are_never_written_again():
     assert accumulator.drain()[0].tolist() == [3, 4]
 
 
+def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_given_back():
+    accumulator = Accumulator(4)
+    accumulator.add(np.arange(10_000)[::-1].copy(), np.ones((10_000, 4), np.float32), 0)
+    ids, sums, counts = accumulator.drain(ascending=True)
+    bulge = accumulator.nbytes
+    accumulator.add(np.arange(10), np.full((10, 4), 9, np.float32), 0)
+    assert (ids == np.arange(10_000)).all()
+    assert (sums == 1).all()
+    assert (counts == 1).all()
+    assert accumulator.drain(ascending=True)[1].tolist() == [[9.0] * 4] * 10
+    assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
+
+
 def test_state_taken_and_given_back_continues_the_same_sum():
     rng = np.random.default_rng(3)
     frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
