@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd)
 
-.PHONY: demo test lint types checked bench dist proto clean
+.PHONY: demo test lint types checked tsan bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -31,6 +31,11 @@ checked: .venv/installed
 	PENSTOCK_CHECKED=1 $(BIN)/python setup.py -q build_ext --inplace --force
 	$(BIN)/python -m pytest tests/test_kernels.py $(ARGS); status=$$?; \
 	$(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
+
+# The kernels built with ThreadSanitizer, and threads over gate, accumulators and folds. Exit code 66: a race.
+# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
+tsan: .venv/installed
+	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
 bench: .venv/installed
 	$(BIN)/python bench/memory.py --rows 1000000,2000000

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.features import FeatureConfig
     from penstock.config.findings import Finding
@@ -47,7 +48,16 @@ if TYPE_CHECKING:
         Uniform,
     )
     from penstock.engine import Engine
-    from penstock.errors import ConfigError, InputError, PenstockError, StateError, TruncatedInputError, UsageError
+    from penstock.errors import (
+        CancelledError,
+        ConfigError,
+        InputError,
+        PenstockError,
+        StateError,
+        TakeTimeoutError,
+        TruncatedInputError,
+        UsageError,
+    )
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -87,11 +97,14 @@ _NAMES = {
         "Uniform",
     ),
     "penstock.engine": ("Engine",),
+    "penstock.accumulators": ("ConditionalAccumulator", "SparseConditionalAccumulator", "SparseGradient"),
     "penstock.errors": (
+        "CancelledError",
         "ConfigError",
         "InputError",
         "PenstockError",
         "StateError",
+        "TakeTimeoutError",
         "TruncatedInputError",
         "UsageError",
     ),
@@ -108,7 +121,9 @@ __all__ = [
     "Adam",
     "Assign",
     "BoundedAdagrad",
+    "CancelledError",
     "CenteredRMSProp",
+    "ConditionalAccumulator",
     "ConfigError",
     "Constant",
     "DynamicLearningRate",
@@ -131,9 +146,12 @@ __all__ = [
     "Report",
     "RowIdInitializer",
     "RowWiseAdagrad",
+    "SparseConditionalAccumulator",
+    "SparseGradient",
     "StateError",
     "TableConfig",
     "TableReport",
+    "TakeTimeoutError",
     "TruncatedInputError",
     "TruncatedNormal",
     "Uniform",

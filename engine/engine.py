@@ -11,8 +11,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +25,10 @@ from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.io.arrays import one_frame
 from penstock.io.reader import FrameReader, ReadOptions
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.state import State
-from penstock.stats import Counters, Report, TableReport
+from penstock.stats import Contributor, Counters, Report, TableReport
 from penstock.store import TableStore
 
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 Progress = Callable[[Counters, Gate, float | None], None]
 REDUCTIONS = ("mean", "sum")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _still(method: Callable[Concatenate[Engine, P], R]) -> Callable[Concatenate[Engine, P], R]:
+    """Between two steps: a step replaces the arrays on the devices, and other threads may be pushing."""
+
+    @wraps(method)
+    def held(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.gate.still():
+            return method(self, *args, **kwargs)
+
+    return held
 
 
 class Engine:
@@ -48,7 +63,8 @@ class Engine:
     seed : of the tables' random start
     threads : of the host's coalescing; None: all that the process may use. Results do not depend on it.
 
-    Not thread safe: one caller at a time.
+    May be used from several threads: frames enter one by one, in the order in which they get the gate's lock,
+    and tables are read and written between two steps.
     """
 
     def __init__(
@@ -71,11 +87,13 @@ class Engine:
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
-        gate = Gate(num_required if num_required is not None else config.gate_num_required or 1)
+        self._counters = Counters()  # of apply and flush, which report nothing
+        gate = FrameGate(num_required if num_required is not None else config.gate_num_required or 1, self.apply)
         stores = {
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
             for spec in config.tables
         }
+        self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
         self._state = State(config, mesh, seed)
 
@@ -115,6 +133,8 @@ class Engine:
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.
+        Where other threads push at the same time, the report counts this source's frames and the steps that they
+        opened; what it says of tables counts everything that entered since the run began.
         """
         self._check_ready()
         if limit is not None and limit < 0:
@@ -138,12 +158,12 @@ class Engine:
         self._rates = rates
         for frame in _first(reader, limit):
             with shield():
-                self._push(frame)
+                self._push(frame, rates, counters)
             if progress is not None:
                 progress(counters, self.gate, reader.fraction())
         if flush:
             with shield():
-                self._flush()
+                self._flush(counters)
         self._wait()
         return self._report(counters, time.perf_counter() - started, reader)
 
@@ -152,11 +172,13 @@ class Engine:
         gradients: Mapping[str, tuple[Any, Any]],
         local_step: int | None = None,
         learning_rates: Given = None,
+        contributor: Contributor = None,
     ) -> bool:
-        """Take in one frame given as arrays.
+        """Take in one frame given as arrays. ``engine.gate.push`` is the same, for producers that hold only the gate.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; behind ``global_step`` the frame is stale
+        contributor : who sends it, for ``gate.explain()`` and ``gate.stale``
         Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
         """
         self._check_ready()
@@ -168,33 +190,36 @@ class Engine:
                 f"(0 to {self.config.num_tags - 1})"
             )
         self._rates = rates
-        return self._push(frame)
+        return self._push(replace(frame, contributor=contributor), rates, self._counters)
 
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
         self._check_ready()
-        return self._flush()
+        return self._flush(self._counters)
 
     # ---- state out and in
 
     @property
-    def gate(self) -> Gate:
-        return self._pipeline.gate
+    def gate(self) -> FrameGate:
+        return self._gate
 
     @property
     def global_step(self) -> int:
         """How often the gate has opened."""
         return self.gate.global_step
 
+    @_still
     def table(self, name: str) -> jax.Array:
         """A copy of the weights in id order, (vocabulary_size, dim); row-sharded where the mesh divides it."""
         return self._state.table(name).whole()
 
+    @_still
     def slots(self, name: str) -> dict[str, jax.Array]:
         """Copies of the optimizer's slots in id order, by TensorFlow's names."""
         table = self._state.table(name)
         return {slot: table.whole(part) for slot, part in self._state.parts(name).items() if part}
 
+    @_still
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
         """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows.
 
@@ -202,6 +227,7 @@ class Engine:
         """
         return self._state.lookup(name, ids, forward)
 
+    @_still
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
         """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
         return self._state.retrieve(name)
@@ -212,10 +238,11 @@ class Engine:
         rows and each slot : (vocabulary_size, dim) in id order, or with ``ids`` (n, dim) for those ids only
         """
         where, values = self._state.checked(name, rows, ids, slots)
-        with self._whole():
+        with self.gate.still(), self._whole():
             for part, value in values.items():
                 self._state.table(name).write(where, value, part)
 
+    @_still
     def state_hash(self) -> str:
         """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
 
@@ -224,10 +251,12 @@ class Engine:
         """
         return self._state.hash(self.global_step)
 
+    @_still
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
         return self._state.write(directory)
 
+    @_still
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
 
@@ -243,29 +272,43 @@ class Engine:
         self._last_rates = rates
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """All or failed: what is cut short in here leaves tables that are of no step, and the engine says so."""
+    def _whole(self, began: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """All or failed: what is cut short in here leaves tables that are of no step, and the engine says so.
+
+        began : whether anything was changed; if not, an error leaves everything as it was
+        """
         try:
             yield
         except BaseException as error:
-            self._failed = f"{type(error).__name__}: {error}"
+            if began():
+                self._failed = f"{type(error).__name__}: {error}"
             raise
 
-    def _push(self, frame: Frame) -> bool:
-        # Asked for before anything is taken in: a rate that is missing leaves everything as it was.
-        rates = self._rates.at(self.global_step, frame.learning_rates) if self._pipeline.opens_with(frame) else ()
-        with self._whole():
-            return self._pipeline.push(frame, rates)
+    def _begin(self, rates: LearningRates) -> tuple[Begin, Callable[[], bool]]:
+        """What the pipeline asks before it changes anything, and whether it has asked."""
+        began = False
 
-    def _flush(self) -> bool:
-        last = self._pipeline.last
-        if last is None or not self.gate.num_accumulated:
-            return False
-        rates = self._rates.at(self.global_step, last.learning_rates)
-        with self._whole():
-            self._pipeline.flush(rates)
-        return True
+        # Under the gate's lock: another thread's step may have failed, and the rates are for this very step.
+        def begin(frame: Frame, opens: bool) -> tuple[float, ...]:
+            nonlocal began
+            self._check_ready()
+            resolved = rates.at(self.global_step, frame.learning_rates) if opens else ()
+            began = True
+            return resolved
 
+        return begin, lambda: began
+
+    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> bool:
+        begin, began = self._begin(rates)
+        with self._whole(began):
+            return self._pipeline.push(frame, begin, counters)
+
+    def _flush(self, counters: Counters) -> bool:
+        begin, began = self._begin(self._rates)
+        with self._whole(began):
+            return self._pipeline.flush(begin, counters)
+
+    @_still
     def _wait(self) -> None:
         with self._whole():
             self._state.wait()
@@ -276,12 +319,13 @@ class Engine:
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 
+    @_still
     def _start_counting(self) -> Counters:
-        self._pipeline.counters = Counters()
         for store in self._pipeline.stores.values():
             store.start_counting()
-        return self._pipeline.counters
+        return Counters()
 
+    @_still
     def _report(self, counters: Counters, seconds: float, reader: FrameReader) -> Report:
         tables = {n: TableReport(s.num_rows, s.num_distinct) for n, s in self._pipeline.stores.items()}
         return Report(

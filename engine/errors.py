@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 
 class PenstockError(Exception):
     """Base of every error that penstock raises on purpose."""
@@ -55,3 +57,11 @@ class InputError(PenstockError, ValueError):
 
 class TruncatedInputError(InputError, EOFError):
     """The input stops before its end: no end marker, or a message cut in two."""
+
+
+class TakeTimeoutError(PenstockError, TimeoutError):
+    """A take waited as long as it was told to. It consumed nothing; the message says what it waited for."""
+
+
+class CancelledError(PenstockError, concurrent.futures.CancelledError):
+    """The accumulator was closed, while a take waited or before the call."""

@@ -1,53 +1,246 @@
-"""When to open: the engine's one conditional accumulator over frames, as a rule without contents.
+"""When to open: counts what came in, knows the step, says what is stale, serves takers in turn.
 
-Source: TensorFlow's conditional_accumulator_base.h. What was summed lies in the stores; the gate
-counts frames, knows the step and decides what is stale.
+Source: TensorFlow's conditional_accumulator_base.{h,cc}. One class for the public accumulators and
+for the engine. It never sees a gradient: what was summed lies in a store behind it, which it reaches
+only through the callables it is given (add, produce, put). They run under its lock, so that what is
+counted and what is summed never disagree, and must not call back what changes the gate. Takers hear
+of their result when the lock is free again: what hangs on a Future may use the gate.
 """
 
 from __future__ import annotations
 
-from penstock.errors import UsageError
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.errors import CancelledError, StateError, UsageError
+from penstock.stats import Contributor, Stale, count_by, told
+
+T = TypeVar("T")
+
+
+class _Ticket(NamedTuple):
+    """A taker in the queue. since : when it came, by the gate's clock."""
+
+    num_required: int
+    produce: Callable[[int], Any]
+    since: float
 
 
 class Gate:
-    """Opens when ``num_required`` frames have arrived since it last opened; one for all tables.
+    """Opens when enough has arrived since it last opened, for the taker whose turn it is.
 
-    num_accumulated : frames admitted since the last opening
-    global_step : openings so far
-    num_stale : frames refused because their local_step was behind global_step
+    num_required : of the standing taker that ``open_into`` sets; None: opens only for those in the queue
+    global_step : openings so far, or what ``set_global_step`` said
+    counted : what arrives, in messages
+    clock : seconds, for ``explain`` alone
+
+    num_accumulated : admitted since the last opening. Any number of threads may use a gate.
     """
 
-    def __init__(self, num_required: int = 1, global_step: int = 0) -> None:
-        if num_required < 1:
+    def __init__(
+        self,
+        num_required: int | None = None,
+        global_step: int = 0,
+        *,
+        counted: str = "frames",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if num_required is not None and num_required < 1:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         self.num_required = num_required
         self.global_step = global_step
         self.num_accumulated = 0
-        self.num_stale = 0
+        self._counted = counted
+        self._clock = clock
+        self._lock = threading.RLock()  # re-entrant: what runs under it (a schedule) may look at the gate
+        self._changes = False  # someone is inside _changing
+        self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
+        self._tell: list[Callable[[], None]] = []
+        self._standing: Callable[[int], None] | None = None
+        self._contributors: Counter[Contributor] = Counter()
+        self._stale = Stale()
+        self._last_stale = 0.0
+        self._closed = False
 
     def is_stale(self, local_step: int | None) -> bool:
-        """A frame from before the current step; one without a step never is."""
+        """From before the current step; what has no step never is."""
         return local_step is not None and local_step < self.global_step
 
-    def admit(self, local_step: int | None) -> bool:
-        """Count a frame in; False where it is stale, which is counted too."""
-        if self.is_stale(local_step):
-            self.num_stale += 1
-            return False
-        self.num_accumulated += 1
+    def admit(self, local_step: int | None, add: Callable[[], None], contributor: Contributor = None) -> bool:
+        """Take one in: stale → counted and False; else ``add()``, count, and open for whose turn it is.
+
+        Where add raises, nothing is counted. Raises CancelledError where the gate is closed.
+        """
+        with self._changing():
+            self._check_open()
+            if local_step is not None and self.is_stale(local_step):
+                self._stale.count(contributor, local_step, self.global_step)
+                self._last_stale = self._clock()
+                return False
+            add()
+            self.num_accumulated += 1
+            count_by(self._contributors, contributor)
         return True
 
-    @property
-    def is_open(self) -> bool:
-        return self.num_accumulated >= self.num_required
+    def set_global_step(self, global_step: int) -> None:
+        """Whatever it was: backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
+        with self._changing():
+            self.global_step = global_step
 
-    def pass_through(self) -> None:
+    def open_into(self, standing: Callable[[int], None]) -> None:
+        """Set the standing taker: called with num_accumulated at ``num_required`` while nobody queues.
+
+        What it raises comes out of the ``admit`` that opened the gate, and the step does not count.
+        """
+        self._standing = standing
+
+    def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
+        """Queue for the next opening with at least num_required.
+
+        produce : called with num_accumulated when the turn has come; its value is the Future's. Where it
+            raises, the Future raises that and the gate has not opened (TensorFlow counts the step first).
+        Cancelling the Future leaves the queue at once and consumes nothing. Raises CancelledError where the
+        gate is closed.
+        """
+        if num_required < 1:
+            raise UsageError(f"num_required: expected at least 1, got {num_required}")
+        future: Future[T] = Future()
+        with self._changing():
+            self._check_open()
+            self._queue[future] = _Ticket(num_required, produce, self._clock())
+            future.add_done_callback(self._leave)
+        return future
+
+    def close(self) -> None:
+        """Cancel every taker that waits; from now on admit and take raise CancelledError. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._queue)
+            self._queue.clear()  # all at once: none is served because the one before it left
+        for future in waiting:
+            if future.cancel():
+                future.set_running_or_notify_cancel()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """While in here nothing enters and nothing opens."""
+        with self._lock:
+            yield
+
+    @property
+    def num_stale(self) -> int:
+        return self._stale.total
+
+    @property
+    def stale(self) -> Stale:
+        """What was refused, by contributor and by lateness: a copy."""
+        with self._lock:
+            return self._stale.copy()
+
+    def explain(self) -> str:
+        """What the gate waits for, in one line."""
+        with self._lock:
+            now, head = self._clock(), next(iter(self._queue.values()), None)
+            required = head.num_required if head else self.num_required
+            text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
+            text += f" ({told(self._contributors)})" if self._contributors else ""
+            waiting = f"{len(self._queue)} waiting to take, the first for {now - head.since:.1f} s" if head else ""
+            text += f"; global step {self.global_step}; {waiting or 'nobody waits to take'}"
+            if self._stale.last is not None:
+                text += f"; {self._stale.total} stale, the last {now - self._last_stale:.1f} s ago: {self._stale.last}"
+            return text + ("; closed" if self._closed else "")
+
+    def get_state(self) -> dict[str, Any]:
+        """Counts and step as plain data; not the queue."""
+        with self._lock:
+            return {
+                "global_step": self.global_step,
+                "num_accumulated": self.num_accumulated,
+                "contributors": [[who, n] for who, n in self._contributors.items()],
+                "stale": self._stale.get_state(),
+            }
+
+    def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
+        """Take up what ``get_state`` gave, put the store's part with it, and open for whose turn it then is."""
+        try:
+            step, num = int(state["global_step"]), int(state["num_accumulated"])
+            contributors = Counter({who: int(n) for who, n in state["contributors"]})
+            stale = Stale.from_state(state["stale"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"not the state of a gate: {type(error).__name__}: {error}") from None
+        with self._changing():
+            put()
+            self.global_step, self.num_accumulated = step, num
+            self._contributors, self._stale = contributors, stale
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.explain()})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError(f"closed: {self.explain()}")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; then serve whom the change allows, and tell them when the lock is free."""
+        tell: list[Callable[[], None]] = []
+        try:
+            with self._lock:
+                if self._changes:
+                    raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+                self._changes, self._tell = True, tell
+                try:
+                    yield
+                    self._serve()
+                finally:
+                    self._changes = False
+        finally:
+            for one in tell:
+                one()
+
+    def _serve(self) -> None:
+        if self._closed:
+            return
+        while self._queue:
+            future, ticket = next(iter(self._queue.items()))
+            if not future.cancelled() and self.num_accumulated < ticket.num_required:
+                return  # first come, first served: nobody behind it is asked
+            del self._queue[future]
+            if future.set_running_or_notify_cancel():
+                self._give(future, ticket)
+        if self._standing is not None and self.num_required and self.num_accumulated >= self.num_required:
+            self._standing(self.num_accumulated)
+            self._pass_through()
+
+    def _give(self, future: Future[Any], ticket: _Ticket) -> None:
+        try:
+            result = ticket.produce(self.num_accumulated)
+        except Exception as error:
+            self._tell.append(lambda error=error: future.set_exception(error))  # type: ignore[misc]
+        except BaseException:  # Ctrl-C belongs to this thread; the taker may be another
+            self._tell.append(lambda: future.set_exception(CancelledError("interrupted while it was served")))
+            raise
+        else:
+            self._pass_through()
+            self._tell.append(lambda: future.set_result(result))
+
+    def _pass_through(self) -> None:
         """What was admitted has been taken: the next step begins."""
         self.num_accumulated = 0
         self.global_step += 1
+        self._contributors.clear()
 
-    def __repr__(self) -> str:
-        return (
-            f"Gate({self.num_accumulated} of {self.num_required} frames, global_step={self.global_step}, "
-            f"{self.num_stale} stale)"
-        )
+    def _leave(self, future: Future[Any]) -> None:
+        """A Future is done; where it was cancelled, the next in the queue may be served at this moment."""
+        if future.cancelled():
+            with self._lock:
+                if self._changes:
+                    return  # by what runs inside; who changes the gate serves the queue when done
+            with self._changing():
+                if self._queue.pop(future, None) is not None:
+                    future.set_running_or_notify_cancel()

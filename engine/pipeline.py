@@ -9,14 +9,41 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
-from penstock.stats import Counters
+from penstock.stats import Contributor, Counters
 from penstock.store import TableStore, run_in
 
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
+Begin = Callable[[Frame, bool], tuple[float, ...]]
+
+
+class FrameGate(Gate):
+    """The engine's gate: what producers in other threads hold on to.
+
+    push : takes gradients, local_step, contributor and learning_rates as ``Engine.apply`` does
+    """
+
+    def __init__(self, num_required: int, push: Callable[..., bool]) -> None:
+        super().__init__(num_required)
+        self._push = push
+
+    def push(
+        self,
+        gradients: Mapping[str, tuple[Any, Any]],
+        local_step: int | None = None,
+        contributor: Contributor = None,
+        learning_rates: Any = None,
+    ) -> bool:
+        """Take in one frame, from any thread, also while the engine runs. False where it was stale.
+
+        Validated before the gate's lock is asked for; admission, sums and the step happen under it, so that
+        the frames of all threads form one order. Arguments and errors: ``Engine.apply``.
+        """
+        return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
 
 
 def num_threads(threads: int | None) -> int:
@@ -34,6 +61,8 @@ class Pipeline:
     step : called at an opening with what every table coalesced and the learning rate of every tag,
         after the gate's contents were taken and before the step counts up
     threads : tables are coalesced side by side, and large blocks in parts; results do not depend on it
+
+    Any number of threads may push: what they do in here happens under the gate's lock.
     """
 
     def __init__(self, gate: Gate, stores: Mapping[str, TableStore], step: Step, threads: int | None = None) -> None:
@@ -45,23 +74,43 @@ class Pipeline:
         self._parts_pool = ThreadPoolExecutor(self._threads, "penstock-part") if self._threads > 1 else None
         self.last: Frame | None = None  # the last one admitted, without its rows
         self._num_admitted = 0
-        self.counters = Counters()
+        self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and whom the step counts for
+        gate.open_into(self._open)
 
-    def opens_with(self, frame: Frame) -> bool:
-        """Whether pushing the frame would open the gate: its learning rates are then needed."""
-        if self.gate.is_stale(frame.local_step):
-            return False
-        return self.gate.num_accumulated + 1 >= self.gate.num_required
-
-    def push(self, frame: Frame, rates: tuple[float, ...]) -> bool:
+    def push(self, frame: Frame, begin: Begin, counters: Counters) -> bool:
         """Take one frame in, and step if that opens the gate. False where it was stale: dropped whole, counted.
 
-        rates : one per tag, where the frame opens the gate
+        begin : called when the frame is not stale, before anything of it is taken in, with whether it opens
+            the gate: then it gives the learning rate of every tag
         """
-        self.counters.count(frame)
-        if not self.gate.admit(frame.local_step):
-            self.counters.stale += 1
+        with self.gate.still():
+            counters.count(frame)
+        admitted = self.gate.admit(frame.local_step, lambda: self._add(frame, begin, counters), frame.contributor)
+        if not admitted:
+            with self.gate.still():
+                counters.stale += 1
+        return admitted
+
+    def flush(self, begin: Begin, counters: Counters) -> bool:
+        """Open the gate for what it holds. False where it holds nothing, or others queue for it."""
+        with self.gate.still():
+            if self.last is None or not self.gate.num_accumulated:
+                return False
+            self._opening = begin(self.last, True), counters
+            future = self.gate.take(1, self._open)
+        if future.cancel():
             return False
+        future.result()
+        return True
+
+    def close(self) -> None:
+        for pool in (self._tables_pool, self._parts_pool):
+            if pool is not None:
+                pool.shutdown()
+
+    def _add(self, frame: Frame, begin: Begin, counters: Counters) -> None:
+        required = self.gate.num_required
+        self._opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
         self._num_admitted += 1
         self.last = frame_without_rows(frame)
         run = run_in(self._tables_pool if len(frame.rows) > 1 else None)
@@ -70,25 +119,13 @@ class Pipeline:
             partial(self.stores[table].add, blocks, self._num_admitted, self._threads, run_parts)
             for table, blocks in sorted(frame.rows.items(), key=lambda of: -sum(len(b.ids) for b in of[1]))
         )
-        if self.gate.is_open:
-            self._open(rates)
-        return True
 
-    def flush(self, rates: tuple[float, ...]) -> None:
-        """Open the gate for what it holds."""
-        self._open(rates)
-
-    def close(self) -> None:
-        for pool in (self._tables_pool, self._parts_pool):
-            if pool is not None:
-                pool.shutdown()
-
-    def _open(self, rates: tuple[float, ...]) -> None:
+    def _open(self, _: int) -> None:
+        rates, counters = self._opening
         held = sum(store.nbytes for store in self.stores.values())
-        self.counters.held_bytes = max(self.counters.held_bytes, held)
+        counters.held_bytes = max(counters.held_bytes, held)
         self._step({name: store.drain() for name, store in self.stores.items()}, rates)
-        self.gate.pass_through()
-        self.counters.steps += 1
+        counters.steps += 1
 
 
 def frame_without_rows(frame: Frame) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,3 +84,67 @@ class Counters:
     def num_dropped(self) -> int:
         """Rows left out, whatever the reason."""
         return self.dropped.total()
+
+
+Contributor = int | str | None
+
+# Counts by contributor and by lateness must not grow for as long as a service runs.
+MAX_CONTRIBUTORS = 1000
+EXACT_LATENESS = 64
+
+
+def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
+    """Count one more; from MAX_CONTRIBUTORS names on, new ones are counted together as "others"."""
+    counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
+
+
+def told(counts: Mapping[Contributor, int], most: int = 8) -> str:
+    """``worker 0: 2, 'b': 1, unnamed: 1``, the largest first; beyond ``most``, how many there are."""
+    largest = sorted(counts.items(), key=lambda of: -of[1])
+    text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
+    return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
+
+
+@dataclass
+class Stale:
+    """What was dropped because its step was behind.
+
+    by_contributor : who sent it → how many
+    by_lateness : steps behind → how many; above 64 by the next power of two (65 to 128 count as 128)
+    last : the last one in words, or None
+    """
+
+    total: int = 0
+    by_contributor: Counter[Contributor] = field(default_factory=Counter)
+    by_lateness: Counter[int] = field(default_factory=Counter)
+    last: str | None = None
+
+    def count(self, contributor: Contributor, local_step: int, global_step: int) -> None:
+        late = global_step - local_step
+        self.total += 1
+        count_by(self.by_contributor, contributor)
+        self.by_lateness[late if late <= EXACT_LATENESS else 1 << (late - 1).bit_length()] += 1
+        who = "unnamed" if contributor is None else repr(contributor)
+        self.last = f"step {local_step} from {who} came at step {global_step}, {late} behind"
+
+    def copy(self) -> Stale:
+        return copy.deepcopy(self)
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain data, keys of any kind kept: pairs instead of mappings."""
+        return {
+            "total": self.total,
+            "by_contributor": [[who, n] for who, n in self.by_contributor.items()],
+            "by_lateness": [[late, n] for late, n in self.by_lateness.items()],
+            "last": self.last,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Stale:
+        """Raises KeyError, TypeError or ValueError where it is none."""
+        return cls(
+            int(state["total"]),
+            Counter({who: int(n) for who, n in state["by_contributor"]}),
+            Counter({int(late): int(n) for late, n in state["by_lateness"]}),
+            state["last"],
+        )

@@ -2,21 +2,12 @@
 
 import numpy as np
 
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 
 from ._types cimport id_t, index_t
 
 
 cdef size_t SMALLEST = 16
-
-
-cdef inline size_t slot_of(const Table* table, id_t key) noexcept nogil:
-    # Fibonacci hashing: the high bits of the product depend on all bits below them. The xor first
-    # brings down the high half, so that ids which differ only there do not meet.
-    cdef uint64_t x = <uint64_t>key
-    x ^= x >> 32
-    return <size_t>((x * <uint64_t>0x9E3779B97F4A7C15) >> table.shift)
 
 
 cdef size_t capacity_for(size_t num_ids) noexcept nogil:

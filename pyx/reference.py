@@ -6,6 +6,7 @@ Readable, not fast. A kernel equals its twin here bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +22,26 @@ def index(ids: Int64) -> Int64:
     return np.array([seen.setdefault(i, len(seen)) for i in ids.tolist()], np.int64)
 
 
-def coalesce(frames: Iterable[tuple[Int64, Float32]], dim: int, mean: bool = False) -> tuple[Int64, Float32, Int64]:
-    """Sum the rows that share an id: one left fold in float32, in arrival order, from a copy of the first.
+def coalesce(
+    frames: Iterable[tuple[Int64, Any]], dim: int, mean: bool = False, dtype: npt.DTypeLike = np.float32
+) -> tuple[Int64, Any, Int64]:
+    """Sum the rows that share an id: one left fold in dtype, in arrival order, from a copy of the first.
 
-    frames : (ids int64 (n,), grads float32 (n, dim)) in arrival order
+    frames : (ids int64 (n,), grads (n, dim) of dtype) in arrival order; dtype : float32 or float64
     Returns ids (u,), sums (u, dim), counts (u,): in how many frames the id occurred; in order of
-    first appearance. mean divides each row by float32(its count). Twin of ``Accumulator``.
+    first appearance. mean divides each row by dtype(its count). Twin of ``Accumulator``.
     """
-    sums: dict[int, Float32] = {}
+    sums: dict[int, Any] = {}
     counts: dict[int, int] = {}
     for ids, grads in frames:
         for i, row in zip(ids.tolist(), grads, strict=True):
             sums[i] = sums[i] + row if i in sums else row.copy()
         for i in set(ids.tolist()):
             counts[i] = counts.get(i, 0) + 1
-    rows = [sums[i] / np.float32(counts[i]) if mean else sums[i] for i in sums]
+    rows = [sums[i] / np.dtype(dtype).type(counts[i]) if mean else sums[i] for i in sums]
     return (
         np.array(list(sums), np.int64),
-        np.array(rows, np.float32).reshape(len(rows), dim),
+        np.array(rows, dtype).reshape(len(rows), dim),
         np.array([counts[i] for i in sums], np.int64),
     )
 

@@ -1,5 +1,6 @@
 """The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
 
+import doctest
 import re
 from pathlib import Path
 
@@ -8,7 +9,12 @@ import pytest
 from penstock.cli.main import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/cli.md", "docs/configuration.md", "docs/lint.md", "docs/optimizers.md"]
+PAGES = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+]
 
 
 def blocks(page, language):
@@ -22,6 +28,22 @@ def test_the_readmes_python_runs_from_top_to_bottom(capsys):
     printed = capsys.readouterr().out
     assert "3 rows, 1 steps, 0 stale frames" in printed
     assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
+
+
+class Untimed(doctest.OutputChecker):
+    """Outputs are equal whatever the seconds in them."""
+
+    def check_output(self, want, got, optionflags):
+        want, got = (re.sub(r"\b\d+\.\d s\b", "N s", text) for text in (want, got))
+        return super().check_output(want, got, optionflags)
+
+
+def test_the_page_on_accumulators_says_what_comes_out():
+    text = (ROOT / "docs" / "accumulators.md").read_text()
+    examples = doctest.DocTestParser().get_doctest(text, {}, "accumulators.md", None, 0)
+    said = []
+    found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
+    assert (found.failed, found.attempted) == (0, 19), "".join(said)
 
 
 def test_the_readmes_commands_parse():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from penstock.pyx import accumulator as accumulator_module
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
@@ -72,12 +73,12 @@ def test_ids_of_another_type_are_refused_not_wrapped():
 
 
 @st.composite
-def frame_lists(draw):
+def frame_lists(draw, dtype=np.float32):
     dim = draw(st.integers(1, 9))
     frames = []
     for _ in range(draw(st.integers(0, 4))):
         ids = draw(st.lists(st.integers(0, 12), max_size=30))
-        frames.append((int64(ids), draw(hnp.arrays(np.float32, (len(ids), dim), elements=finite))))
+        frames.append((int64(ids), draw(hnp.arrays(dtype, (len(ids), dim), elements=finite))))
     return dim, frames
 
 
@@ -95,6 +96,21 @@ def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts):
     assert got[0].tolist() == wanted[0].tolist()
     assert bits(got[1]) == bits(wanted[1])
     assert got[2].tolist() == wanted[2].tolist()
+
+
+@given(frame_lists(np.float64), st.booleans(), st.integers(1, 4))
+def test_coalescing_in_float64_and_by_ascending_id_equals_the_twin(dim_and_frames, mean, parts):
+    dim, frames = dim_and_frames
+    accumulator = Accumulator(dim, "float64")
+    ids, sums, counts = reference.coalesce(frames, dim, mean, np.float64)
+    for number, (some, grads) in enumerate(frames):
+        order = accumulator.resolve(some, number)
+        for part in range(parts):
+            accumulator.fold(order, grads, part, parts)
+    got, ascending = accumulator.drain(mean, ascending=True), np.argsort(ids)
+    assert got[1].dtype == np.float64
+    for a, b in zip(got, (ids, sums, counts), strict=True):
+        assert a.tobytes() == b[ascending].tobytes()
 
 
 @given(frame_lists(), st.data())
@@ -144,6 +160,19 @@ def test_drained_arrays_are_never_written_again():
     assert accumulator.drain()[0].tolist() == [3, 4]
 
 
+def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_given_back():
+    accumulator = Accumulator(4)
+    accumulator.add(np.arange(10_000)[::-1].copy(), np.ones((10_000, 4), np.float32), 0)
+    ids, sums, counts = accumulator.drain(ascending=True)
+    bulge = accumulator.nbytes
+    accumulator.add(np.arange(10), np.full((10, 4), 9, np.float32), 0)
+    assert (ids == np.arange(10_000)).all()
+    assert (sums == 1).all()
+    assert (counts == 1).all()
+    assert accumulator.drain(ascending=True)[1].tolist() == [[9.0] * 4] * 10
+    assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
+
+
 def test_state_taken_and_given_back_continues_the_same_sum():
     rng = np.random.default_rng(3)
     frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
@@ -162,6 +191,36 @@ def test_wrong_shape_is_refused_and_nothing_is_counted():
     with pytest.raises(ValueError, match=r"expected shape \(3, 2\), got \(2, 2\)"):
         accumulator.add(int64([1, 2, 3]), np.ones((2, 2), np.float32), 0)
     assert len(accumulator) == 0
+
+
+def test_another_dtype_is_refused_and_nothing_is_counted():
+    for dtype, other in ((np.float32, np.float64), (np.float64, np.float32)):
+        accumulator = Accumulator(2, dtype)
+        with pytest.raises(ValueError, match=f"expected {np.dtype(dtype)}, got {np.dtype(other)}"):
+            accumulator.add(int64([1]), np.ones((1, 2), other), 0)
+        assert len(accumulator) == 0
+    with pytest.raises(ValueError, match="dtype must be float32 or float64, got float16"):
+        Accumulator(2, np.float16)
+
+
+def test_where_memory_for_the_sums_fails_the_frame_leaves_nothing_behind(monkeypatch):
+    def no_room(array, used, room):
+        if array.ndim == 2:
+            raise MemoryError
+        return grown(array, used, room)
+
+    grown = accumulator_module.grown
+    accumulator, other = Accumulator(1), Accumulator(1)
+    frames = [(int64([4, 5]), np.ones((2, 1), np.float32)), (int64([6, 5, 6]), np.full((3, 1), 3, np.float32))]
+    for number, frame in enumerate(frames):
+        monkeypatch.setattr(accumulator_module, "grown", no_room)
+        with pytest.raises(MemoryError):
+            accumulator.add(int64([5, 9, 5, 9, *range(10, 40)]), np.ones((34, 1), np.float32), number)
+        monkeypatch.setattr(accumulator_module, "grown", grown)
+        accumulator.add(*frame, number)
+        other.add(*frame, number)
+    for a, b in zip(accumulator.drain(), other.drain(), strict=True):
+        assert a.tolist() == b.tolist()
 
 
 def test_memory_held_is_told_and_given_back_by_drain():

@@ -44,7 +44,19 @@ ROOMS = [
     ("penstock.initial", set(), {"numpy"}),
     ("penstock.rates", {"penstock.errors"}, set()),
     ("penstock.stats", {"penstock.frames"}, set()),
-    ("penstock.gate", {"penstock.errors"}, set()),
+    ("penstock.gate", {"penstock.errors", "penstock.stats"}, set()),
+    ("penstock.gradients", {"penstock.errors"}, {"numpy"}),
+    ("penstock.sums", {"penstock.pyx.accumulator"}, {"numpy"}),
+    (
+        "penstock.conditional",
+        {"penstock.errors", "penstock.gate", "penstock.gradients", "penstock.stats"},
+        set(),
+    ),
+    (
+        "penstock.accumulators",
+        {"penstock.conditional", "penstock.errors", "penstock.gradients", "penstock.stats", "penstock.sums"},
+        {"numpy"},
+    ),
     ("penstock.store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
     (
         "penstock.pipeline",

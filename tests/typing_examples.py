@@ -28,3 +28,18 @@ def train(config: ps.EmbeddingConfig) -> ps.Report:
 
 def complain(error: ps.InputError) -> tuple[str | None, int | None]:
     return error.source, error.row
+
+
+def accumulate() -> npt.NDArray[np.float32]:
+    with ps.SparseConditionalAccumulator("float32", shape=(1000, None), reduction="SUM") as acc:
+        fresh: bool = acc.apply_gradient([1, 2], np.ones((2, 16), np.float32), local_step=0, contributor="a")
+        waiting = acc.take_gradient_async(2)
+        taken: ps.SparseGradient = acc.take_gradient(num_required=1, timeout=0.5) if fresh else waiting.result()
+        late: int = acc.stale.by_lateness[1]
+        print(late, acc.explain(), acc.num_accumulated())
+    mean: npt.NDArray[np.float32] = ps.ConditionalAccumulator().take_gradient(1)
+    return mean + taken.values
+
+
+def push(engine: ps.Engine) -> bool:
+    return engine.gate.push({"user": ([1], np.ones((1, 16)))}, local_step=3, contributor=7)

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds the kernels with ThreadSanitizer into build/tsan and drives them from threads: `make tsan`.
+#   tests/sanitize/tsan.sh PYTHON [--break gate|parts]
+# Exit code 0: no race was reported; 66: at least one was, in full on stderr.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=$1
+shift
+library=$("${CC:-cc}" -print-file-name=libtsan.so)
+[ -e "$library" ] || { echo "tsan: this compiler has no libtsan (Debian: apt install libtsan2 or gcc)" >&2; exit 1; }
+
+# -O1 -g after the usual flags: reports then name lines. The package is copied, so that nothing of the
+# checkout's own build is loaded.
+CFLAGS="-fsanitize=thread -g -O1" LDFLAGS="-fsanitize=thread" \
+    "$python" setup.py -q build --build-base build/tsan --build-lib build/tsan/lib >build/tsan.log 2>&1 ||
+    { cat build/tsan.log >&2; exit 1; }
+
+# ThreadSanitizer wants its shadow memory at fixed addresses, which a randomized layout may occupy.
+still=()
+if setarch -R true 2>/dev/null; then still=(setarch -R); fi
+halt=0
+[ $# -eq 0 ] || halt=1  # something is broken on purpose: one report is enough
+"${still[@]}" env LD_PRELOAD="$library" PYTHONPATH=build/tsan/lib \
+    TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7" \
+    "$python" tests/sanitize/threads.py "$@"

@@ -1,0 +1,177 @@
+"""The conditional accumulators' takers and state: explained, cancelled, closed, saved."""
+
+import concurrent.futures
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+# ---- what it says
+
+
+def test_a_stale_drop_is_counted_by_producer_and_by_lateness():
+    acc = ps.ConditionalAccumulator()
+    acc.set_global_step(1000)
+    for step, who in ((999, "a"), (998, "a"), (998, 7), (900, None), (1000, "a")):
+        assert acc.apply_gradient(1.0, step, who) == (step == 1000)
+    assert acc.stale.total == 4
+    assert acc.stale.by_contributor == {"a": 2, 7: 1, None: 1}
+    assert acc.stale.by_lateness == {1: 1, 2: 2, 128: 1}  # above 64: the next power of two
+
+
+def test_it_explains_what_a_take_waits_for():
+    acc = ps.ConditionalAccumulator()
+    assert acc.explain() == "0 gradients in; global step 0; nobody waits to take"
+    acc.apply_gradient(1.0, contributor="a")
+    acc.apply_gradient(1.0, contributor="a")
+    acc.apply_gradient(1.0)
+    acc.apply_gradient(1.0, local_step=-2, contributor="b")
+    acc.take_gradient_async(5)
+    acc.take_gradient_async(1)
+    said = acc.explain()
+    assert said.startswith(
+        "3 of 5 gradients in ('a': 2, unnamed: 1); global step 0; 2 waiting to take, the first for 0."
+    )
+    assert said.endswith("ago: step -2 from 'b' came at step 0, 2 behind")
+    assert said in repr(acc) or "3 of 5 gradients in" in repr(acc)
+
+
+def test_a_take_that_times_out_says_why_and_consumes_nothing():
+    acc = ps.ConditionalAccumulator()
+    acc.apply_gradient(1.0, contributor=3)
+    with pytest.raises(
+        TimeoutError, match=r"nothing taken in 0.01 s: 1 of 2 gradients in \(3: 1\); .* 1 waiting"
+    ) as caught:
+        acc.take_gradient(2, timeout=0.01)
+    assert isinstance(caught.value, ps.TakeTimeoutError)
+    assert (acc.num_accumulated(), acc.global_step) == (1, 0)
+    assert acc.take_gradient(1, timeout=float("inf")) == 1.0
+
+
+# ---- takers
+
+
+def test_cancelling_the_head_serves_the_next_at_that_moment():
+    acc = ps.ConditionalAccumulator(reduction="SUM")
+    first, second, third = acc.take_gradient_async(3), acc.take_gradient_async(1), acc.take_gradient_async(1)
+    acc.apply_gradient(5.0)
+    assert not second.done()
+    assert first.cancel()
+    assert second.result(0) == 5.0
+    assert not third.done()
+    assert acc.global_step == 1
+
+
+def test_a_taker_in_the_middle_that_gives_up_is_skipped():
+    acc = ps.ConditionalAccumulator()
+    first, second, third = (acc.take_gradient_async(1) for _ in range(3))
+    second.cancel()
+    acc.apply_gradient(1.0)
+    acc.apply_gradient(2.0, local_step=1)
+    assert (first.result(0), third.result(0)) == (1.0, 2.0)
+    assert concurrent.futures.wait([first, second, third], timeout=0).not_done == set()
+
+
+def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
+    outcomes = []
+
+    def taker():
+        try:
+            acc.take_gradient(2)
+        except ps.CancelledError as error:
+            outcomes.append(str(error))
+
+    with ps.ConditionalAccumulator() as acc:
+        acc.apply_gradient(1.0)
+        waiting = acc.take_gradient_async(9)
+        threads = [threading.Thread(target=taker) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while "4 waiting" not in acc.explain() and time.monotonic() < deadline:
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join(10)
+    assert len(outcomes) == 3
+    assert all("closed while a take waited" in said for said in outcomes)
+    assert waiting.cancelled()
+    for call in (lambda: acc.apply_gradient(1.0), lambda: acc.take_gradient(1), lambda: acc.take_gradient_async(1)):
+        with pytest.raises(concurrent.futures.CancelledError, match="closed"):
+            call()
+    other = ps.ConditionalAccumulator()
+    other.set_state(acc.get_state())
+    assert other.take_gradient(1, timeout=0) == 1.0
+
+
+def test_closing_serves_nobody():
+    acc = ps.ConditionalAccumulator()
+    acc.apply_gradient(1.0)
+    first, second = acc.take_gradient_async(2), acc.take_gradient_async(1)
+    acc.close()
+    assert (first.cancelled(), second.cancelled(), acc.num_accumulated()) == (True, True, 1)
+    assert concurrent.futures.wait([first, second], timeout=0).not_done == set()
+
+
+def test_what_hangs_on_a_future_may_use_the_accumulator():
+    acc = ps.ConditionalAccumulator()
+    acc.take_gradient_async(1).add_done_callback(lambda done: acc.apply_gradient(done.result() * 2, local_step=1))
+    acc.apply_gradient(4.0)
+    assert (acc.num_accumulated(), acc.take_gradient(1, timeout=0)) == (1, 8.0)
+
+
+# ---- state
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("tf_compat", [False, True])
+def test_state_goes_on_where_it_was_taken(dtype, tf_compat):
+    rng = np.random.default_rng(5)
+    make = lambda: ps.SparseConditionalAccumulator(dtype, (None, 2, 2), tf_compat=tf_compat)  # noqa: E731
+    unbroken, first, second = make(), make(), make()
+    for number in range(4):
+        gradient = rng.integers(0, 9, 12), rng.standard_normal((12, 2, 2)).astype(dtype)
+        unbroken.apply_gradient(*gradient, contributor=number)
+        (first if number < 2 else second).apply_gradient(*gradient, contributor=number)
+        if number == 1:
+            first.apply_gradient([0], np.zeros((1, 2, 2), dtype), local_step=-1)
+            second.set_state(first.get_state())
+    assert second.stale == first.stale
+    assert (second.num_accumulated(), "(0: 1, 1: 1, 2: 1, 3: 1)" in second.explain()) == (4, True)
+    wanted, got = unbroken.take_gradient(4), second.take_gradient(4)
+    assert [a.tobytes() for a in got] == [a.tobytes() for a in wanted]
+
+
+def test_setting_a_state_serves_who_waits():
+    full, waiting = ps.ConditionalAccumulator(), ps.ConditionalAccumulator()
+    full.apply_gradient(3.0)
+    taker = waiting.take_gradient_async(1)
+    waiting.set_state(full.get_state())
+    assert taker.result(0) == 3.0
+    assert (waiting.global_step, full.num_accumulated()) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda state: state.pop("gate"),
+        lambda state: state["gate"].pop("stale"),
+        lambda state: state["settings"].update(dtype="float64"),
+        lambda state: state["settings"].update(shape=[11, 2]),
+        lambda state: state["held"].pop("counts"),
+        lambda state: state["held"].update(counts=np.ones(3, np.int64)),
+        lambda state: state["held"].update(values=np.ones((2, 3), np.float32)),
+        lambda state: state["held"].update(ids=np.array([1, 10])),
+        lambda state: state["held"].update(ids=np.array([1, 1])),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(break_it):
+    acc = ps.SparseConditionalAccumulator(shape=(10, 2))
+    acc.apply_gradient([1, 2], np.ones((2, 2), np.float32))
+    before, state = acc.get_state(), acc.get_state()
+    break_it(state)
+    with pytest.raises(ps.StateError):
+        acc.set_state(state)
+    assert str(acc.get_state()) == str(before)

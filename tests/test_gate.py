@@ -1,0 +1,232 @@
+"""The gate by itself, and the engine's gate with frames from several threads."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.gate import Gate
+from penstock.stats import MAX_CONTRIBUTORS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def nothing():
+    pass
+
+
+# ---- the rule
+
+
+def test_the_clock_is_the_gates_own():
+    now = [100.0]
+    gate = Gate(clock=lambda: now[0])
+    gate.take(2, lambda num: num)
+    gate.admit(-1, nothing, "late")
+    now[0] = 103.5
+    assert "1 waiting to take, the first for 3.5 s; 1 stale, the last 3.5 s ago: step -1 from 'late'" in gate.explain()
+
+
+def test_the_standing_taker_steps_aside_while_somebody_queues():
+    opened, gate = [], Gate(2)
+    gate.open_into(opened.append)
+    ticket = gate.take(3, lambda num: num)
+    gate.admit(None, nothing)
+    gate.admit(None, nothing)
+    assert (opened, ticket.done()) == ([], False)
+    gate.admit(None, nothing)
+    assert (opened, ticket.result(0), gate.global_step) == ([], 3, 1)
+    other = gate.take(9, lambda num: num)
+    for _ in range(2):
+        gate.admit(None, nothing)
+    other.cancel()  # now it is the standing taker's turn, at once
+    assert (opened, gate.global_step, gate.num_accumulated) == ([2], 2, 0)
+
+
+def test_where_producing_fails_the_gate_has_not_opened():
+    def fail(num):
+        raise MemoryError(f"no room for {num}")
+
+    gate = Gate()
+    gate.admit(None, nothing)
+    failing, next_one = gate.take(1, fail), gate.take(1, lambda num: num)
+    with pytest.raises(MemoryError, match="no room for 1"):
+        failing.result(0)
+    assert (next_one.result(0), gate.global_step) == (1, 1)
+
+
+def test_where_adding_fails_nothing_is_counted():
+    def fail():
+        raise MemoryError
+
+    gate = Gate()
+    with pytest.raises(MemoryError):
+        gate.admit(None, fail, "a")
+    assert gate.explain() == "0 frames in; global step 0; nobody waits to take"
+
+
+def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
+    def interrupted(num):
+        raise KeyboardInterrupt
+
+    gate = Gate()
+    waiting = gate.take(1, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gate.admit(None, nothing)
+    with pytest.raises(ps.CancelledError, match="interrupted while it was served"):
+        waiting.result(0)
+    assert (gate.num_accumulated, gate.global_step) == (1, 0)
+
+
+def test_what_runs_inside_may_look_and_is_refused_to_change():
+    gate, seen = Gate(), []
+    gate.admit(None, lambda: seen.append(gate.explain()))
+    assert seen == ["0 frames in; global step 0; nobody waits to take"]
+    with pytest.raises(ps.UsageError, match="cannot be changed by what runs inside"):
+        gate.admit(None, lambda: gate.admit(None, nothing))
+    assert gate.num_accumulated == 1
+
+
+def test_counts_of_a_service_that_never_ends_stay_small():
+    gate = Gate(global_step=10**9)
+    for number in range(3 * MAX_CONTRIBUTORS):
+        gate.admit(number, nothing, number)
+    stale = gate.stale
+    assert stale.total == stale.by_contributor.total() == stale.by_lateness.total() == 3 * MAX_CONTRIBUTORS
+    assert stale.by_contributor["others"] == 2 * MAX_CONTRIBUTORS
+    assert len(stale.by_lateness) == 1
+
+
+# ---- the engine's gate
+
+
+def engine_of(**options):
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(50, 2, name=t) for t in ("t", "u")], ps.SGD(1.0))
+    engine = ps.Engine(config, reduction="sum", **options)
+    for name in ("t", "u"):
+        engine.load_parameters(name, np.zeros((50, 2)))
+    return engine
+
+
+def gradient(rng):
+    ids = rng.integers(0, 50, 30)
+    return ids, np.repeat(rng.integers(-9, 10, (30, 1)), 2, 1).astype(np.float32)
+
+
+def in_threads(*calls):
+    failures = []
+
+    def guarded(call):
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("num_required", [1, 3])
+def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once(num_required):
+    engine = engine_of(num_required=num_required)
+    wanted = {name: np.zeros(50) for name in ("t", "u")}
+    reports, looks = [], []
+
+    def expect(name, ids, rows):
+        np.add.at(wanted[name], ids, rows[:, 0])
+
+    frames = [[("t" if n % 2 else "u", *gradient(np.random.default_rng((w, n)))) for n in range(25)] for w in range(5)]
+    for of_one in frames:
+        for frame in of_one:
+            expect(*frame)
+
+    def pusher(worker):
+        for name, ids, rows in frames[worker]:
+            assert engine.gate.push({name: (ids, rows)}, contributor=worker)
+
+    def runner(worker):
+        batches = [
+            pa.record_batch(
+                {"id": ids, "gradient": pa.array(rows.tolist(), pa.list_(pa.float32(), 2)), "table": [name] * len(ids)}
+            )
+            for name, ids, rows in frames[worker]
+        ]
+        reports.append(engine.run(batches))
+
+    def looker():
+        for _ in range(20):
+            looks.append(engine.lookup("t", range(50)).sum())
+            engine.state_hash()
+
+    in_threads(*(lambda w=w: pusher(w) for w in range(3)), *(lambda w=w: runner(w) for w in (3, 4)), looker)
+    engine.flush()
+    for name, sums in wanted.items():
+        assert engine.lookup(name, range(50))[:, 0].tolist() == (-sums).tolist()
+    assert [report.frames for report in reports] == [25, 25]
+    assert engine.global_step == -(-5 * 25 // num_required)
+    assert len(looks) == 20
+
+
+def test_pushing_is_applying():
+    engine = engine_of()
+    engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
+    assert engine.lookup("t", [1]).tolist() == [[-2, -2]]
+    assert not engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=-3, contributor="a")
+    assert (engine.gate.stale.by_contributor, engine.gate.stale.by_lateness) == ({"a": 1}, {4: 1})
+    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
+        engine.gate.push({"t": ([50], [[2.0, 2.0]])})
+    with pytest.raises(ps.UsageError, match="no dynamic tags"):
+        engine.gate.push({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
+
+
+def test_the_engines_gate_explains_itself():
+    engine = engine_of(num_required=3)
+    engine.gate.push({"t": ([1], [[2.0, 2.0]])}, contributor="a")
+    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; nobody waits to take"
+
+
+def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeypatch):
+    engine, inside, go_on = engine_of(), threading.Event(), threading.Event()
+
+    def lost(*_):
+        inside.set()
+        go_on.wait(60)
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(engine._state._tables["t"], "apply", lost)
+    caught = []
+
+    def push(name):
+        try:
+            engine.gate.push({name: ([1], [[2.0, 2.0]])})
+        except Exception as error:
+            caught.append(error)
+
+    first = threading.Thread(target=push, args=("t",))
+    first.start()
+    inside.wait(60)
+    second = threading.Thread(target=push, args=("u",))  # past the check at the door, waits for the lock
+    second.start()
+    go_on.set()
+    first.join(60)
+    second.join(60)
+    assert [type(error) for error in caught] == [RuntimeError, ps.StateError]
+    assert engine._pipeline.stores["u"].num_rows == 0
+
+
+def test_the_example_of_synchronous_replicas_equals_the_sequential_computation():
+    command = [sys.executable, str(ROOT / "examples" / "sync_replicas.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "12 steps, 16 stale frames" in done.stdout
+    assert "the tables equal those of the sequential computation" in done.stdout
