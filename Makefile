@@ -45,7 +45,8 @@ dist: .venv/installed
 	$(BIN)/python -m build --outdir dist .
 
 proto: .venv/installed
-	PATH=$(CURDIR)/$(BIN):$$PATH bash engine/config/generate.sh
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt grpcio-tools==1.75.1
+	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
 
 # The exact versions that CI runs with; users of the package are bound only by pyproject.toml.
 .venv/installed: pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
     from penstock.config.embedding import EmbeddingConfig
+    from penstock.config.engine_config_pb2 import EngineConfig
     from penstock.config.features import FeatureConfig
     from penstock.config.findings import Finding
     from penstock.config.optimizers import (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 # One line per room; the names load it when they are first used.
 _NAMES = {
     "penstock.config.embedding": ("EmbeddingConfig",),
+    "penstock.config.engine_config_pb2": ("EngineConfig",),
     "penstock.config.features": ("FeatureConfig",),
     "penstock.config.findings": ("Finding",),
     "penstock.config.optimizers": (
@@ -129,6 +131,7 @@ __all__ = [
     "DynamicLearningRate",
     "EmbeddingConfig",
     "Engine",
+    "EngineConfig",
     "FeatureConfig",
     "Finding",
     "FrequencyAwareAdagrad",

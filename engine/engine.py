@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import whole
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
@@ -42,11 +43,15 @@ R = TypeVar("R")
 
 
 def _still(method: Callable[Concatenate[Engine, P], R]) -> Callable[Concatenate[Engine, P], R]:
-    """Between two steps: a step replaces the arrays on the devices, and other threads may be pushing."""
+    """Between two steps: a step replaces the arrays on the devices, and other threads may be pushing.
+
+    Not after a step that failed half way: such tables are of no step.
+    """
 
     @wraps(method)
     def held(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.gate.still():
+            self._check_whole()
             return method(self, *args, **kwargs)
 
     return held
@@ -78,24 +83,27 @@ class Engine:
     ) -> None:
         if not isinstance(config, EmbeddingConfig):
             raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+        if mesh is not None and not hasattr(mesh, "devices"):
+            raise UsageError(f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}")
         reduction = reduction or config.gate_reduction or "mean"
         if reduction not in REDUCTIONS:
             raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
         self.config = config
         self.reduction = reduction
-        self.seed = seed
+        self.seed = whole("seed", seed)
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
+        self._state = State(config, mesh, self.seed)
         self._counters = Counters()  # of apply and flush, which report nothing
-        gate = FrameGate(num_required if num_required is not None else config.gate_num_required or 1, self.apply)
+        required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
+        gate = FrameGate(required, self.apply)
         stores = {
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
             for spec in config.tables
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
-        self._state = State(config, mesh, seed)
 
     # ---- gradients in
 
@@ -137,13 +145,12 @@ class Engine:
         opened; what it says of tables counts everything that entered since the run began.
         """
         self._check_ready()
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit: expected at least 0, got {limit}")
+        limit = None if limit is None else whole("limit", limit, 0)
         rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
         options = ReadOptions(
             sizes=self.config.sizes,
             num_tags=self.config.num_tags,
-            rates_needed=rates.needs_column,
+            rates_needed=rates.missing,
             table=table,
             columns=columns or {},
             contribution_rows=contribution_rows,
@@ -182,9 +189,12 @@ class Engine:
         Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
         """
         self._check_ready()
+        if not isinstance(gradients, Mapping) or not all(isinstance(g, tuple | list) for g in gradients.values()):
+            raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
+        local_step = None if local_step is None else whole("local_step", local_step)
         rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
         frame = one_frame(gradients, self.config.sizes, local_step)
-        if rates.needs_column:
+        if rates.missing:
             raise ConfigError(
                 "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
                 f"(0 to {self.config.num_tags - 1})"
@@ -237,6 +247,7 @@ class Engine:
 
         rows and each slot : (vocabulary_size, dim) in id order, or with ``ids`` (n, dim) for those ids only
         """
+        self._check_whole()
         where, values = self._state.checked(name, rows, ids, slots)
         with self.gate.still(), self._whole():
             for part, value in values.items():
@@ -313,9 +324,12 @@ class Engine:
         with self._whole():
             self._state.wait()
 
-    def _check_ready(self) -> None:
+    def _check_whole(self) -> None:
         if self._failed is not None:
             raise StateError(f"an earlier step failed half way ({self._failed}); make a new engine from saved tables")
+
+    def _check_ready(self) -> None:
+        self._check_whole()
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 

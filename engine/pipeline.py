@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from penstock.errors import UsageError
+from penstock.arguments import whole
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.stats import Contributor, Counters
@@ -50,9 +50,7 @@ def num_threads(threads: int | None) -> int:
     """None: as many as this process may use."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads < 1:
-        raise UsageError(f"threads: expected at least 1, got {threads}")
-    return threads
+    return whole("threads", threads, 1)
 
 
 class Pipeline:

@@ -7,13 +7,21 @@ column, then the schedule, called once per step with the global step.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError, UsageError
 
 Given = Mapping[int, float] | Sequence[float] | None
+
+
+# Rates are float32 on the device: what is larger becomes infinite there and takes the tables with it.
+MAX_FLOAT32 = 3.4028234663852886e38
+
+
+def is_usable(rate: float) -> bool:
+    """Finite, and finite as a float32."""
+    return abs(rate) <= MAX_FLOAT32
 
 
 def check_given(given: Given, num_tags: int) -> dict[int, float]:
@@ -30,8 +38,8 @@ def check_given(given: Given, num_tags: int) -> dict[int, float]:
         if not 0 <= tag < num_tags:
             has = f"tags 0 to {num_tags - 1}" if num_tags else "no dynamic tags"
             raise UsageError(f"learning rate for tag {tag}: the configuration has {has}")
-        if not math.isfinite(rate):
-            raise UsageError(f"learning rate for tag {tag}: expected a finite number, got {rate}")
+        if not is_usable(rate):
+            raise UsageError(f"learning rate for tag {tag}: expected a finite number that fits float32, got {rate}")
     return {tag: float(rate) for tag, rate in by_tag.items()}
 
 
@@ -44,9 +52,9 @@ class LearningRates:
         self._schedules = schedules
 
     @property
-    def needs_column(self) -> bool:
-        """Some tag has a value nowhere but in the frames."""
-        return any(tag not in self._given and tag not in self._schedules for tag in range(self.num_tags))
+    def missing(self) -> tuple[int, ...]:
+        """The tags that have a value nowhere but in the frames."""
+        return tuple(t for t in range(self.num_tags) if t not in self._given and t not in self._schedules)
 
     def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
         """One value per tag. frame_rates : of the frame that opens the gate."""
@@ -67,8 +75,11 @@ class LearningRates:
         schedule = self._schedules[tag]
         # TensorFlow's callables take nothing, schedules (optax's) the step.
         rate = float(schedule(global_step) if _takes_step(schedule) else schedule())
-        if not math.isfinite(rate):
-            raise ConfigError(f"the schedule of tag {tag} gave {rate} at step {global_step}; expected a finite number")
+        if not is_usable(rate):
+            raise ConfigError(
+                f"the schedule of tag {tag} gave {rate} at step {global_step}; expected a finite "
+                "number that fits float32"
+            )
         return rate
 
 

@@ -44,15 +44,12 @@ class State:
 
         self.specs = {spec.name: spec for spec in config.tables}
         self._tables: dict[str, DeviceTable] = {}
-        mesh = make_mesh(mesh)
+        outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
-        layouts = {
-            name: Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
-            for name, spec in self.specs.items()
-        }
-        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
+        check_memory(mesh, sum(4 * s.vocabulary_size * s.dim * (1 + len(s.slots)) for s in self.specs.values()))
         for name, spec in self.specs.items():
-            table = DeviceTable(mesh, layouts[name], spec.rule, [start for _, start in spec.slots])
+            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
+            table = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots], outside)
             table.fill(start_of(spec, seed))
             self._tables[name] = table
 

@@ -45,6 +45,7 @@ class TableStore:
         self._mean = mean and accumulate
         self._frames: list[Accumulator] = []
         self._seen = np.zeros(vocabulary_size, bool)  # lazily backed by memory, one byte per touched row
+        self._last_frame = self._counted_from = -1  # numbers of frames
         self.num_rows = 0
 
     def add(self, blocks: Sequence[Rows], frame: int, threads: int, run: Run) -> None:
@@ -52,6 +53,7 @@ class TableStore:
         if not self._accumulate or not self._frames:
             self._frames.append(Accumulator(self.dim))
         accumulator = self._frames[-1]
+        self._last_frame = frame
         for block in blocks:
             order = accumulator.resolve(block.ids, frame)
             parts = min(threads, len(block.ids) // ROWS_WORTH_SPLITTING)
@@ -65,8 +67,8 @@ class TableStore:
         """What has been summed: one, or one per frame where accumulation is off; empty ones left out."""
         drained = []
         for accumulator in self._frames:
+            self._seen[self._counted(accumulator)] = True
             ids, sums, _ = accumulator.drain(self._mean)
-            self._seen[ids] = True
             if len(ids):
                 drained.append(Coalesced(ids, sums))
         # The accumulator is kept: its hash table has the size that this stream needs.
@@ -76,7 +78,7 @@ class TableStore:
     @property
     def num_distinct(self) -> int:
         """Distinct ids that have entered the gate since ``start_counting``, those still held included."""
-        held: list[npt.NDArray[np.int64]] = [np.asarray(a.get_state()["ids"], np.int64) for a in self._frames]
+        held = [self._counted(accumulator) for accumulator in self._frames]
         waiting = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
         return int(np.count_nonzero(self._seen)) + int(np.count_nonzero(~self._seen[waiting]))
 
@@ -85,7 +87,13 @@ class TableStore:
         """Bytes held behind the gate."""
         return sum(accumulator.nbytes for accumulator in self._frames)
 
+    def _counted(self, accumulator: Accumulator) -> npt.NDArray[np.int64]:
+        """The ids held that occurred since ``start_counting``."""
+        ids, frames = accumulator.held()
+        return ids[frames > self._counted_from]
+
     def start_counting(self) -> None:
-        """Forget the counts of the run before."""
+        """Forget the counts of the run before. What is held from then counts again only where it comes again."""
+        self._counted_from = self._last_frame
         self.num_rows = 0
         self._seen = np.zeros_like(self._seen)

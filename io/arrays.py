@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError, UsageError
+from penstock.errors import InputError
 from penstock.frames import Frame, Rows
 from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.schema import suggestion
 
 
 def one_frame(
@@ -26,7 +27,9 @@ def one_frame(
     num_rows = 0
     for table, (ids, values) in gradients.items():
         if table not in sizes:
-            raise UsageError(f"no table '{table}' in the configuration ({', '.join(sizes)})")
+            wanted = f"expected a table of the configuration ({', '.join(sizes)}), got '{table}'"
+            near = suggestion(str(table), list(sizes))
+            raise InputError(wanted + near, source="apply()", reason="unknown_table")
         source = f"apply('{table}')"
         columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
         if len(columns["id"]) != len(columns["gradient"]):

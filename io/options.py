@@ -14,7 +14,7 @@ class ReadOptions:
     """How sources are to be read.
 
     sizes : table → (vocabulary_size, dim)
-    num_tags : learning rates per row; rates_needed : some tag has a value nowhere else
+    num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
     table : of rows that do not say theirs
     columns : role → name, where the streams use other names
     contribution_rows : rows of a frame; None: the stream itself says where frames end
@@ -25,7 +25,7 @@ class ReadOptions:
 
     sizes: Mapping[str, tuple[int, int]]
     num_tags: int = 0
-    rates_needed: bool = False
+    rates_needed: tuple[int, ...] = ()
     table: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     contribution_rows: int | None = None

@@ -103,8 +103,9 @@ class FrameReader:
             )
         if options.rates_needed and roles.learning_rates is None:
             raise ConfigError(
-                "the configuration has dynamic learning rates and nothing gives their values: add --learning-rate "
-                f"TAG=VALUE for every tag (0 to {options.num_tags - 1}), or a 'learning_rates' column ({part.name})"
+                "the configuration has dynamic learning rates and nothing gives the value of tag "
+                f"{', '.join(map(str, options.rates_needed))}: add --learning-rate {options.rates_needed[0]}=VALUE, "
+                f"or a 'learning_rates' column ({part.name})"
             )
         return roles
 
@@ -133,7 +134,7 @@ class FrameReader:
     def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
         if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
             raise InputError(
-                f"a {part.container or 'source'} has no record batches that mean something, so without a 'step' "
+                f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
                 "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
                 + column_hint("step", part.schema),
                 source=part.name,

@@ -171,6 +171,11 @@ cdef class Accumulator:
             self._start()
         return ids, sums, counts
 
+    def held(self):
+        """The ids not drained and the number of the frame that each occurred in last: int64 (n,) both, copies."""
+        n = self.table.num_ids
+        return self._ids[:n].copy(), self._frames[:n].copy()
+
     def get_state(self):
         """What has been summed and not drained, as arrays that are copies."""
         n = self.table.num_ids

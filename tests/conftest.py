@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import Mesh
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # decided now: a test that asks the command line for more must not get them
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

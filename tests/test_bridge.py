@@ -195,6 +195,25 @@ def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_me
         Engine(config)
 
 
+def test_what_the_caller_set_for_its_own_programs_does_not_matter(mesh_of):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    config = EmbeddingConfig.from_tables([TableConfig(800, 4, name="t")], Adagrad(0.1))
+    ids, grads = some_rows(0, 50, 800, 4)
+    plain = Engine(config, mesh_of(1))
+    plain.apply({"t": (ids, grads)})
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        engine = Engine(config, mesh)
+        engine.apply({"t": (ids, grads)})
+        assert engine.state_hash() == plain.state_hash()
+        copy = engine.table("t")
+    assert copy.sharding.mesh.axis_names == ("x", "y")
+    assert not copy.sharding.is_fully_replicated
+    assert np.asarray(copy).tobytes() == plain.lookup("t", range(800)).tobytes()
+    # On the caller's mesh: it goes together with the caller's own arrays.
+    own = jax.device_put(np.ones((800, 4), np.float32), copy.sharding)
+    assert jax.jit(lambda a, b: a + b)(copy, own).shape == (800, 4)
+
+
 # ---- the start
 
 

@@ -176,7 +176,7 @@ def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, co
         hashes.add(json.loads(done.stdout)["state_hash"])
     assert len(hashes) == 1
     line = one_line(penstock("replay", config, log, "--devices", 8, env=forced), 2)
-    assert line == "penstock: --devices 8: there are 4 CPU devices here\n"
+    assert line == "penstock: --devices 8: there are 4 CPU devices here (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)\n"
 
 
 def test_a_platform_that_is_not_there_is_exit_2(penstock, config, log):

@@ -188,7 +188,7 @@ def test_init_without_tables_is_exit_3(config, log, tmp_path, refused):
 
 BAD_CONFIGS = {
     "tag gap": (changed("constant: 0.1", "dynamic { tag: 1 }"), ["tag"]),
-    "dynamic tag without a value": (TAGS, ["--learning-rate", "TAG=VALUE"]),
+    "dynamic tag without a value": (TAGS, ["--learning-rate 0=VALUE"]),
     "optimizer without a formula": (
         changed("adagrad {}", "mdl_adagrad_light {}"),
         ["mdl_adagrad_light", "cannot be run"],

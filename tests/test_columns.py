@@ -395,8 +395,8 @@ def test_a_learning_rate_that_is_missing_is_an_error_with_its_place(bad, message
 
 
 def test_learning_rates_that_nothing_gives_are_an_error_before_the_first_row():
-    with pytest.raises(ConfigError, match=r"add --learning-rate TAG=VALUE for every tag \(0 to 0\)"):
-        frames_of([batch_of()], num_tags=1, rates_needed=True)
+    with pytest.raises(ConfigError, match=r"the value of tag 0: add --learning-rate 0=VALUE"):
+        frames_of([batch_of()], num_tags=1, rates_needed=(0,))
 
 
 # ---- names

@@ -178,5 +178,5 @@ def test_a_learning_rate_of_the_wrong_type_is_a_type_error():
 
 
 def test_from_proto_refuses_other_messages():
-    with pytest.raises(ConfigError, match=r"got penstock\.tpu\.TableSettings"):
+    with pytest.raises(ConfigError, match=r"got penstock\.TableSettings"):
         EmbeddingConfig.from_proto(EngineConfig().table.add())

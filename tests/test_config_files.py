@@ -54,7 +54,7 @@ def test_a_header_names_the_message(tmp_path, name):
 
 
 def test_a_header_decides(tmp_path):
-    problem = refused(tmp_path, f"# proto-message: penstock.tpu.EngineConfig\n{PLAIN}")
+    problem = refused(tmp_path, f"# proto-message: penstock.EngineConfig\n{PLAIN}")
     assert problem.startswith("2:1: EngineConfig has no field 'table_descriptor'")
 
 
@@ -146,7 +146,7 @@ def test_tensorflows_message_is_saved_where_it_suffices(tmp_path):
     EmbeddingConfig.from_tables(tables, Adagrad()).save(tmp_path / "plain.pbtxt")
     EmbeddingConfig.from_tables(tables, Adagrad(0.1, 0.5)).save(tmp_path / "whole.pbtxt")
     assert (tmp_path / "plain.pbtxt").read_text().startswith("# proto-message: tensorflow.tpu.TPUEmbedding")
-    assert "# proto-message: penstock.tpu.EngineConfig\n" in (tmp_path / "whole.pbtxt").read_text()
+    assert "# proto-message: penstock.EngineConfig\n" in (tmp_path / "whole.pbtxt").read_text()
 
 
 def test_classes_survive_a_file(tmp_path):

@@ -138,6 +138,13 @@ def test_the_report_counts_rows_tables_and_distinct_ids():
     assert (again.rows, again.tables["t"].rows) == (1, 1)
 
 
+def test_ids_held_from_an_earlier_run_are_not_counted_again():
+    engine = engine_of(num_required=3)
+    engine.run([batch([0, 1])])
+    assert engine.run([batch([1, 2])]).tables["t"] == ps.TableReport(2, 2)
+    assert engine.run([], flush=True).tables["t"] == ps.TableReport(0, 0)
+
+
 def test_gate_settings_of_the_configuration_hold_unless_the_call_says_otherwise():
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(10, 2)], ps.SGD(1.0), num_required=4, reduction="sum")
     engine = ps.Engine(config)
@@ -172,7 +179,7 @@ def test_apply_refuses_a_frame_whole():
         engine.apply({"t": frame([1], dim=3)})
     with pytest.raises(ps.InputError, match="finite"):
         engine.apply({"t": frame([1], np.nan)})
-    with pytest.raises(ps.UsageError, match="no table 'v'"):
+    with pytest.raises(ps.InputError, match=r"expected a table of the configuration \(t, u\), got 'v'.*unknown_table"):
         engine.apply({"v": frame([1])})
     assert (engine.state_hash(), engine.gate.num_accumulated) == (before, 0)
 
@@ -184,8 +191,15 @@ def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
     )
     with pytest.raises(RuntimeError, match="device lost"):
         engine.apply({"t": frame([1]), "u": frame([1])})
-    with pytest.raises(ps.StateError, match=r"failed half way \(RuntimeError: device lost\)"):
-        engine.apply({"t": frame([1])})
+    for use in (
+        lambda: engine.apply({"t": frame([1])}),
+        engine.state_hash,
+        lambda: engine.lookup("t", [1]),
+        lambda: engine.write_tables("never"),
+        lambda: engine.load_parameters("t", np.zeros((10, 2))),
+    ):
+        with pytest.raises(ps.StateError, match=r"failed half way \(RuntimeError: device lost\)"):
+            use()
 
 
 def test_inference_mode_refuses_updates():
@@ -249,6 +263,7 @@ def test_a_callable_without_arguments_is_tensorflows():
         ([0.1], ps.UsageError, "expected 2 values"),
         ({2: 0.1}, ps.UsageError, "tags 0 to 1"),
         ([0.1, float("nan")], ps.UsageError, "tag 1: expected a finite number"),
+        ([0.1, 1e39], ps.UsageError, "tag 1: expected a finite number that fits float32"),
     ],
 )
 def test_rates_that_are_missing_or_wrong_are_told_before_anything_is_taken_in(rates, error, says):
@@ -389,9 +404,30 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
 
 
 @pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda e: e.apply([1]), "gradients: expected a mapping"),
+        (lambda e: e.apply({"t": np.array([1])}), "gradients: expected a mapping"),
+        (lambda e: e.apply({"t": frame([1])}, local_step=99.5), "local_step: expected a whole number, got 99.5"),
+        (lambda e: e.apply({"t": frame([1])}, local_step=2**80), "local_step: expected an int64"),
+        (lambda e: e.run([], limit=1.5), "limit: expected a whole number, got 1.5"),
+        (lambda e: e.run([], limit=-1), "limit: expected at least 0"),
+    ],
+)
+def test_calls_with_wrong_arguments_say_which(call, says):
+    engine = engine_of()
+    with pytest.raises(ps.UsageError, match=says):
+        call(engine)
+    assert engine.gate.num_accumulated == 0
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"num_required": 0}, "num_required: expected at least 1"),
+        ({"num_required": "3"}, "num_required: expected a whole number, got '3'"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"mesh": 4}, "mesh: expected a jax.sharding.Mesh, got int"),
         ({"reduction": "max"}, "reduction: expected 'mean' or 'sum'"),
         ({"threads": 0}, "threads: expected at least 1"),
     ],

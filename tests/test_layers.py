@@ -38,6 +38,7 @@ ROOMS = [
         },
         {"numpy"},
     ),
+    ("penstock.arguments", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.frames", set(), {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
@@ -60,7 +61,14 @@ ROOMS = [
     ("penstock.store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
     (
         "penstock.pipeline",
-        {"penstock.frames", "penstock.gate", "penstock.store", "penstock.stats", "penstock.errors"},
+        {
+            "penstock.arguments",
+            "penstock.frames",
+            "penstock.gate",
+            "penstock.store",
+            "penstock.stats",
+            "penstock.errors",
+        },
         set(),
     ),
 ]

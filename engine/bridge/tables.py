@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -47,16 +49,40 @@ def check_memory(mesh: Mesh, num_bytes: int) -> None:
         )
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _at_home(method: Callable[Concatenate[DeviceTable, P], R]) -> Callable[Concatenate[DeviceTable, P], R]:
+    """Run on the table's own mesh, whatever mesh or transfer guard the caller has set for its own programs."""
+
+    @wraps(method)
+    def run(self: DeviceTable, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.set_mesh(self._mesh), jax.transfer_guard("allow"):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class DeviceTable:
     """One table's weights and slots.
 
+    mesh : one axis, ``programs.AXIS``
     starts : the value that each slot begins with, in slot order; weights begin at 0 until written
+    outside : the mesh that copies are given out on, over the same devices in the same order
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
+    def __init__(
+        self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float], outside: Mesh | None = None
+    ) -> None:
+        self._mesh, self._outside = mesh, outside or mesh
+        with jax.set_mesh(mesh), jax.transfer_guard("allow"):
+            self._make(layout, rule, starts)
+
+    def _make(self, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
         programs.check_program(layout.name, rule, layout.dim)
         self.layout = layout
-        self._mesh = mesh
+        mesh = self._mesh
         self._apply = programs.apply(mesh, rule)
         self._sweep = programs.sweep(mesh, rule) if rule.non_lazy else None
         self._write = programs.write(mesh)
@@ -73,6 +99,7 @@ class DeviceTable:
         """Addresses of the shards. An update in place never moves one; a move means that a table was copied."""
         return [shard.data.unsafe_buffer_pointer() for shard in self._array.addressable_shards]
 
+    @_at_home
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """One optimizer application to the rows of distinct ids. grads : float32 (n, dim).
 
@@ -87,6 +114,7 @@ class DeviceTable:
             self._array, fence = self._apply(self._array, block.rows, block.values, lr, np.int32(0))
             self._wait_behind(fence)
 
+    @_at_home
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)."""
         for cut in self._slices(len(ids)):
@@ -94,6 +122,7 @@ class DeviceTable:
             self._array, fence = self._write(self._array, block.rows, block.values, np.int32(part))
             self._wait_behind(fence)
 
+    @_at_home
     def read(self, ids: Int64, part: int = 0) -> Float32:
         """One part of the rows of any ids, repeats included. Returns float32 (n, dim), a copy."""
         distinct, back = np.unique(ids, return_inverse=True)
@@ -116,12 +145,13 @@ class DeviceTable:
         for cut in self._slices(self.layout.vocabulary_size):
             self.write(np.arange(cut.start, cut.stop), draw(cut.start, cut.stop - cut.start))
 
+    @_at_home
     def whole(self, part: int = 0) -> jax.Array:
         """A copy of one part in id order: (vocabulary_size, dim), row-sharded where the mesh divides it."""
         host = np.concatenate(list(self.stream(part)))
         even = self.layout.vocabulary_size % self.layout.num_devices == 0
-        spec = PartitionSpec(programs.AXIS) if even else PartitionSpec()
-        copy: jax.Array = jax.device_put(host, NamedSharding(self._mesh, spec))
+        spec = PartitionSpec(self._outside.axis_names) if even else PartitionSpec()
+        copy: jax.Array = jax.device_put(host, NamedSharding(self._outside, spec))
         return copy
 
     def wait(self) -> None:

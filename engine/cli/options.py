@@ -188,5 +188,6 @@ def make_devices(wanted: int | None) -> Any:
         raise UsageError(f"jax finds no device: {error}") from error
     if wanted is not None and wanted > len(devices):
         kind = devices[0].platform.upper()
-        raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here")
+        why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
+        raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here{why}")
     return Mesh(np.asarray(devices[:wanted]), ("shard",))

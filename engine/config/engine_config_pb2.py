@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from penstock.config import tpu_embedding_configuration_pb2 as penstock_dot_config_dot_tpu__embedding__configuration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/config/engine_config.proto\x12\x0cpenstock.tpu\x1a\x31penstock/config/tpu_embedding_configuration.proto\"/\n\x0fTruncatedNormal\x12\x0c\n\x04mean\x18\x01 \x01(\x02\x12\x0e\n\x06stddev\x18\x02 \x01(\x02\"#\n\x07Uniform\x12\x0b\n\x03min\x18\x01 \x01(\x02\x12\x0b\n\x03max\x18\x02 \x01(\x02\"\x19\n\x08\x43onstant\x12\r\n\x05value\x18\x01 \x01(\x02\"\x17\n\x05RowId\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"\x1a\n\x18RowWiseAdagradParameters\"J\n\x0cSlotSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rinitial_value\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_initial_value\"\xe7\x03\n\rTableSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x10truncated_normal\x18\x02 \x01(\x0b\x32\x1d.penstock.tpu.TruncatedNormalH\x00\x12(\n\x07uniform\x18\x03 \x01(\x0b\x32\x15.penstock.tpu.UniformH\x00\x12*\n\x08\x63onstant\x18\x04 \x01(\x0b\x32\x16.penstock.tpu.ConstantH\x00\x12%\n\x06row_id\x18\x07 \x01(\x0b\x32\x13.penstock.tpu.RowIdH\x00\x12(\n\x04slot\x18\x05 \x03(\x0b\x32\x1a.penstock.tpu.SlotSettings\x12?\n\rstorage_dtype\x18\x06 \x01(\x0e\x32(.penstock.tpu.TableSettings.StorageDtype\x12\x42\n\x10row_wise_adagrad\x18\x64 \x01(\x0b\x32&.penstock.tpu.RowWiseAdagradParametersH\x01\"E\n\x0cStorageDtype\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\t\n\x05INT32\x10\x03\x42\r\n\x0binitializerB\x0b\n\toptimizer\"v\n\x0f\x46\x65\x61tureSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x63ombiner\x18\x02 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x03 \x01(\x05\x12\x17\n\nfeature_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_feature_id\"\xa4\x01\n\x0cGateSettings\x12\x19\n\x0cnum_required\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x37\n\treduction\x18\x02 \x01(\x0e\x32$.penstock.tpu.GateSettings.Reduction\"/\n\tReduction\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x08\n\x04MEAN\x10\x01\x12\x07\n\x03SUM\x10\x02\x42\x0f\n\r_num_required\"\xe6\x01\n\x0c\x45ngineConfig\x12M\n\x1btpu_embedding_configuration\x18\xe9\x07 \x01(\x0b\x32\'.penstock.tpu.TPUEmbeddingConfiguration\x12+\n\x05table\x18\xea\x07 \x03(\x0b\x32\x1b.penstock.tpu.TableSettings\x12/\n\x07\x66\x65\x61ture\x18\xeb\x07 \x03(\x0b\x32\x1d.penstock.tpu.FeatureSettings\x12)\n\x04gate\x18\xec\x07 \x01(\x0b\x32\x1a.penstock.tpu.GateSettingsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/config/engine_config.proto\x12\x08penstock\x1a\x31penstock/config/tpu_embedding_configuration.proto\"/\n\x0fTruncatedNormal\x12\x0c\n\x04mean\x18\x01 \x01(\x02\x12\x0e\n\x06stddev\x18\x02 \x01(\x02\"#\n\x07Uniform\x12\x0b\n\x03min\x18\x01 \x01(\x02\x12\x0b\n\x03max\x18\x02 \x01(\x02\"\x19\n\x08\x43onstant\x12\r\n\x05value\x18\x01 \x01(\x02\"\x17\n\x05RowId\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"\x1a\n\x18RowWiseAdagradParameters\"J\n\x0cSlotSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rinitial_value\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_initial_value\"\xcb\x03\n\rTableSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x10truncated_normal\x18\x02 \x01(\x0b\x32\x19.penstock.TruncatedNormalH\x00\x12$\n\x07uniform\x18\x03 \x01(\x0b\x32\x11.penstock.UniformH\x00\x12&\n\x08\x63onstant\x18\x04 \x01(\x0b\x32\x12.penstock.ConstantH\x00\x12!\n\x06row_id\x18\x07 \x01(\x0b\x32\x0f.penstock.RowIdH\x00\x12$\n\x04slot\x18\x05 \x03(\x0b\x32\x16.penstock.SlotSettings\x12;\n\rstorage_dtype\x18\x06 \x01(\x0e\x32$.penstock.TableSettings.StorageDtype\x12>\n\x10row_wise_adagrad\x18\x64 \x01(\x0b\x32\".penstock.RowWiseAdagradParametersH\x01\"E\n\x0cStorageDtype\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\t\n\x05INT32\x10\x03\x42\r\n\x0binitializerB\x0b\n\toptimizer\"v\n\x0f\x46\x65\x61tureSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x63ombiner\x18\x02 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x03 \x01(\x05\x12\x17\n\nfeature_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_feature_id\"\xa0\x01\n\x0cGateSettings\x12\x19\n\x0cnum_required\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x33\n\treduction\x18\x02 \x01(\x0e\x32 .penstock.GateSettings.Reduction\"/\n\tReduction\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x08\n\x04MEAN\x10\x01\x12\x07\n\x03SUM\x10\x02\x42\x0f\n\r_num_required\"\xda\x01\n\x0c\x45ngineConfig\x12M\n\x1btpu_embedding_configuration\x18\xe9\x07 \x01(\x0b\x32\'.penstock.tpu.TPUEmbeddingConfiguration\x12\'\n\x05table\x18\xea\x07 \x03(\x0b\x32\x17.penstock.TableSettings\x12+\n\x07\x66\x65\x61ture\x18\xeb\x07 \x03(\x0b\x32\x19.penstock.FeatureSettings\x12%\n\x04gate\x18\xec\x07 \x01(\x0b\x32\x16.penstock.GateSettingsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.config.engine_config_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATEDNORMAL']._serialized_start=104
-  _globals['_TRUNCATEDNORMAL']._serialized_end=151
-  _globals['_UNIFORM']._serialized_start=153
-  _globals['_UNIFORM']._serialized_end=188
-  _globals['_CONSTANT']._serialized_start=190
-  _globals['_CONSTANT']._serialized_end=215
-  _globals['_ROWID']._serialized_start=217
-  _globals['_ROWID']._serialized_end=240
-  _globals['_ROWWISEADAGRADPARAMETERS']._serialized_start=242
-  _globals['_ROWWISEADAGRADPARAMETERS']._serialized_end=268
-  _globals['_SLOTSETTINGS']._serialized_start=270
-  _globals['_SLOTSETTINGS']._serialized_end=344
-  _globals['_TABLESETTINGS']._serialized_start=347
-  _globals['_TABLESETTINGS']._serialized_end=834
-  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_start=737
-  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_end=806
-  _globals['_FEATURESETTINGS']._serialized_start=836
-  _globals['_FEATURESETTINGS']._serialized_end=954
-  _globals['_GATESETTINGS']._serialized_start=957
-  _globals['_GATESETTINGS']._serialized_end=1121
-  _globals['_GATESETTINGS_REDUCTION']._serialized_start=1057
-  _globals['_GATESETTINGS_REDUCTION']._serialized_end=1104
-  _globals['_ENGINECONFIG']._serialized_start=1124
-  _globals['_ENGINECONFIG']._serialized_end=1354
+  _globals['_TRUNCATEDNORMAL']._serialized_start=100
+  _globals['_TRUNCATEDNORMAL']._serialized_end=147
+  _globals['_UNIFORM']._serialized_start=149
+  _globals['_UNIFORM']._serialized_end=184
+  _globals['_CONSTANT']._serialized_start=186
+  _globals['_CONSTANT']._serialized_end=211
+  _globals['_ROWID']._serialized_start=213
+  _globals['_ROWID']._serialized_end=236
+  _globals['_ROWWISEADAGRADPARAMETERS']._serialized_start=238
+  _globals['_ROWWISEADAGRADPARAMETERS']._serialized_end=264
+  _globals['_SLOTSETTINGS']._serialized_start=266
+  _globals['_SLOTSETTINGS']._serialized_end=340
+  _globals['_TABLESETTINGS']._serialized_start=343
+  _globals['_TABLESETTINGS']._serialized_end=802
+  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_start=705
+  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_end=774
+  _globals['_FEATURESETTINGS']._serialized_start=804
+  _globals['_FEATURESETTINGS']._serialized_end=922
+  _globals['_GATESETTINGS']._serialized_start=925
+  _globals['_GATESETTINGS']._serialized_end=1085
+  _globals['_GATESETTINGS_REDUCTION']._serialized_start=1021
+  _globals['_GATESETTINGS_REDUCTION']._serialized_end=1068
+  _globals['_ENGINECONFIG']._serialized_start=1088
+  _globals['_ENGINECONFIG']._serialized_end=1306
 # @@protoc_insertion_point(module_scope)

@@ -42,7 +42,8 @@ MAGIC = {
 # A text never has these, and a binary table always does: the tags of vocabulary_size and dimension are 0x10, 0x18.
 CONTROL = bytes(c for c in range(32) if c not in b"\t\n\v\f\r")
 
-HEADER = re.compile(r"^#\s*proto-message:\s*(\S+)", re.MULTILINE)
+# Only above the first field: a message pasted into another brings its own header along.
+HEADER = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\r?\n)*?[ \t]*#[ \t]*proto-message:[ \t]*(\S+)")
 KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
     "TPUEmbeddingConfiguration": TPUEmbeddingConfiguration,
     "EngineConfig": EngineConfig,
@@ -127,7 +128,7 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
     if header is not None:
         kind = KINDS.get(header[1].rsplit(".", 1)[-1])
         if kind is None:
-            line = text.count("\n", 0, header.start()) + 1
+            line = text.count("\n", 0, header.end()) + 1
             raise _AtError(f"proto-message is {header[1]}; expected TPUEmbeddingConfiguration or EngineConfig", line, 1)
         kinds = [kind]
     failures = []
@@ -190,7 +191,7 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
 
 def _text(name: str, message: Message) -> str:
     if isinstance(message, EngineConfig):
-        header = f"# proto-file: {engine_config_pb2.DESCRIPTOR.name}\n# proto-message: penstock.tpu.EngineConfig\n"
+        header = f"# proto-file: {engine_config_pb2.DESCRIPTOR.name}\n# proto-message: penstock.EngineConfig\n"
     else:
         header = "# proto-message: tensorflow.tpu.TPUEmbeddingConfiguration\n"
     text = header + text_format.MessageToString(message)
