@@ -69,6 +69,8 @@ def test_a_taker_in_the_middle_that_gives_up_is_skipped():
     acc = ps.ConditionalAccumulator()
     first, second, third = (acc.take_gradient_async(1) for _ in range(3))
     second.cancel()
+    assert "2 waiting" in acc.explain()
+    assert concurrent.futures.wait([second], timeout=0).done == {second}
     acc.apply_gradient(1.0)
     acc.apply_gradient(2.0, local_step=1)
     assert (first.result(0), third.result(0)) == (1.0, 2.0)
