@@ -34,6 +34,8 @@ _NO_RECORD = (
     "the log anew (then take 'penstock.log' out of the schema's metadata)"
 )
 
+_STATED = re.compile(rb"\x0e\0\0\0" + PREFIX + rb"([0-9a-f]{8})\0")
+
 Pieces = Sequence[Any]  # of bytes: anything with the buffer protocol
 
 
@@ -120,12 +122,10 @@ def find_digits(pieces: Pieces, digits: bytes) -> tuple[int, int]:
 
     As a string of the metadata: its length, the text and a zero byte.
     """
-    text = PREFIX + digits
-    pattern = re.compile(re.escape(len(text).to_bytes(4, "little") + text + b"\0"))
     for number, piece in enumerate(pieces):
-        hit = pattern.search(piece)
-        if hit is not None:
-            return number, hit.start() + 4 + len(PREFIX)
+        for hit in _STATED.finditer(piece):
+            if hit[1] == digits:
+                return number, hit.start(1)
     raise LookupError(digits)
 
 

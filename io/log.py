@@ -43,18 +43,18 @@ class LogWriter:
         self.num_batches = 0
         self._path: Path | None = None
         self._open = True
-        if isinstance(target, str | os.PathLike):
-            self._path = Path(target)
-            self._unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-            self._file: Any = open(self._unfinished, "wb")  # noqa: SIM115 (closed by close or _give_up)
-        else:
-            self._file = target
         self._crc = 0
         # Stands for the digits until they are known: nothing that a batch holds can be mistaken for it.
         self._token = os.urandom(4).hex().encode()
         self._pending = _Pending()
         self._empty = [column.combine_chunks() for column in self.schema.empty_table().columns]
         self._writer = pa.ipc.new_stream(self._pending, self.schema)
+        if isinstance(target, str | os.PathLike):
+            self._path = Path(target)
+            self._unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+            self._file: Any = open(self._unfinished, "wb")  # noqa: SIM115 (closed by close or _give_up)
+        else:
+            self._file = target
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_open()
