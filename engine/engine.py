@@ -352,7 +352,7 @@ class Engine:
             seconds=seconds,
             rows_per_s=counters.rows / seconds if seconds > 0 else 0.0,
             dropped=dict(counters.dropped),
-            verified=False,  # no source carries checksums yet
+            verified=reader.verified,
             tables=tables,
             learning_rates=self._last_rates if self.config.num_tags else None,
             held_bytes=counters.held_bytes,

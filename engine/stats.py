@@ -30,7 +30,7 @@ class Report:
     steps : openings of this run; global_step : openings in all
     seconds, rows_per_s : of the run, reading included
     dropped : reason → rows left out
-    verified : whether the input carried checksums and all of them fit
+    verified : whether all of the input was read, carried checksums, and all of them fit
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
     held_bytes : most memory that the sums behind the gate took

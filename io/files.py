@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
+from penstock.io.checksums import Pieces
 from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Part, arrow_errors
@@ -41,13 +42,26 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
     if head.startswith(PARQUET):
         return parquet_part(file, size, name)
     if local:
-        return ipc_stream_part(file, head, lambda: _before(file), name, allow_missing_end, size)
+        return ipc_stream_part(file, head, _Mapped(file), name, allow_missing_end, size)
     forward = Forward(pa.BufferedInputStream(file, _REMOTE_READ_BYTES), name)
     ahead = stack.enter_context(pa.PythonFile(forward, mode="r"))
-    return ipc_stream_part(ahead, head, forward.last_read, name, allow_missing_end, size)
+    return ipc_stream_part(ahead, head, forward, name, allow_missing_end, size)
 
 
-def _before(file: pa.NativeFile) -> bytes:
-    """The 8 bytes before the file's position."""
-    file.seek(file.tell() - 8)
-    return bytes(file.read(8))
+class _Mapped:
+    """The raw bytes of a mapped file, looked at where they lie."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file, self._taken = file, 0
+
+    def last_read(self) -> bytes:
+        self._file.seek(self._file.tell() - 8)
+        return bytes(self._file.read(8))
+
+    def taken(self) -> Pieces:
+        start, self._taken = self._taken, self._file.tell()
+        self._file.seek(start)
+        return [self._file.read_buffer(self._taken - start)]
+
+    def forget(self) -> None:
+        """Nothing is kept."""

@@ -55,6 +55,7 @@ class Part:
     has_boundaries : whether a record batch means something (else frames need columns or a number of rows)
     batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
+    verified : whether it was read to its end and had checksums, which all fitted
     """
 
     name: str
@@ -64,6 +65,7 @@ class Part:
     num_rows: int | None = None
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
+    verified: bool = False
 
     def __post_init__(self) -> None:
         try:

@@ -37,14 +37,21 @@ class FrameReader:
         self.sources = open_sources(source, options.allow_missing_end)
         self.first_bad: dict[str, str] = {}
         self._reading = 0
+        self._verified: list[bool] = []  # of the sources read to their end
 
     def __iter__(self) -> Frames:
+        self._verified = []
         if self.options.merge is not None:
             yield from self._merged()
             return
         for number, source in enumerate(self.sources):
             self._reading = number
             yield from self._frames(source)
+
+    @property
+    def verified(self) -> bool:
+        """Whether every source was read to its end and carried checksums, which all fitted."""
+        return len(self._verified) == len(self.sources) > 0 and all(self._verified)
 
     def fraction(self) -> float | None:
         """Share of the input read so far, where that is known."""
@@ -77,6 +84,7 @@ class FrameReader:
     def _frames(self, source: Source) -> Frames:
         builder = FrameBuilder(self.options)
         builder.first_bad = self.first_bad
+        verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
@@ -86,6 +94,8 @@ class FrameReader:
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):
                             yield from builder.end()
+                verified.append(part.verified)
+        self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
 
     def _batch_is_frame(self, part: Part, roles: Roles) -> bool:

@@ -3,14 +3,13 @@
 Arrow IPC has no checksum and a stream cut at a batch boundary looks complete to Arrow: the end
 marker is looked for here. pyarrow stops silently both where the marker is and where the input ends;
 ``tell()`` after the last batch and after the end tells the two apart (8 bytes, or 4 in files
-written before Arrow 0.15).
+written before Arrow 0.15). penstock's own logs have checksums: ``log`` checks every batch.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import InputError, PenstockError, TruncatedInputError
+from penstock.io.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
@@ -33,11 +33,15 @@ _OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts t
 
 
 class Forward:
-    """A binary stream as Arrow wants to read it: reads are full, and the first and last bytes are remembered."""
+    """A binary stream as Arrow wants to read it: reads are full, and the first and last bytes are remembered.
+
+    What was read is kept, uncopied, until ``taken`` or ``forget``.
+    """
 
     def __init__(self, stream: Any, name: str) -> None:
         self._stream, self._name = stream, name
         self._ahead, self._last, self._at = b"", b"", 0
+        self._kept: list[bytes] | None = []
         self.closed = False
 
     def peek(self, num_bytes: int) -> bytes:
@@ -55,10 +59,19 @@ class Forward:
             out = ahead + self._pull(num_bytes - len(ahead) if num_bytes >= 0 else -1)
         self._at += len(out)
         self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
+        if self._kept is not None:
+            self._kept.append(out)
         return out
 
     def last_read(self) -> bytes:
         return self._last
+
+    def taken(self) -> Pieces:
+        pieces, self._kept = self._kept or [], []
+        return pieces
+
+    def forget(self) -> None:
+        self._kept = None
 
     def tell(self) -> int:
         return self._at
@@ -103,7 +116,7 @@ def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: boo
         raise InputError("the input is empty (0 bytes): not even a schema", source=name)
     if not head.startswith((ARROW_FILE, PARQUET)):
         file = stack.enter_context(pa.PythonFile(forward, mode="r"))
-        return ipc_stream_part(file, head, forward.last_read, name, allow_missing_end)
+        return ipc_stream_part(file, head, forward, name, allow_missing_end)
     # These two are read from their end.
     if seekable:
         with arrow_errors("cannot be read", name):
@@ -112,6 +125,7 @@ def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: boo
             stream.seek(0)
         file = pa.PythonFile(stream, mode="r")  # not on the stack: closing it would close the caller's file
     else:
+        forward.forget()
         file, size = _spooled(forward, stack)
     return (ipc_file_part if head.startswith(ARROW_FILE) else parquet_part)(file, size, name)
 
@@ -127,12 +141,12 @@ def _spooled(forward: Forward, stack: ExitStack) -> tuple[pa.NativeFile, int]:
 def ipc_stream_part(
     file: pa.NativeFile,
     head: bytes,
-    last_read: Callable[[], bytes],
+    raw: RawBytes,
     name: str,
     allow_missing_end: bool,
     size: int | None = None,
 ) -> Part:
-    """head : its first 8 bytes; last_read : the 8 bytes before the file's position; size : None where unknown."""
+    """head : its first 8 bytes; raw : what was read of the file; size : None where unknown."""
     _check_head(head, name)
     with arrow_errors("not an Arrow IPC stream", name):
         try:
@@ -144,25 +158,35 @@ def ipc_stream_part(
 
     def batches(columns: list[str]) -> Batches:
         index, first_row, end_of_last = 0, 0, file.tell()
+        check = log_check(raw, name, schema, None)
         while (read := _next_batch(reader, file, name, index)) is not None:
             batch, metadata = read
             end_of_last = file.tell()
+            if not index and check is None and (check := log_check(raw, name, schema, metadata)) is None:
+                raw.forget()
+            if check is not None and not check.is_data(metadata, index):
+                continue
             yield Batch(batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
         beyond = file.tell() - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries that no batch follows.
-        has_end = beyond in (4, 8) or (beyond > 8 and last_read() == END_MARKER)
+        has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)
         where = f"after batch {index - 1}" if index else "after its schema"
+        if check is not None and not check.closed and not allow_missing_end:
+            raise TruncatedInputError(f"the log has no closing record {where}: {_OPEN_END}", source=name)
         if not has_end and not allow_missing_end:
             raise TruncatedInputError(f"the stream has no end marker {where}: {_OPEN_END}", source=name)
         if has_end and not _at_end(file):
             what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
             raise InputError(what, source=name)
+        part.verified = check is not None and check.closed
 
     def fraction() -> float | None:
         return None if not size else 1.0 if file.closed else file.tell() / size
 
-    return Part(name, schema, True, batches, container="Arrow IPC stream", fraction=fraction)
+    container = "log with checksums (Arrow IPC stream)" if is_log(schema) else "Arrow IPC stream"
+    part = Part(name, schema, True, batches, container=container, fraction=fraction)
+    return part
 
 
 def _next_batch(

@@ -8,6 +8,8 @@ The same options give the same bytes, with the same versions of numpy and pyarro
 step over tables each have a random stream of their own, read from front to back: neither the cut into batches nor
 the number of rows changes the rows that come before.
 
+A stream is written as a log with checksums (``penstock.io.log``).
+
 ``dlrm`` imitates the *shape* of production recommendation traces: many tables of different widths, vocabularies spread
 over three decades, very uneven numbers of rows, and reuse that differs by table. It holds nobody's data, and its
 figures are not fitted to any trace.
@@ -33,6 +35,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
+from penstock.io.log import LogWriter
 from penstock.io.schema import TABLE_KEY
 
 Int64 = npt.NDArray[np.int64]
@@ -297,10 +300,14 @@ def _write(file: Any, suffix: str, schema: pa.Schema, batches: Iterable[pa.Recor
             for group in _grouped(batches):
                 writer.write_table(group)
         return
-    new = pa.ipc.new_file if suffix in FILE_SUFFIXES else pa.ipc.new_stream
-    with new(file, schema) as writer:
+    if suffix in FILE_SUFFIXES:
+        with pa.ipc.new_file(file, schema) as arrow:
+            for batch in batches:
+                arrow.write_batch(batch)
+        return
+    with LogWriter(file, schema) as log:
         for batch in batches:
-            writer.write_batch(batch)
+            log.write(batch)
 
 
 def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -150,8 +150,12 @@ def inspect_part(part: Part, columns: Any, out: Output) -> dict[str, Any]:
             found["batches"] += 1
             found["rows"] += batch.data.num_rows
         out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
-        return found
-    return found | _count_rows(part, roles, out)
+    else:
+        found |= _count_rows(part, roles, out)
+    found["verified"] = part.verified
+    if part.verified:
+        out.say("  verified: every checksum fits")
+    return found
 
 
 def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:

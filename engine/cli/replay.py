@@ -160,8 +160,8 @@ def say_report(out: Output, report: Report) -> None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:
         out.say(f"note      {note}")
-    if not report.verified:
-        out.say("input     unverified: it carries no checksums")
+    unread = "unverified: it carries no checksums, or was not read to its end"
+    out.say("input     " + ("verified: every checksum fits" if report.verified else unread))
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")
 

@@ -1,0 +1,140 @@
+"""The checksums of penstock's own logs: what they cover, and the check of a batch that was just read.
+
+Any Arrow reader reads it. The schema's metadata has ``penstock.log`` = 1; every batch has the custom metadata
+``penstock.batch`` (its number, from 0) and ``penstock.crc``; the last one, empty, also has ``penstock.closed``
+(the number of batches before it). The value of ``penstock.crc`` is ``crc32:`` and eight lower-case hex digits: the
+CRC-32 of zlib over all bytes of the log from its first to the last one of this batch, where the digits of this
+checksum and of all before it count as zeros.
+
+So schema, dictionaries, validity, offsets, values, padding, numbers and the framing of messages are covered, and so
+is the order of the batches: one that is swapped, repeated, left out or of another log changes all that follow. A
+CRC-32 finds every flip of a single bit. What lies outside is the end marker: Arrow does not take a flip there for an
+end, which the reader of streams reports. Only the IPC stream is checked, not what another program makes of it.
+
+Writes nothing (``log`` does) and reads no file: how a stream is read and where it ends is the business of ``streams``.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from penstock.errors import InputError
+
+LOG_KEY, BATCH_KEY, CRC_KEY, CLOSED_KEY = b"penstock.log", b"penstock.batch", b"penstock.crc", b"penstock.closed"
+VERSION = b"1"
+PREFIX, _ZEROS = b"crc32:", b"00000000"
+_DAMAGED = "checksum differs: the batch was damaged after it was written"
+_NO_RECORD = (
+    "the batch carries no checksum, as every batch of a penstock log does: it was damaged, or another program wrote "
+    "the log anew (then take 'penstock.log' out of the schema's metadata)"
+)
+
+_STATED = re.compile(rb"\x0e\0\0\0" + PREFIX + rb"([0-9a-f]{8})\0")
+
+Pieces = Sequence[Any]  # of bytes: anything with the buffer protocol
+
+
+class RawBytes(Protocol):
+    """The bytes of a stream, as far as its file was read."""
+
+    def last_read(self) -> bytes:
+        """The 8 bytes before the file's position."""
+
+    def taken(self) -> Pieces:
+        """All bytes read since the last call, or since the start."""
+
+    def forget(self) -> None:
+        """No bytes will be asked for by ``taken`` any more."""
+
+
+class LogCheck:
+    """Checks the batches of one log in their order.
+
+    closed : whether the closing record was seen
+    """
+
+    def __init__(self, raw: RawBytes, name: str, version: bytes | None) -> None:
+        """version : what the schema's metadata says under ``penstock.log``"""
+        if version not in (None, VERSION):
+            shown = version.decode(errors="backslashreplace") if version else "(none)"
+            raise InputError(f"a penstock log of version {shown}; this penstock reads version 1", source=name)
+        self._raw, self._name, self._crc = raw, name, 0
+        self.closed = False
+
+    def is_data(self, metadata: Any, index: int) -> bool:
+        """Whether a batch just read is to be handed on: False for the closing record. Raises InputError."""
+        found = {} if metadata is None else dict(metadata)
+        pieces = self._raw.taken()
+        if self.closed:
+            raise self._error("a batch follows the log's closing record", index)
+        if BATCH_KEY not in found or CRC_KEY not in found:
+            raise self._error(_NO_RECORD, index)
+        if found[BATCH_KEY] != str(index).encode():
+            number = found[BATCH_KEY].decode(errors="backslashreplace")
+            problem = f"expected batch {index} of the log, got {number}: batches are lost, repeated or out of order"
+            raise self._error(problem, index)
+        stated = found[CRC_KEY].removeprefix(PREFIX)
+        try:
+            self._crc = crc_of(pieces, *find_digits(pieces, stated), self._crc)
+        except LookupError:
+            raise self._error(_DAMAGED, index) from None
+        if stated != digits_of(self._crc):
+            raise self._error(_DAMAGED, index)
+        self.closed = CLOSED_KEY in found
+        if self.closed and found[CLOSED_KEY] != str(index).encode():
+            raise self._error("the closing record names another number of batches", index)
+        return not self.closed
+
+    def _error(self, problem: str, index: int) -> InputError:
+        return InputError(problem, source=self._name, batch=index)
+
+
+def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any) -> LogCheck | None:
+    """The check that a stream needs, None where it is no log.
+
+    metadata : of its first batch. It alone makes a log too: the mark in the schema may be what was damaged.
+    """
+    version = (schema.metadata or {}).get(LOG_KEY)
+    if version is None and (metadata is None or BATCH_KEY not in dict(metadata)):
+        return None
+    return LogCheck(raw, name, version)
+
+
+def is_log(schema: pa.Schema) -> bool:
+    """Whether a stream's schema says that it is a log."""
+    return LOG_KEY in (schema.metadata or {})
+
+
+# ---- bytes
+
+
+def digits_of(crc: int) -> bytes:
+    return f"{crc:08x}".encode()
+
+
+def find_digits(pieces: Pieces, digits: bytes) -> tuple[int, int]:
+    """Where the digits of a checksum first stand: the number of the piece and the place in it. Raises LookupError.
+
+    As a string of the metadata: its length, the text and a zero byte.
+    """
+    for number, piece in enumerate(pieces):
+        for hit in _STATED.finditer(piece):
+            if hit[1] == digits:
+                return number, hit.start(1)
+    raise LookupError(digits)
+
+
+def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
+    """The running checksum after the pieces. Eight bytes of one of them count as zeros (the character)."""
+    for here, piece in enumerate(pieces):
+        data = memoryview(piece)
+        if here == number:
+            crc = zlib.crc32(_ZEROS, zlib.crc32(data[:at], crc))
+            data = data[at + len(_ZEROS) :]
+        crc = zlib.crc32(data, crc)
+    return crc

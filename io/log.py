@@ -1,0 +1,170 @@
+"""Writes penstock's own log: an Arrow IPC stream whose every byte before the end marker is under a checksum.
+
+What the checksums cover is told in ``checksums``. Reads nothing: a log is read as any stream is (``streams``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import UsageError
+from penstock.io.checksums import (
+    BATCH_KEY,
+    CLOSED_KEY,
+    CRC_KEY,
+    LOG_KEY,
+    PREFIX,
+    VERSION,
+    crc_of,
+    digits_of,
+    find_digits,
+)
+
+
+class LogWriter:
+    """Writes a log, batch by batch; a context manager. Without ``close``, or with an error inside, there is no log.
+
+    target : a path, whose file appears under its name only when the log is whole and on disk, or an open binary file,
+        which stays open; what was written to it without ``close`` is a log that readers call cut
+    schema : of every batch
+
+    Raises UsageError where a batch has another schema and OSError where it cannot be written; after an error the
+    writer writes no more.
+    """
+
+    def __init__(self, target: str | os.PathLike[str] | Any, schema: pa.Schema) -> None:
+        self.schema = schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
+        self.num_batches = 0
+        self._path: Path | None = None
+        self._open = True
+        self._crc = 0
+        # Stands for the digits until they are known: nothing that a batch holds can be mistaken for it.
+        self._token = os.urandom(4).hex().encode()
+        self._pending = _Pending()
+        self._empty = [column.combine_chunks() for column in self.schema.empty_table().columns]
+        self._writer = pa.ipc.new_stream(self._pending, self.schema)
+        if isinstance(target, str | os.PathLike):
+            self._path = Path(target)
+            self._unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+            self._file: Any = open(self._unfinished, "wb")  # noqa: SIM115 (closed by close or _give_up)
+        else:
+            self._file = target
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._check_open()
+        if not batch.schema.equals(self.schema):
+            self._give_up()
+            raise UsageError(f"batch {self.num_batches} of the log has another schema than the log")
+        self._write(batch, {})
+        self.num_batches += 1
+        # An empty column with another dictionary would send that dictionary along.
+        for at, column in enumerate(batch.columns):
+            if pa.types.is_dictionary(column.type):
+                self._empty[at] = column.slice(0, 0)
+
+    def close(self) -> None:
+        """Write the closing record and the end marker; a path's file is on disk and has its name then."""
+        if not self._open:
+            return
+        last = pa.RecordBatch.from_arrays(self._empty, schema=self.schema)
+        self._write(last, {CLOSED_KEY: str(self.num_batches)})
+        try:
+            self._writer.close()
+            for piece in self._pending.take():
+                _write_all(self._file, piece)
+            self._file.flush()
+            if self._path is not None:
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._unfinished, self._path)
+                _sync_folder(self._path.parent)
+        except BaseException:
+            self._give_up()
+            raise
+        self._open = False
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._give_up()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError("the log is closed")
+
+    def _write(self, batch: pa.RecordBatch, extra: dict[bytes, str]) -> None:
+        try:
+            metadata = {BATCH_KEY: str(self.num_batches), CRC_KEY: PREFIX + self._token, **extra}
+            self._writer.write_batch(batch, custom_metadata=metadata)
+            pieces = self._pending.take()
+            number, at = find_digits(pieces, self._token)
+            self._crc = crc_of(pieces, number, at, self._crc)
+            digits = digits_of(self._crc)
+            whole = bytearray(pieces[number])
+            whole[at : at + len(digits)] = digits
+            pieces[number] = whole
+            if find_digits(pieces, digits) != (number, at):  # one in 2^32, where a dictionary is full of checksums
+                raise UsageError(f"batch {self.num_batches} of the log holds the text of its own checksum")
+            for piece in pieces:
+                _write_all(self._file, piece)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        if self._open and self._path is not None:
+            self._file.close()
+            self._unfinished.unlink(missing_ok=True)
+        self._open = False
+
+
+class _Pending:
+    """A binary file that keeps what Arrow writes to it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(data)
+        return len(data)
+
+    def take(self) -> list[Any]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Arrow closes its sinks."""
+
+
+def _write_all(file: Any, data: Any) -> None:
+    """An unbuffered file may take less than it is given."""
+    rest = memoryview(data)
+    while len(rest):
+        done = file.write(rest)
+        rest = rest[len(rest) if done is None else done :]
+
+
+def _sync_folder(path: Path) -> None:
+    """So that a rename in it outlives a loss of power."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
