@@ -31,16 +31,24 @@ def check_given(given: Given, num_tags: int) -> dict[int, float]:
     if isinstance(given, Mapping):
         by_tag = dict(given)
     else:
-        by_tag = dict(enumerate(given))
+        try:
+            by_tag = dict(enumerate(given))
+        except TypeError:
+            raise UsageError(f"learning_rates: expected a sequence or a mapping by tag, got {given!r}") from None
         if len(by_tag) != num_tags:
             raise UsageError(f"learning_rates: expected {num_tags} values, one per dynamic tag, got {len(by_tag)}")
+    rates = {}
     for tag, rate in by_tag.items():
-        if not 0 <= tag < num_tags:
+        if not isinstance(tag, int) or not 0 <= tag < num_tags:
             has = f"tags 0 to {num_tags - 1}" if num_tags else "no dynamic tags"
-            raise UsageError(f"learning rate for tag {tag}: the configuration has {has}")
-        if not is_usable(rate):
+            raise UsageError(f"learning rate for tag {tag!r}: the configuration has {has}")
+        try:
+            rates[tag] = float(rate)
+        except (TypeError, ValueError):
+            raise UsageError(f"learning rate for tag {tag}: expected a number, got {rate!r}") from None
+        if not is_usable(rates[tag]):
             raise UsageError(f"learning rate for tag {tag}: expected a finite number that fits float32, got {rate}")
-    return {tag: float(rate) for tag, rate in by_tag.items()}
+    return rates
 
 
 class LearningRates:
@@ -73,8 +81,13 @@ class LearningRates:
                 "a 'learning_rates' column, or a schedule"
             )
         schedule = self._schedules[tag]
-        # TensorFlow's callables take nothing, schedules (optax's) the step.
-        rate = float(schedule(global_step) if _takes_step(schedule) else schedule())
+        given = schedule(global_step) if _takes_step(schedule) else schedule()
+        try:
+            rate = float(given)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"the schedule of tag {tag} gave {given!r} at step {global_step}; expected a number"
+            ) from None
         if not is_usable(rate):
             raise ConfigError(
                 f"the schedule of tag {tag} gave {rate} at step {global_step}; expected a finite "
@@ -84,8 +97,17 @@ class LearningRates:
 
 
 def _takes_step(schedule: Callable[..., Any]) -> bool:
+    """TensorFlow calls its callables with nothing: what can be called so is. Schedules (optax's) need the step."""
     try:
-        inspect.signature(schedule).bind(0)
+        signature = inspect.signature(schedule)
+    except (TypeError, ValueError):  # some callables written in C tell none
+        return False
+    return not _binds(signature) and _binds(signature, 0)
+
+
+def _binds(signature: inspect.Signature, *args: int) -> bool:
+    try:
+        signature.bind(*args)
     except TypeError:
         return False
     return True

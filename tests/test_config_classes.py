@@ -230,7 +230,7 @@ def test_a_users_program_is_of_this_process_only(tmp_path):
     config = config_of(UserDefinedProgram(halve, initial_slot_values=[0.5, 2.0]))
     (table,) = config.tables
     assert table.rule.program is halve
-    assert table.slots == (("slot_0", 0.5), ("slot_1", 2.0))
+    assert table.slots == (("Slot_0", 0.5), ("Slot_1", 2.0))
     for refused in (config.to_proto, lambda: config.save(tmp_path / "c.pb")):
         with pytest.raises(penstock.ConfigError, match="table 'a': its program is a Python function"):
             refused()

@@ -256,6 +256,21 @@ def test_a_callable_without_arguments_is_tensorflows():
     assert column(engine)[0] == -0.25
 
 
+def test_a_callable_whose_arguments_have_defaults_is_called_without_any():
+    engine = zeroed(engine_of(ps.SGD(lambda rate=0.25: rate)))
+    for _ in range(3):
+        engine.apply({"t": frame([0])})
+    assert column(engine)[0] == -0.75
+
+
+@pytest.mark.parametrize("gives", [None, "x", 1j, np.array([0.1, 0.2])])
+def test_a_schedule_that_gives_no_number_is_named(gives):
+    engine = zeroed(engine_of(ps.SGD(lambda: gives)))
+    with pytest.raises(ps.ConfigError, match=r"the schedule of tag 0 gave .* at step 0; expected a number"):
+        engine.apply({"t": frame([0])})
+    assert engine.gate.num_accumulated == 0
+
+
 @pytest.mark.parametrize(
     ("rates", "error", "says"),
     [
@@ -263,6 +278,10 @@ def test_a_callable_without_arguments_is_tensorflows():
         ([0.1], ps.UsageError, "expected 2 values"),
         ({2: 0.1}, ps.UsageError, "tags 0 to 1"),
         ([0.1, float("nan")], ps.UsageError, "tag 1: expected a finite number"),
+        (["x", 0.1], ps.UsageError, "tag 0: expected a number, got 'x'"),
+        ([None, 0.1], ps.UsageError, "tag 0: expected a number, got None"),
+        (3.0, ps.UsageError, "expected a sequence or a mapping by tag, got 3.0"),
+        ({"a": 1.0}, ps.UsageError, "tag 'a': the configuration has tags 0 to 1"),
         ([0.1, 1e39], ps.UsageError, "tag 1: expected a finite number that fits float32"),
     ],
 )

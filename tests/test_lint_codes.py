@@ -340,7 +340,7 @@ def test_the_python_of_the_page_on_configuration_runs(capsys):
     printed = capsys.readouterr().out
     assert "['last: table_0 (8,) sqrtn', 'seq: table_0 (8, 4) sqrtn', 'u: user (8,) mean']" in printed
     assert "('table_0', 'user') 1 {'u': 2, 'clicks': [0, 1]}" in printed
-    assert "(('slot_0', 0.0),)" in printed
+    assert "(('Slot_0', 0.0),)" in printed
 
 
 def test_the_settings_of_the_page_on_configuration_parse():

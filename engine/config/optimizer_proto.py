@@ -145,10 +145,10 @@ def _read_common(optimizer: Optimizer, parameters: OptimizationParameters, learn
     optimizer.low_dimensional_packing_status = bool(status) if status in (0, 1) else int(status)
 
 
-_SLOT = re.compile(r"slot_(\d+)")
+_SLOT = re.compile(r"Slot_(\d+)")
 
 
 def _in_slot_order(given: Mapping[str, float]) -> tuple[float, ...]:
-    """The initial values of slot_0, slot_1, …"""
+    """The initial values of Slot_0, Slot_1, …"""
     numbered = [(int(match[1]), value) for name, value in given.items() if (match := _SLOT.fullmatch(name))]
     return tuple(value for _, value in sorted(numbered))

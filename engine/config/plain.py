@@ -82,7 +82,7 @@ class UserDefinedProgram(KeywordOptimizer):
 
     program : takes the gradient, the weights and every slot, all float32 of one shape; returns the new weights and
         the new slots as a tuple (weights alone may be bare). It does not see the learning rate
-    initial_slot_values : one per slot; the slots are called slot_0, slot_1, …
+    initial_slot_values : one per slot; the slots are called Slot_0, Slot_1, …, as in TensorFlow
     A Python function is in no file: such a configuration cannot be saved or become a proto. The program of a loaded
     proto, XLA's own form, is kept and saved, and cannot be run.
     Source: UserDefinedProgramParameters in TensorFlow's proto.
@@ -104,4 +104,4 @@ class UserDefinedProgram(KeywordOptimizer):
             raise ConfigError(f"a program has at most 6 slots, got {len(self.initial_slot_values)}")
 
     def slots(self) -> tuple[tuple[str, float], ...]:
-        return tuple((f"slot_{index}", value) for index, value in enumerate(self.initial_slot_values))
+        return tuple((f"Slot_{index}", value) for index, value in enumerate(self.initial_slot_values))

@@ -77,7 +77,7 @@ def _initializer(where: str, who: str, settings: TableSettings) -> Iterator[Find
 def _slots(where: str, who: str, settings: TableSettings, algorithm: str) -> Iterator[Finding]:
     known = OPTIMIZERS[algorithm].slot_names if algorithm in OPTIMIZERS else ()
     if algorithm == UserDefinedProgram.parameters_field:
-        known = tuple(f"slot_{index}" for index in range(len(settings.slot)))
+        known = tuple(f"Slot_{index}" for index in range(len(settings.slot)))
     seen: set[str] = set()
     for index, slot in enumerate(settings.slot):
         if slot.name in seen:
