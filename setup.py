@@ -25,7 +25,7 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["id_table", "accumulator", "partition"]
+KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts"]
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
 COMPILE_ARGS = ["-O3", "-ffp-contract=off"]
