@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -29,7 +29,7 @@ from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.io.arrays import one_frame
 from penstock.io.reader import FrameReader, ReadOptions
-from penstock.pipeline import Begin, FrameGate, Pipeline
+from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report, TableReport
@@ -169,6 +169,7 @@ class Engine:
             on_bad_row=on_bad_row,
             gradient_dtype=gradient_dtype,
             allow_missing_end=allow_missing_end,
+            unseen=True,
         )
         started = time.perf_counter()
         counters = self._start_counting()
@@ -177,7 +178,7 @@ class Engine:
         with self._saves.run(reader, counters, shield, checkpoint, every, keep, resume) as saving:
             for frame in saving.frames(limit):
                 with shield():
-                    self._push(frame, rates, counters)
+                    frame, _ = self._push(frame, rates, counters)
                     saving.took(frame)
                 if progress is not None:
                     progress(counters, self.gate, reader.fraction())
@@ -213,7 +214,7 @@ class Engine:
                 f"(0 to {self.config.num_tags - 1})"
             )
         self._rates = rates
-        return self._push(replace(frame, contributor=contributor), rates, self._counters)
+        return self._push(replace(frame, contributor=contributor), rates, self._counters)[1]
 
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
@@ -349,10 +350,12 @@ class Engine:
 
         return begin, lambda: began
 
-    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> bool:
+    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+        """Returns the frame as it was taken in, rows that are bad left out, and whether it was: else it was stale."""
         begin, began = self._begin(rates)
-        with self._whole(began):
+        with self._whole(began), suppress(BadRowsError):
             return self._pipeline.push(frame, begin, counters)
+        return self._push(frame.audited(), rates, counters)
 
     def _flush(self, counters: Counters) -> bool:
         begin, began = self._begin(self._rates)

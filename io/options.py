@@ -21,6 +21,7 @@ class ReadOptions:
     merge : "step" merges sources that are sorted by step
     on_bad_row : "error" (stop before the frame) or "drop" (leave the row out, count it)
     gradient_dtype : what the gradient's values must be; None: whatever they are
+    unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -33,6 +34,7 @@ class ReadOptions:
     on_bad_row: str = "error"
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
+    unseen: bool = False
 
     def __post_init__(self) -> None:
         check_columns(self.columns)

@@ -73,10 +73,11 @@ ROOMS = [
         {"numpy"},
     ),
     ("penstock.store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
+    ("penstock.crew", {"penstock.arguments"}, set()),
     (
         "penstock.pipeline",
         {
-            "penstock.arguments",
+            "penstock.crew",
             "penstock.frames",
             "penstock.gate",
             "penstock.store",

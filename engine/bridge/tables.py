@@ -114,6 +114,14 @@ class DeviceTable:
             self._array, fence = self._apply(self._array, block.rows, block.values, lr, np.int32(0))
             self._wait_behind(fence)
 
+    def apply_segments(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
+        """``apply`` for rows that lie in several arrays; an id is in one of them."""
+        if len(segments) == 1:
+            ids, grads = segments[0]
+        else:
+            ids, grads = (np.concatenate([segment[of] for segment in segments]) for of in range(2))
+        self.apply(ids, grads, learning_rate)
+
     @_at_home
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)."""

@@ -54,7 +54,9 @@ class Saves:
         """A step is about to change these rows. Under the gate's lock."""
         self._equal_to = None
         if self._saver is not None:
-            self._saver.before_step({name: [rows.ids for rows in several] for name, several in coalesced.items()})
+            self._saver.before_step(
+                {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
+            )
 
     def before_any_change(self) -> None:
         """Something else is about to change the tables. Under the gate's lock."""
