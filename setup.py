@@ -25,10 +25,14 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["id_table", "accumulator", "partition"]
+KERNELS = ["id_table", "accumulator", "partition", "update"]
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
-COMPILE_ARGS = ["-O3", "-ffp-contract=off"]
+# Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
+# same bits. (Never -ffast-math.)
+COMPILE_ARGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+
+HEADERS = ["pyx/xla_ffi.h", "pyx/crew.h", "pyx/update_rules.h"]
 
 
 def link_tree() -> str:
@@ -51,9 +55,18 @@ setup(
     packages=list(PACKAGE_DIR),
     package_dir=PACKAGE_DIR,
     package_data={"penstock": ["py.typed"], "penstock.config": ["*.proto", "*.pyi"], "penstock.pyx": ["*.pyi"]},
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.sh"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.sh"]},
     ext_modules=cythonize(
-        [Extension(f"penstock.pyx.{k}", [f"pyx/{k}.pyx"], extra_compile_args=COMPILE_ARGS) for k in KERNELS],
+        [
+            Extension(
+                f"penstock.pyx.{k}",
+                [f"pyx/{k}.pyx"],
+                include_dirs=["pyx"],
+                depends=HEADERS if k == "update" else [],
+                extra_compile_args=COMPILE_ARGS,
+            )
+            for k in KERNELS
+        ],
         include_path=[link_tree()],
         build_dir="build/checked" if CHECKED else "build/release",
         compiler_directives={
