@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd)
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h)
 
 .PHONY: demo test lint types checked tsan bench dist proto clean
 
@@ -23,7 +23,7 @@ types: .venv/installed
 		--allow-incomplete-defs ../../tests/typing_examples.py
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition
+		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.pyx.update
 
 # The kernels with bounds checks, the tests, then the release kernels again. `--force`: a change of
 # directives alone rebuilds nothing.

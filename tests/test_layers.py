@@ -18,7 +18,7 @@ ROOMS = [
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
     (
         "penstock.bridge",
-        {"penstock.bridge", "penstock.pyx.partition", "penstock.updates", "penstock.errors"},
+        {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
         {"jax", "numpy"},
     ),
     (
