@@ -25,6 +25,7 @@ from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.io.arrays import one_frame
+from penstock.io.quarantine import parse_on_bad_row, quarantine_into
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
@@ -133,7 +134,8 @@ class Engine:
         contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
         merge : "step" merges sorted sources by step
         learning_rates : by tag, a mapping or a sequence; before the column and the schedules
-        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it
+        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it; "quarantine=FILE" also
+            puts it into an Arrow file, whole when this returns or raises (docs/bad_rows.md)
         flush : open the gate once more at the end
         limit : stop after that many frames
         progress : called after every frame with the counters, the gate and the share of input read
@@ -147,6 +149,7 @@ class Engine:
         self._check_ready()
         limit = None if limit is None else whole("limit", limit, 0)
         rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        mode, quarantine = parse_on_bad_row(on_bad_row)
         options = ReadOptions(
             sizes=self.config.sizes,
             num_tags=self.config.num_tags,
@@ -155,7 +158,7 @@ class Engine:
             columns=columns or {},
             contribution_rows=contribution_rows,
             merge=merge,
-            on_bad_row=on_bad_row,
+            on_bad_row=mode,
             gradient_dtype=gradient_dtype,
             allow_missing_end=allow_missing_end,
         )
@@ -163,11 +166,13 @@ class Engine:
         counters = self._start_counting()
         reader = FrameReader(source, options)
         self._rates = rates
-        for frame in _first(reader, limit):
-            with shield():
-                self._push(frame, rates, counters)
-            if progress is not None:
-                progress(counters, self.gate, reader.fraction())
+        with quarantine_into(quarantine) as put_aside:
+            for frame in _first(reader, limit):
+                with shield():
+                    self._push(frame, rates, counters)
+                    put_aside(frame.bad_rows)
+                if progress is not None:
+                    progress(counters, self.gate, reader.fraction())
         if flush:
             with shield():
                 self._flush(counters)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ class Frame:
     learning_rates : one value per dynamic tag, or None where the stream carries none
     dropped : rows left out, by reason
     source : where it came from, for messages
+    bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -48,6 +50,7 @@ class Frame:
     learning_rates: tuple[float, ...] | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
+    bad_rows: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import InputError
 from penstock.frames import Frame, Rows
+from penstock.io.bad_rows import bad_rows
 from penstock.io.columns import Int64
 from penstock.io.decode import REASONS, Decoded, explain
 from penstock.io.options import ReadOptions
@@ -50,6 +52,7 @@ class Piece:
     key: Key
     roles: Roles
     place: Place
+    batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
         """The first rows that there is room for, and the rest if any."""
@@ -88,7 +91,8 @@ class FrameBuilder:
             rows = {table: tuple(blocks) for table, blocks in self._rows.items()}
             step, contributor = self._key
             dropped = dict(self._dropped)
-            frame = Frame(rows, self._num_rows, step, contributor, self._rates, dropped, self._source)
+            aside = tuple(self._aside)
+            frame = Frame(rows, self._num_rows, step, contributor, self._rates, dropped, self._source, aside)
             self._begin()
             yield frame
 
@@ -97,6 +101,7 @@ class FrameBuilder:
         self._key: Key = (None, None)
         self._rows: dict[str, list[Rows]] = {}
         self._dropped: Counter[str] = Counter()
+        self._aside: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
 
     def _take(self, piece: Piece) -> None:
@@ -132,6 +137,9 @@ class FrameBuilder:
             if reason not in self.first_bad:
                 self.first_bad[reason] = str(_bad_row(piece, int(np.argmax(bad == code)), self._options))
             self._dropped[reason] += int((bad == code).sum())
+        if self._options.on_bad_row == "quarantine":
+            place = (piece.place.source, piece.place.batch, piece.place.first_row)
+            self._aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
         return piece.start + np.flatnonzero(bad == 0)
 
     def _take_rows(self, decoded: Decoded, code: int, rows: slice | Int64) -> None:

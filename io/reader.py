@@ -137,7 +137,7 @@ class FrameReader:
         bad = find_bad_rows(decoded, self.options.sizes)
         unknown = decoded.no_step
         for start, stop, key in run_keys(decoded, None if unknown is None else unknown.row):
-            yield Piece(decoded, bad, start, stop, key, roles, place)
+            yield Piece(decoded, bad, start, stop, key, roles, place, batch.data)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
 

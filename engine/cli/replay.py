@@ -23,6 +23,7 @@ from penstock.cli.options import (
 from penstock.cli.output import Output, ProgressLine, count, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
+from penstock.io.quarantine import check_new, parse_on_bad_row
 from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
 from penstock.rates import check_given
@@ -72,9 +73,10 @@ def add(commands: Any) -> None:
     )
     gate.add_argument(
         "--on-bad-row",
-        choices=("error", "drop"),
         default="error",
-        help="error (default): stop before the frame; drop: leave the row out and count it",
+        metavar="error|drop|quarantine=FILE",
+        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
+        "it into a new Arrow file, to be mended and replayed",
     )
     machine = command.add_argument_group("machine")
     machine.add_argument(
@@ -94,6 +96,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     columns, rates = columns_of(args), learning_rates_of(args)
+    _, quarantine = parse_on_bad_row(args.on_bad_row)
     check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
@@ -102,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
     open_sources(args.sources)
     if args.out is not None:
         check_writable(args.out)
+    if quarantine is not None:
+        check_new(quarantine)
+        check_writable(quarantine.parent)
     out = Output(args.json)
     engine = Engine(
         config,
@@ -131,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
             shield=args.shield,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; nothing was written") from None
+        left = "nothing was written" if quarantine is None else f"only {quarantine} was written"
+        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {left}") from None
     finally:
         progress.clear()
     if not args.no_hash:
@@ -141,9 +148,12 @@ def run(args: argparse.Namespace) -> int:
         with writing(args.out):
             files = engine.write_tables(args.out)
     say_report(out, report)
+    if quarantine is not None:
+        out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
     for file in files:
         out.say(f"wrote     {file}")
-    out.result({**report.to_dict(), "out": [str(f) for f in files]})
+    aside = {} if quarantine is None else {"quarantine": str(quarantine)}
+    out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})
     return 0
 
 
