@@ -8,7 +8,6 @@ is cut off. Which rows are bad, and what is said of them, is told in ``bad_rows`
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
+from penstock.io import durable
 from penstock.io.bad_rows import SCHEMA
 
 _MODE = "quarantine"
@@ -73,7 +73,7 @@ class QuarantineWriter:
         self._path = _checked(path)
         self._working = path.with_name(f".{path.name}.part")
         self._is_file = path.suffix in _FILES
-        self._committed = committed is not None
+        self._committed = committed is not None  # then what is in the file outlives this writer
         self._sink = _Sink()
         self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
@@ -81,11 +81,8 @@ class QuarantineWriter:
             check_new(path)
         else:
             self._take_up(committed)
-        with self._named():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: Any = open(self._working, "wb" if committed is None else "r+b")  # noqa: SIM115 (see close)
-            self._file.truncate(self._sink.num_bytes)
-            self._file.seek(self._sink.num_bytes)
+        durable.make_folders(path.parent)
+        self._file = durable.File(self._working, None if committed is None else self._sink.num_bytes)
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """The bad rows of one frame, as one batch: read again, they are one frame."""
@@ -98,9 +95,10 @@ class QuarantineWriter:
 
     def commit(self) -> dict[str, int]:
         """Everything appended is on disk. Returns what a later run goes on from, as plain numbers."""
-        with self._named():
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        with self._all_or_nothing():
+            self._file.sync()
+            if not self._committed:
+                durable.sync_folder(self._path.parent)
         self._committed = True
         return self._position()
 
@@ -110,37 +108,35 @@ class QuarantineWriter:
             return
         self._writer.close()
         self._write()
-        with self._named():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._working, self._path)
-            _sync_folder(self._path.parent)
+        with self._all_or_nothing():
+            self._file.finish()
+            durable.rename(self._working, self._path)
+            durable.sync_folder(self._path.parent)
 
     def _position(self) -> dict[str, int]:
         return {"bytes": self._sink.num_bytes, "crc": self._sink.crc, "rows": self.num_rows}
 
     def _write(self) -> None:
         """What Arrow has made goes into the file."""
-        try:
-            with self._named():
-                for piece in self._sink.take():
-                    self._file.write(piece)
-                self._file.flush()
-        except BaseException:
-            self._give_up()
-            raise
+        with self._all_or_nothing():
+            for piece in self._sink.take():
+                self._file.write(piece)
 
-    def _give_up(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written before cannot be now
-            self._file.close()
-        if not self._committed:
-            self._working.unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """After an error in here nothing more is written, and nothing is left but what was committed."""
+        try:
+            yield
+        except BaseException:
+            self._file.give_up()
+            if not self._committed:
+                durable.discard(self._working)
+            raise
 
     def _take_up(self, committed: Mapping[str, int]) -> None:
         """Feed the writer what is in the file already, so that it knows where every batch lies."""
         if not self._working.exists() and self._path.exists():
-            os.replace(self._path, self._working)  # of a run that ended
+            durable.rename(self._path, self._working)  # of a run that ended
         elif self._working.exists():
             check_new(self._path)
         wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
@@ -162,15 +158,6 @@ class QuarantineWriter:
                 self._writer.write_batch(batch)
                 self.num_rows += batch.num_rows
         self._sink.take()
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """An OSError in here names the file."""
-        try:
-            yield
-        except OSError as error:
-            problem = f"bad rows cannot be put aside: {(error.strerror or str(error)).lower()}"
-            raise type(error)(error.errno, problem, str(self._path)) from error
 
 
 class _Sink:
@@ -206,12 +193,3 @@ def _checked(path: Path) -> Path:
     if path.suffix == ".parquet":
         raise UsageError(f"{path}: a quarantine is written as Arrow IPC; name it .arrows (stream) or .arrow (file)")
     return path
-
-
-def _sync_folder(path: Path) -> None:
-    """So that a rename in it outlives a loss of power."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -1,14 +1,17 @@
 """``--on-bad-row quarantine=FILE``: what lands in the file, when it is whole, and that it can be replayed."""
 
+import errno
 import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from faults.operations import failing, short_write
 
 import penstock as ps
 from penstock.cli import main
+from penstock.io import durable
 from penstock.io.quarantine import QuarantineWriter
 
 CONFIG = """
@@ -317,7 +320,8 @@ def aside(number):
 
 def kill(writer):
     """Its process is gone: what it wrote stays as it is."""
-    writer._file.close()
+    writer._file.flush()
+    writer._file.give_up()
 
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
@@ -374,3 +378,63 @@ def test_a_file_that_came_in_between_is_not_replaced(tmp_path):
     (tmp_path / "bad.arrows").write_text("mine")
     with pytest.raises(ps.UsageError, match="exists"):
         QuarantineWriter(tmp_path / "bad.arrows", committed)
+
+
+def every_call(monkeypatch, tmp_path, work, make):
+    """Run ``work`` with the n-th file operation going wrong, n = 1, 2, … until one run gets through."""
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        operations = make(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "operations", operations)
+            failed = None
+            try:
+                work(folder)
+            except OSError as error:
+                failed = error
+        if len(operations.calls) < number:
+            return
+        yield folder, failed
+    raise AssertionError("no run got through")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("make", [failing, short_write])
+def test_a_file_operation_that_fails_leaves_the_last_commit(make, code, monkeypatch, tmp_path):
+    committed = {}
+
+    def work(folder):
+        committed.clear()
+        writer = QuarantineWriter(folder / "bad.arrow")
+        try:
+            for number in range(3):
+                writer.append(aside(number))
+                committed.update(writer.commit())
+        finally:
+            writer.close()
+
+    num_failed = 0
+    for folder, failed in every_call(monkeypatch, tmp_path, work, lambda n: make(n, *[code] * (make is failing))):
+        if failed is None:
+            continue
+        num_failed += 1
+        assert str(folder) in str(failed.filename)
+        if not committed:
+            assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+            continue
+        rest = QuarantineWriter(folder / "bad.arrow", dict(committed))
+        rest.append(aside(9))
+        rest.close()
+        assert [row["row_index"] for row in rows_of(folder / "bad.arrow")] == [*range(committed["rows"]), 9]
+    assert num_failed >= 5
+
+
+def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
+    log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
+    file = tmp_path / "bad.arrows"
+    monkeypatch.setattr(durable, "operations", failing(2, errno.ENOSPC, also_after=True))
+    code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
+    assert (code, err.count("\n")) == (6, 1)
+    assert "bad.arrows" in said["error"]
+    assert list(tmp_path.glob("*bad*")) == list(tmp_path.glob(".*")) == []
