@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
-from penstock.checkpoint.saver import KEEP, Saver
+from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.io.reader import FrameReader
@@ -21,6 +22,9 @@ from penstock.stats import Counters
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
+
+# Between two looks at whether copying has to go on without frames.
+PAUSE_S = 0.01
 
 Shield = Callable[[], AbstractContextManager[Any]]
 
@@ -33,8 +37,7 @@ class Saves:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._saver: Saver | None = None
-        self._equal_to: tuple[Path, Commit] | None = None  # the tables are those of this commit
+        self._saver: Saver | None = None  # of the last folder: what has changed since
         self._before, self._running = Counters(), Counters()
         self.positions = Positions()
 
@@ -46,28 +49,27 @@ class Saves:
     def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """The engine is now what this commit says."""
         self.positions, self._before = positions, totals
-        # Where the configuration is another one, what this one makes of a delta is not known: start with a base.
-        if commit.contents["config"] == encoded(self._engine.config):
-            self._equal_to = folder.path.resolve(), commit
+        # Where the configuration is another one, what it makes of rows that no file holds is not known.
+        same = commit.contents["config"] == encoded(self._engine.config)
+        self._saver = self._new_saver(folder, commit, same)
 
     def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
         """A step is about to change these rows. Under the gate's lock."""
-        self._equal_to = None
         if self._saver is not None:
             self._saver.before_step({name: [rows.ids for rows in several] for name, several in coalesced.items()})
 
     def before_any_change(self) -> None:
         """Something else is about to change the tables. Under the gate's lock."""
-        self._equal_to = None
         if self._saver is not None:
             self._saver.before_any_change()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
-        saver = self._saver_of(path, KEEP)
+        saver = self._saver_of(Folder(path))
+        saver.open()
         try:
             self._engine._state.wait()
-            self._equal_to = Path(path).resolve(), saver.commit()
+            saver.commit()
         finally:
             saver.close()
 
@@ -88,46 +90,40 @@ class Saves:
         every = None if every is None else whole("every", every, 1)
         met = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
         known = self.positions if resume else Positions()
+        saver = None
         if checkpoint is not None:
-            self._check_place(Folder(checkpoint), resume)
+            folder = Folder(checkpoint)
+            folder.check_place(resume)
             with self._engine.gate.still():
-                self._saver = self._saver_of(checkpoint, whole("keep", keep, 1))
+                saver = self._saver_of(folder)
+                if folder.numbers() and saver.last is None:
+                    raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
+                saver.open(whole("keep", keep, 1))
         self._before, self._running = self.totals, counters
-        run = Run(self, self._engine, self._saver, reader, known, met, every)
+        run = Run(self, self._engine, saver, reader, known, met, every)
         try:
             yield run
         except BaseException:
             # What is whole is committed, but not after an error of the commit itself or of a step.
             if not run.failed and self._engine._failed is None:
-                with shield():
-                    self._end(run)
+                run.end(shield)
             raise
         else:
-            with shield():
-                self._end(run)
+            run.end(shield)
         finally:
-            if self._saver is not None:
-                self._saver.close()
-                self._saver = None
+            if saver is not None:
+                with self._engine.gate.still():
+                    saver.close()
+            run.join()
 
-    def _end(self, run: Run) -> None:
-        if self._saver is not None:
-            with self._engine.gate.still():
-                self._engine._state.wait()
-                run.end()
-                if self._saver.last is not None:
-                    self._equal_to = self._saver.folder.resolve(), self._saver.last
+    def _saver_of(self, folder: Folder) -> Saver:
+        """The saver of the last folder where it is this one, else a new one."""
+        if self._saver is None or not self._saver.is_for(folder):
+            self._saver = self._new_saver(folder, None, False)
+        return self._saver
 
-    def _check_place(self, folder: Folder, resume: bool) -> None:
-        folder.check_place(resume)
-        if folder.numbers() and (self._equal_to is None or not self._equal_to[0].samefile(folder.path)):
-            raise UsageError(f"{folder.path}: is not what this engine was made from; Engine.restore it, then run")
-
-    def _saver_of(self, path: str | os.PathLike[str], keep: int) -> Saver:
-        folder, since = Folder(path), None
-        if self._equal_to is not None and folder.path.is_dir() and self._equal_to[0].samefile(folder.path):
-            since = self._equal_to[1]
-        return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), keep, since)
+    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
 
 
 class Run:
@@ -152,6 +148,9 @@ class Run:
         self._source = 0
         self._step = engine.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
+        self._pace: threading.Thread | None = None
+        self._pacing = False
+        self._error: BaseException | None = None  # what the pace met
         self.skipped = known.num_frames
         self.failed = False
         if not known.num_frames:
@@ -174,20 +173,56 @@ class Run:
             return
         try:
             with self._engine.gate.still():
+                self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
                 if due and not self._saver.is_busy:
                     self._begin()
+                    self._start_pace()
                 self._saver.advance()
         except BaseException:
             self.failed = True
             raise
 
-    def end(self) -> None:
+    def end(self, shield: Shield) -> None:
         """Everything that was taken is on disk."""
+        if self._saver is None:
+            return
+        with shield(), self._engine.gate.still():
+            self._raise()
+            if self._news or self._engine.global_step != self._step:
+                self._engine._state.wait()
+                self._begin()
+            self._saver.finish()
+
+    def join(self) -> None:
+        """No thread of this run is left. The saver is closed."""
+        if self._pace is not None:
+            self._pace.join()
+
+    def _start_pace(self) -> None:
+        """Copying goes on where no frame comes in for a while, too."""
+        if self._pacing:
+            return
+        self._pacing = True
+        self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
+        self._pace.start()
+
+    def _keep_pace(self) -> None:
         assert self._saver is not None
-        if self._news or self._engine.global_step != self._step:
-            self._begin()
-        self._saver.finish()
+        while True:
+            time.sleep(PAUSE_S)
+            with self._engine.gate.still():
+                if not self._saver.is_busy:
+                    self._pacing = False
+                    return
+                try:
+                    self._saver.advance()
+                except BaseException as error:
+                    self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _begin(self) -> None:
         assert self._saver is not None
