@@ -16,6 +16,7 @@ CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
 PACKAGE_DIR = {
     "penstock": "engine",
     "penstock.bridge": "engine/bridge",
+    "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.config": "engine/config",
     "penstock.io": "io",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,6 @@ def check_new(path: Path) -> None:
         raise UsageError(f"{path}: exists; a quarantine is never written over: move it, or give another name")
 
 
-@contextlib.contextmanager
-def quarantine_into(path: Path | None) -> Iterator[Callable[[Sequence[pa.RecordBatch]], None]]:
-    """What takes the bad rows of a frame. The file is whole when the ``with`` ends, also by an error or interrupt.
-
-    path : None where nothing is put aside
-    """
-    if path is None:
-        yield lambda batches: None
-        return
-    writer = QuarantineWriter(path)
-    try:
-        yield writer.append
-    finally:
-        writer.close()
-
-
 class QuarantineWriter:
     """Appends bad rows; ``commit`` makes them last; ``close`` makes the file whole and gives it its name.
 
@@ -81,6 +65,7 @@ class QuarantineWriter:
             check_new(path)
         else:
             self._take_up(committed)
+        self._last = dict(committed or {})  # what is on disk
         durable.make_folders(path.parent)
         self._file = durable.File(self._working, None if committed is None else self._sink.num_bytes)
 
@@ -95,12 +80,13 @@ class QuarantineWriter:
 
     def commit(self) -> dict[str, int]:
         """Everything appended is on disk. Returns what a later run goes on from, as plain numbers."""
-        with self._all_or_nothing():
-            self._file.sync()
-            if not self._committed:
-                durable.sync_folder(self._path.parent)
-        self._committed = True
-        return self._position()
+        if self._position() != self._last:  # a run commits often, and bad rows are few
+            with self._all_or_nothing():
+                self._file.sync()
+                if not self._committed:
+                    durable.sync_folder(self._path.parent)
+            self._committed, self._last = True, self._position()
+        return self._last
 
     def close(self) -> None:
         """The file is whole, on disk and under its name. After an error only what was committed is left."""

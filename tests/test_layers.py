@@ -21,6 +21,21 @@ ROOMS = [
         {"penstock.bridge", "penstock.pyx.partition", "penstock.updates", "penstock.errors"},
         {"jax", "numpy"},
     ),
+    (
+        "penstock.checkpoint",
+        {
+            "penstock.arguments",
+            "penstock.checkpoint",
+            "penstock.config",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io.durable",
+            "penstock.io.quarantine",
+            "penstock.io.reader",
+            "penstock.stats",
+        },
+        {"numpy"},
+    ),
     ("penstock.cli", {"penstock"}, OUTSIDE),
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
