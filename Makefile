@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h)
 
-.PHONY: demo test lint types checked tsan bench dist proto clean
+.PHONY: demo test lint types checked tsan sanitize fuzz bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -36,6 +36,11 @@ checked: .venv/installed
 # `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
+
+# Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
+# `make fuzz ARGS="--cases 500 --seed 7"`; a case that fails is kept in build/fuzz, with the command that repeats it.
+fuzz: .venv/installed
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 bench: .venv/installed
 	$(BIN)/python bench/memory.py --rows 1000000,2000000

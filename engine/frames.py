@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,7 @@ class Frame:
     learning_rates : one value per dynamic tag, or None where the stream carries none
     dropped : rows left out, by reason
     source : where it came from, for messages
+    bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
     audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
     """
 
@@ -57,6 +59,7 @@ class Frame:
     learning_rates: tuple[float, ...] | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
+    bad_rows: tuple[Any, ...] = ()
     audit: Callable[[], Frame] | None = None
 
     def audited(self) -> Frame:

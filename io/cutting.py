@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import InputError
 from penstock.frames import Frame, Rows
+from penstock.io.bad_rows import bad_rows
 from penstock.io.columns import Int64
 from penstock.io.decode import REASONS, Decoded, explain, find_bad_rows
 from penstock.io.options import ReadOptions
@@ -51,6 +53,7 @@ class Piece:
     key: Key
     roles: Roles
     place: Place
+    batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
     unseen: bool = False  # whether ids are in range and values finite is for the audit to say
 
     def audited(self, sizes: Mapping[str, tuple[int, int]]) -> Piece:
@@ -99,7 +102,9 @@ class FrameBuilder:
         step, contributor = self._key
         audit = partial(self._audited, tuple(self._pieces)) if any(p.unseen for p in self._pieces) else None
         dropped = dict(self._dropped)
-        return Frame(rows, self._num_rows, step, contributor, self._rates, dropped, self._source, audit)
+        return Frame(
+            rows, self._num_rows, step, contributor, self._rates, dropped, self._source, tuple(self._aside), audit
+        )
 
     def _audited(self, pieces: tuple[Piece, ...]) -> Frame:
         """The frame of these pieces after a look at every value."""
@@ -114,6 +119,7 @@ class FrameBuilder:
         self._key: Key = (None, None)
         self._rows: dict[str, list[Rows]] = {}
         self._dropped: Counter[str] = Counter()
+        self._aside: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
         self._pieces: list[Piece] = []
 
@@ -151,6 +157,9 @@ class FrameBuilder:
             if reason not in self.first_bad:
                 self.first_bad[reason] = str(_bad_row(piece, int(np.argmax(bad == code)), self._options))
             self._dropped[reason] += int((bad == code).sum())
+        if self._options.on_bad_row == "quarantine":
+            place = (piece.place.source, piece.place.batch, piece.place.first_row)
+            self._aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
         return piece.start + np.flatnonzero(bad == 0)
 
     def _take_rows(self, decoded: Decoded, code: int, rows: slice | Int64) -> None:

@@ -146,7 +146,7 @@ class FrameReader:
         bad = None if unseen else find_bad_rows(decoded, self.options.sizes)
         unknown = decoded.no_step
         for start, stop, key in run_keys(decoded, None if unknown is None else unknown.row):
-            yield Piece(decoded, bad, start, stop, key, roles, place, unseen)
+            yield Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
 

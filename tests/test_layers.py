@@ -30,6 +30,7 @@ ROOMS = [
             "penstock.errors",
             "penstock.frames",
             "penstock.io.durable",
+            "penstock.io.quarantine",
             "penstock.io.reader",
             "penstock.stats",
         },
