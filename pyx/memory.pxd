@@ -5,16 +5,26 @@ cdef extern from "pages.h":
     void penstock_release(void* memory, size_t size) noexcept nogil
 
 
+cdef enum:
+    KEPT = 4                  # blocks a pool holds: as many steps as may be under way
+
+
+cdef struct Piece:
+    char* memory
+    Py_ssize_t size, touched  # touched: bytes from the start that were ever written
+
+
 cdef class Pool:
-    cdef list _free           # of (address, size, bytes ever written)
+    cdef Piece[KEPT] _free
+    cdef int _num_free
     cdef Py_ssize_t _wanted   # bytes that were needed of late: what is far larger is not kept
     cdef Block take(self, Py_ssize_t num_bytes)
-    cdef int give_back(self, Block block) except -1
+    cdef void give_back(self, Block block) noexcept
 
 
 cdef class Block:
     cdef char* memory         # 64-byte aligned; where it is large, pages that were never written take no memory
     cdef readonly Py_ssize_t size
     cdef public Py_ssize_t used      # bytes from the start that its present owner has written
-    cdef Py_ssize_t touched          # and any owner before
+    cdef Py_ssize_t touched
     cdef Pool pool

@@ -9,39 +9,40 @@ the sums themselves).
 import numpy as np
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport uintptr_t
-from libc.stdlib cimport free
+from cpython.buffer cimport PyBUF_FORMAT
+
+cdef char* BYTES = "B"
 
 cdef enum:
-    KEPT = 4    # blocks a pool holds: as many steps as may be under way
-    ROOMY = 8   # a block is kept while it is at most this many times what was needed of late
+    ROOMY = 8   # a block is kept while at most this many times what was needed of late was ever written to it
 
 
+# No cycle can go through either, and each needs the other when it goes: not for the collector.
+@cython.no_gc
 cdef class Pool:
     """Blocks to be used again. Used under the GIL."""
 
-    def __cinit__(self):
-        self._free = []
-        self._wanted = 0
-
     def __dealloc__(self):
-        for address, size, _ in self._free:
-            penstock_release(<void*><uintptr_t>address, size)
+        cdef int at
+        for at in range(self._num_free):
+            penstock_release(self._free[at].memory, self._free[at].size)
 
     @property
     def nbytes(self):
         """Bytes that wait here."""
-        return sum(touched for _, _, touched in self._free)
+        return sum(self._free[at].touched for at in range(self._num_free))
 
     cdef Block take(self, Py_ssize_t num_bytes):
         """A block of at least num_bytes, its contents undefined. Raises MemoryError."""
         cdef Block block = Block.__new__(Block)
         cdef Py_ssize_t size
-        for at, (address, size, touched) in enumerate(self._free):
-            if size >= num_bytes:
-                block.memory, block.size, block.touched, block.pool = <char*><uintptr_t>address, size, touched, self
-                del self._free[at]
+        cdef int at
+        for at in range(self._num_free):
+            if self._free[at].size >= num_bytes:
+                block.memory, block.size, block.touched = self._free[at].memory, self._free[at].size, self._free[at].touched
+                block.pool = self
+                self._num_free -= 1
+                self._free[at] = self._free[self._num_free]
                 return block
         # Half as much again: a need that grows by a little in every step does not allocate in every step.
         size = (max(num_bytes + num_bytes // 2, 4096) + 4095) // 4096 * 4096
@@ -51,29 +52,30 @@ cdef class Pool:
         block.size, block.pool = size, self
         return block
 
-    cdef int give_back(self, Block block) except -1:
-        block.touched = max(block.touched, block.used)
+    cdef void give_back(self, Block block) noexcept:
+        cdef Piece piece
+        piece.memory, piece.size, piece.touched = block.memory, block.size, max(block.touched, block.used)
         self._wanted = max(block.used, self._wanted // 2)
-        if len(self._free) < KEPT and block.touched <= ROOMY * max(self._wanted, 4096):
-            self._free.append((<uintptr_t>block.memory, block.size, block.touched))
+        if self._num_free < KEPT and piece.touched <= ROOMY * max(self._wanted, <Py_ssize_t>4096):
+            self._free[self._num_free] = piece
+            self._num_free += 1
         else:
-            penstock_release(block.memory, block.size)
-        return 0
+            penstock_release(piece.memory, piece.size)
 
 
-@cython.no_gc_clear  # its pool must be there when it goes
+@cython.no_gc
 cdef class Block:
     """Some memory; read and written through the buffer protocol."""
 
     def __dealloc__(self):
-        if self.memory != NULL:
-            if self.pool is not None:
-                self.pool.give_back(self)
-            else:
-                penstock_release(self.memory, self.size)
+        if self.memory != NULL and self.pool is not None:
+            self.pool.give_back(self)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.memory, self.size, 0, flags)
+        view.buf, view.obj, view.len, view.readonly = self.memory, self, self.size, 0
+        view.itemsize, view.ndim, view.format = 1, 1, BYTES if flags & PyBUF_FORMAT else NULL
+        view.shape, view.strides = &self.size, &view.itemsize
+        view.suboffsets, view.internal = NULL, NULL
 
     def array(self, dtype, shape):
         """The start of the block as an array, which keeps it alive."""
