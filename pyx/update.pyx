@@ -12,7 +12,7 @@ import numpy as np
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -292,19 +292,18 @@ cdef const char* begin_pass(Pass* p, const FfiFrame* frame, FfiBuffer* table, Ff
 
 
 cdef FfiError* touch(FfiFrame* frame) noexcept nogil:
-    """(table, step) → (table in place, fence int32[1]): the step's rows of this device."""
+    """(table, step) → the table in place: the step's rows of this device."""
     cdef Pass p
     cdef const char* wrong
     if ffi_answer_metadata(frame) or frame.stage != FFI_STAGE_EXECUTE:
         return NULL
-    if frame.args.size != 2 or frame.rets.size != 2:
+    if frame.args.size != 2 or frame.rets.size != 1:
         return ffi_error(frame, FFI_INTERNAL, "penstock: expected a table and a step")
     wrong = begin_pass(&p, frame, frame.args.buffers[0], frame.args.buffers[1])
     if wrong == NULL and frame.rets.buffers[0].data != frame.args.buffers[0].data:
         wrong = "penstock: the table was not given to be updated in place"
     if wrong != NULL:
         return ffi_error(frame, FFI_INTERNAL, wrong)
-    (<int32_t*>frame.rets.buffers[1].data)[0] = 0
     if p.order.op == UPDATE and p.table.non_lazy:
         p.touched = <uint64_t*>calloc((p.num_rows + 63) // 64, sizeof(uint64_t))
         if p.touched == NULL:

@@ -19,6 +19,7 @@ from penstock.initial import truncated_normal
 from penstock.updates import Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]
+both_variants = pytest.mark.parametrize("variant", ["ffi", "xla"])
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def device_table(mesh, rows=5000, dim=8, slots=(0.1,), mod=False):
+def device_table(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
     layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
     rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
-    return DeviceTable(mesh, layout, rule, slots)
+    return DeviceTable(mesh, layout, rule, slots, variant=variant)
 
 
 def some_rows(seed, num_rows, vocabulary, dim):
@@ -46,9 +47,10 @@ def some_rows(seed, num_rows, vocabulary, dim):
     return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
 
 
+@both_variants
 @pytest.mark.parametrize("devices", DEVICES)
-def test_an_update_never_moves_or_copies_a_table(devices, mesh_of):
-    table = device_table(make_mesh(mesh_of(devices)))
+def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
+    table = device_table(make_mesh(mesh_of(devices)), variant)
     table.fill(lambda first, count: np.ones((count, 8), np.float32))
     pointers = table.pointers()
     assert len(set(pointers)) == devices
@@ -77,18 +79,19 @@ def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, m
 NON_LAZY = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)), non_lazy=True)
 
 
-def whole_table(rows, dim, devices):
+def whole_table(rows, dim, devices, variant):
     """A table whose optimizer is not lazy, and its rows, all ones."""
     layout = Layout("t", rows, dim, 2, devices.size, False)
-    table = DeviceTable(make_mesh(devices), layout, NON_LAZY, (1.0, 1.0))
+    table = DeviceTable(make_mesh(devices), layout, NON_LAZY, (1.0, 1.0), variant=variant)
     table.fill(lambda first, count: np.ones((count, dim), np.float32))
     return table
 
 
+@both_variants
 @pytest.mark.parametrize("devices", DEVICES)
-def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, mesh_of):
+def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, variant, mesh_of):
     # On few devices more rows each than are swept at once, and no multiple of that.
-    table = whole_table(30_011, 4, mesh_of(devices))
+    table = whole_table(30_011, 4, mesh_of(devices), variant)
     pointers, seen = table.pointers(), np.ones((30_011, 4), np.float32)
     momenta = velocities = seen
     for step in range(3):
@@ -116,8 +119,9 @@ def test_an_update_of_every_row_needs_no_second_table(devices, mesh_of):
     assert memory.temp_size_in_bytes < 1 << 23
 
 
-def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(compilations, mesh_of):
-    table = whole_table(5000, 4, mesh_of(2))
+@both_variants
+def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(variant, compilations, mesh_of):
+    table = whole_table(5000, 4, mesh_of(2), variant)
     for size in (3, 700):
         table.apply(*some_rows(size, size, 5000, 4), 0.1)
     compilations.clear()
@@ -155,9 +159,10 @@ def test_few_buckets_serve_all_sizes():
     assert np.mean(padding) < 1.3
 
 
+@both_variants
 @pytest.mark.parametrize("mod", [False, True])
-def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, mesh_of):
-    table = device_table(make_mesh(mesh_of(2)), rows=150_000, dim=2, slots=(), mod=mod)
+def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, mesh_of):
+    table = device_table(make_mesh(mesh_of(2)), variant, rows=150_000, dim=2, slots=(), mod=mod)
     table.apply(np.arange(150_000), np.ones((150_000, 2), np.float32), 1.0)
     assert all((block == -1).all() for block in table.stream())
 

@@ -1,17 +1,17 @@
 """A table on a CPU: updated in place by the handlers of pyx/update, which read the host's arrays where they lie.
 
 On a CPU the host's memory is the device's. A program gets the table and, per device, one small constant
-array that names a Step: host memory that says what to do with which arrays. Only as many Steps exist as
-may be under way, so the constants are put on the devices once; a call passes nothing but arrays that are
-already there, compiles nothing whatever the number of rows, and does not depend on the caller's mesh or
-transfer guard.
+array that names the table's Step: host memory that says what to do with which arrays. The constant is put
+on the devices once; a call passes nothing but arrays that are already there, compiles nothing whatever
+the number of rows, and does not depend on the caller's mesh or transfer guard.
+
+A call returns when its step is done. JAX runs a small program of one CPU device on the calling thread
+anyway; so the arrays are the caller's again at once, and nothing outlives a table.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge.layout import MAX_IN_FLIGHT, NUM_SHARDS, Layout
+from penstock.bridge.layout import NUM_SHARDS, Layout
 from penstock.bridge.programs import AXIS, Program, row_sharding
 from penstock.pyx import update
 from penstock.updates import UpdateRule
@@ -91,16 +91,15 @@ def create(mesh: Mesh, shape: tuple[int, int, int]) -> Program:
 
 @lru_cache(maxsize=256)
 def touch(mesh: Mesh, shape: tuple[int, int, int]) -> Program:
-    """(table, step i32[n,3]) → (table after the step, in place, fence i32[n])."""
+    """(table, step i32[n,3]) → the table after the step, in place."""
 
-    def local(table: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        results = (jax.ShapeDtypeStruct(table.shape, table.dtype), jax.ShapeDtypeStruct((1,), np.int32))
-        call = jax.ffi.ffi_call("penstock_touch", results, input_output_aliases={0: 0})
-        table, fence = call(table, step)
-        return table, fence
+    def local(table: jax.Array, step: jax.Array) -> jax.Array:
+        same = jax.ShapeDtypeStruct(table.shape, table.dtype)
+        after: jax.Array = jax.ffi.ffi_call("penstock_touch", same, input_output_aliases={0: 0})(table, step)
+        return after
 
     rows = PartitionSpec(AXIS)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(rows, rows), out_specs=(rows, rows), check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(rows, rows), out_specs=rows, check_vma=False)
     program = jax.jit(mapped, donate_argnums=(0,))
     table = jax.ShapeDtypeStruct(shape, np.float32, sharding=row_sharding(mesh))
     return _compiled(mesh, program, table, _step_shape(mesh))
@@ -139,58 +138,37 @@ class DirectTable:
             threads,
             target,
         )
-        steps = [update.Step(plan) for _ in range(MAX_IN_FLIGHT + 1)]
-        self._free = deque((step, _operand(mesh, step)) for step in steps)
-        self._under_way: deque[tuple[jax.Array, update.Step, jax.Array]] = deque()
+        self._step = update.Step(plan)
+        self._operand = _operand(mesh, self._step)
         self._lock = threading.Lock()
         self._touch = touch(mesh, layout.shape)
-        self.array: jax.Array = create(mesh, layout.shape)(self._free[0][1]).block_until_ready()
-        # What a handler still reads outlives the table, also where Python ends.
-        weakref.finalize(self, _wait_for, self._under_way, self._free)
+        self.array: jax.Array = create(mesh, layout.shape)(self._operand).block_until_ready()
 
     def apply(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
         if not self._non_lazy and not any(len(ids) for ids, _ in segments):
             return
         with self._lock:
-            step, operand = self._free[0]
-            step.update(segments, learning_rate)
-            self._dispatch(step, operand)
+            self._step.update(segments, learning_rate)
+            self._run()
 
     def write(self, ids: Int64 | int, values: Float32, part: int) -> None:
         with self._lock:
-            step, operand = self._free[0]
-            step.copy(ids, values, part, True)
-            self._dispatch(step, operand)
+            self._step.copy(ids, values, part, True)
+            self._run()
 
     def read(self, ids: Int64 | int, out: Float32, part: int) -> None:
         with self._lock:
-            step, operand = self._free[0]
-            step.copy(ids, out, part, False)
-            self._dispatch(step, operand)
-            _wait_for(self._under_way, self._free)
+            self._step.copy(ids, out, part, False)
+            self._run()
 
     def wait(self) -> None:
-        with self._lock:
-            _wait_for(self._under_way, self._free)
+        """Nothing to wait for: every call has."""
 
-    def _dispatch(self, step: update.Step, operand: jax.Array) -> None:
-        """The first free step, which has been set, is under way; no more than MAX_IN_FLIGHT are afterwards."""
-        self.array, fence = self._touch(self.array, operand)
-        self._free.popleft()
-        self._under_way.append((fence, step, operand))
-        if len(self._under_way) > MAX_IN_FLIGHT:
-            _wait_for(self._under_way, self._free, MAX_IN_FLIGHT)
-
-
-def _wait_for(under_way: deque, free: deque, left: int = 0) -> None:  # type: ignore[type-arg]
-    """Until so many are left under way; their steps are free again. An error of one comes out here."""
-    while len(under_way) > left:
-        fence, step, operand = under_way.popleft()
-        try:
-            fence.block_until_ready()
-        finally:
-            step.release()
-            free.append((step, operand))
+    def _run(self) -> None:
+        """What the step has been set to. An error of one device, or more, comes out here."""
+        self.array = self._touch(self.array, self._operand)
+        self.array.block_until_ready()
+        self._step.release()
 
 
 def _operand(mesh: Mesh, step: update.Step) -> jax.Array:

@@ -16,11 +16,15 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.layout import MAX_BUCKET, MAX_IN_FLIGHT, Layout, Partitioned
+from penstock.bridge.layout import MAX_BUCKET, Layout, Partitioned
 from penstock.updates import UpdateRule
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+
+# Dispatches that may be under way: their staging arrays are alive until they have run.
+MAX_IN_FLIGHT = 4
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -89,9 +89,8 @@ class DeviceTable:
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """One optimizer application to the rows of distinct ids. grads : float32 (n, dim).
 
-        Where the rule is not lazy all other rows are updated too, with a gradient of 0. The arrays may be
-        read after the call has returned: they stay as they are until ``wait`` has, or MAX_IN_FLIGHT more
-        calls of apply or write, or a read.
+        Where the rule is not lazy all other rows are updated too, with a gradient of 0. The arrays are the
+        caller's again when the call returns; what it started may still run (``wait``).
         """
         self._rows.apply([(ids, grads)], learning_rate)
 
@@ -101,7 +100,7 @@ class DeviceTable:
             self._rows.apply(segments, learning_rate)
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
-        """Set one part of the rows of distinct ids. values : float32 (n, dim), read as in ``apply``."""
+        """Set one part of the rows of distinct ids. values : float32 (n, dim)."""
         self._rows.write(ids, values, part)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:
