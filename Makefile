@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd)
 
-.PHONY: demo test lint types checked tsan bench dist proto clean
+.PHONY: demo test lint types checked tsan faults bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -36,6 +36,10 @@ checked: .venv/installed
 # `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
+
+# Kill it anywhere: 1,000 kills at random moments, and every file operation killed and failing. `--only NAME` sees one again.
+faults: .venv/installed
+	$(BIN)/python tests/faults/run.py $(ARGS)
 
 bench: .venv/installed
 	$(BIN)/python bench/memory.py --rows 1000000,2000000

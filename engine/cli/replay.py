@@ -144,12 +144,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_hash:
         report = replace(report, state_hash=engine.state_hash())
     files: list[Path] = []
-    if args.checkpoint is not None:
-        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
     say_report(out, report)
+    if args.checkpoint is not None:
+        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
     for file in files:
         out.say(f"wrote     {file}")
     out.result({**report.to_dict(), "out": [str(f) for f in files]})
