@@ -125,6 +125,18 @@ def read_table(
             first += len(ids)
 
 
+def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
+    """Rows, dim, and the columns beside the id of one table's file, as its schema says. Raises InputError."""
+    path = table_path(directory, table)
+    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        schema = parquet.schema_arrow
+        columns = [name for name in schema.names if name != "id"]
+        if "row" not in columns or not pa.types.is_fixed_size_list(schema.field("row").type):
+            raise InputError("not a table that --out wrote: no column 'row' of lists of one size", source=str(path))
+        return parquet.metadata.num_rows, schema.field("row").type.list_size, columns
+
+
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
     """Which of the columns there are."""
     wanted = [c for c in columns if c in schema.names]
