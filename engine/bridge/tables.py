@@ -87,6 +87,7 @@ class DeviceTable:
         self._sweep = programs.sweep(mesh, rule) if rule.non_lazy else None
         self._write = programs.write(mesh)
         self._read = programs.read(mesh)
+        self._copy_rows = programs.copy_rows(mesh)
         self._array: jax.Array = programs.create(mesh, layout.shape, (0.0, *starts))()
         self._fences: deque[jax.Array] = deque()
 
@@ -134,6 +135,22 @@ class DeviceTable:
             answers = np.asarray(self._read(self._array, block.rows, np.int32(part)))
             out[cut] = block.collect(answers)
         return out[back] if len(back) else out
+
+    @_at_home
+    def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
+        """All parts of the rows of distinct ids as they are now; at most MAX_BUCKET per device.
+
+        Returns what waits for the copy, in whatever thread: float32 (n, parts, dim). Here nothing waits: the copy is
+        under way behind the updates that are, and before those that come.
+        """
+        block = self.layout.partition(ids, np.empty((len(ids), 0), np.float32))
+        answers = self._copy_rows(self._array, block.rows)
+
+        def wait() -> Float32:
+            with jax.transfer_guard("allow"):
+                return block.collect(np.asarray(answers))
+
+        return wait
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """One part of the whole table in id order, in blocks of rows: never a second copy of the table."""
