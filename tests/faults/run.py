@@ -23,6 +23,19 @@ def names(args, num_calls):
     yield from (f"limit:{n}" for n in range(2000, 60_000, 2000 * args.stride))
 
 
+def one(harness, name, done, happened):
+    """Whether every promise held."""
+    kind = name.partition(":")[0]
+    try:
+        happened[kind] += harness.check(name)
+    except PromiseError as problem:
+        print(f"FAILED {problem}", flush=True)
+        return False
+    finally:
+        done[kind] += 1
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="at random moments")
@@ -33,14 +46,11 @@ def main():
     done, happened, failed, started = Counter(), Counter(), 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder, Harness(folder, args.seed) as harness:
         print(f"an unbroken run: {harness.seconds:.2f} s, {harness.num_calls} file operations", flush=True)
-        for name in [args.only] if args.only else names(args, harness.num_calls):
-            kind = name.partition(":")[0]
-            done[kind] += 1
-            try:
-                happened[kind] += harness.check(name)
-            except PromiseError as problem:
-                failed += 1
-                print(f"FAILED {problem}", flush=True)
+        try:
+            for name in [args.only] if args.only else names(args, harness.num_calls):
+                failed += not one(harness, name, done, happened)
+        except KeyboardInterrupt:
+            print("stopped", flush=True)
     for kind, count in done.items():
         print(f"{kind:>10}: {count} cases, {happened[kind]} ended the run early")
     print(f"{done.total()} cases, {failed} failed, {time.monotonic() - started:.0f} s")

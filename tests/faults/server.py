@@ -1,9 +1,9 @@
 """Runs the command line in forked children of a process that has imported everything, one line of JSON per case.
 
-A case has "argv" and may have "fault" (the name of a kind of operations and its arguments), "kill_after_s", and
-"limit_bytes" (of any file). The answer has the exit "code" (-9 where it was killed), the "calls" of file operations,
-"out", "err" and "seconds". jax is imported before the fork but has no devices and no threads yet, so that a child
-may make its own.
+A case has "argv" and may have "fault" (the name of a kind of operations and its arguments), "kill_after_calls" of file
+operations and "kill_after_s" from there, and "limit_bytes" (of any file). The answer has the exit "code" (-9 where it
+was killed), the "calls" of file operations, "out", "err" and "seconds". jax is imported before the fork but has no
+devices and no threads yet, so that a child may make its own.
 """
 
 import json
@@ -59,14 +59,22 @@ def run(case):
         number = os.fork()
         if not number:
             child(case, out.fileno(), err.fileno(), calls.fileno())
-        if case.get("kill_after_s") is not None:
-            while (left := started + case["kill_after_s"] - time.monotonic()) > 0:
-                time.sleep(min(left, 0.002))
-                if os.waitpid(number, os.WNOHANG)[0]:
-                    return answer(0, out, err, calls, started)
+        if "kill_after_s" in case and not wait_for(number, calls, case):
             os.kill(number, signal.SIGKILL)
         _, status = os.waitpid(number, 0)
         return answer(os.waitstatus_to_exitcode(status), out, err, calls, started)
+
+
+def wait_for(number, calls, case):
+    """Until so many file operations have begun, and then so many seconds. True where the child has ended meanwhile."""
+    moment = None
+    while moment is None or time.monotonic() < moment:
+        if os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return True
+        if moment is None and os.pread(calls.fileno(), 1 << 16, 0).count(b"\n") >= case["kill_after_calls"]:
+            moment = time.monotonic() + case["kill_after_s"]
+        time.sleep(0.001)
+    return False
 
 
 def answer(code, out, err, calls, started):
