@@ -56,10 +56,10 @@ operations = Operations()
 class _Unbuffered(io.RawIOBase):
     """A file on disk as Python's buffers want it, through ``operations``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: Path) -> None:
         super().__init__()
-        self._path = path
-        with _naming(path):
+        self._path = name
+        with _naming(name):
             self._file = operations.create(path)
 
     def writable(self) -> bool:
@@ -83,10 +83,13 @@ class _Unbuffered(io.RawIOBase):
 
 
 class File(io.BufferedWriter):
-    """A binary file to write to. Without ``finish`` nothing is promised of what was written."""
+    """A binary file to write to. Without ``finish`` nothing is promised of what was written.
 
-    def __init__(self, path: Path) -> None:
-        self._unbuffered = _Unbuffered(path)
+    name : for errors, where the file is one day to be called otherwise
+    """
+
+    def __init__(self, path: Path, name: Path | None = None) -> None:
+        self._unbuffered = _Unbuffered(path, name or path)
         super().__init__(self._unbuffered, BUFFER_BYTES)
 
     def finish(self) -> None:
@@ -112,7 +115,7 @@ def unfinished(path: Path) -> Path:
 def appearing(path: Path) -> Iterator[File]:
     """A file that has its name when the ``with`` ends well, whole and on disk; else nothing is left behind."""
     part = unfinished(path)
-    with written(part) as file:
+    with written(part, path) as file:
         yield file
     try:
         rename(part, path)
@@ -123,9 +126,9 @@ def appearing(path: Path) -> Iterator[File]:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[File]:
-    """A file that is on disk when the ``with`` ends well, and removed when it does not."""
-    file = File(path)
+def written(path: Path, name: Path | None = None) -> Iterator[File]:
+    """A file that is on disk when the ``with`` ends well, and removed when it does not. name : for errors"""
+    file = File(path, name)
     try:
         yield file
         file.finish()
@@ -178,6 +181,5 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
+        error.filename = str(path)
         raise

@@ -58,7 +58,7 @@ class TablesWriter:
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         fields = [pa.field("id", pa.int64(), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with durable.written(unfinished) as file:
+        with durable.written(unfinished, path) as file:
             _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

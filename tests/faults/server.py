@@ -20,7 +20,8 @@ import pyarrow.fs
 import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 
-import penstock.bridge.tables  # noqa: F401 (jax, without devices)
+import penstock.bridge.tables
+import penstock.cli.replay  # noqa: F401
 from penstock.checkpoint import saver
 from penstock.cli.main import main
 from penstock.io import durable
