@@ -18,9 +18,9 @@ def test_killed_at_a_random_moment(harness, number):
 
 
 @pytest.mark.parametrize("kind", ["kill", "kill-half", "eio", "enospc", "short"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
-def test_a_file_operation_is_the_last_one_or_fails(harness, kind, share):
-    assert harness.check(f"{kind}:{1 + int(share * harness.num_calls)}")
+@pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
+def test_a_file_operation_is_the_last_one_or_fails(harness, kind, number):
+    assert harness.check(f"{kind}:{number}")
 
 
 @pytest.mark.parametrize("limit", [2000, 40_000])
