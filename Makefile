@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h)
 
-.PHONY: demo test lint types checked tsan sanitize fuzz bench dist proto clean
+.PHONY: demo test lint types checked tsan sanitize fuzz faults bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -41,6 +41,10 @@ tsan: .venv/installed
 # `make fuzz ARGS="--cases 500 --seed 7"`; a case that fails is kept in build/fuzz, with the command that repeats it.
 fuzz: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+# Kill it anywhere: 1,000 kills at random moments, and every file operation killed and failing. `--only NAME` sees one again.
+faults: .venv/installed
+	$(BIN)/python tests/faults/run.py $(ARGS)
 
 bench: .venv/installed
 	$(BIN)/python bench/memory.py --rows 1000000,2000000

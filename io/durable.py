@@ -67,10 +67,10 @@ operations = Operations()
 class _Unbuffered(io.RawIOBase):
     """A file on disk as Python's buffers want it, through ``operations``."""
 
-    def __init__(self, path: Path, kept_bytes: int | None) -> None:
+    def __init__(self, path: Path, name: Path, kept_bytes: int | None) -> None:
         super().__init__()
-        self._path = path
-        with _naming(path):
+        self._path = name
+        with _naming(name):
             self._file = operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
 
     def writable(self) -> bool:
@@ -96,11 +96,12 @@ class _Unbuffered(io.RawIOBase):
 class File(io.BufferedWriter):
     """A binary file to write to. Without ``sync`` or ``finish`` nothing is promised of what was written.
 
+    name : for errors, where the file is one day to be called otherwise
     kept_bytes : of a file that is there, how many of its first bytes stay; None for a new file
     """
 
-    def __init__(self, path: Path, kept_bytes: int | None = None) -> None:
-        self._unbuffered = _Unbuffered(path, kept_bytes)
+    def __init__(self, path: Path, name: Path | None = None, kept_bytes: int | None = None) -> None:
+        self._unbuffered = _Unbuffered(path, name or path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
 
     def sync(self) -> None:
@@ -130,7 +131,7 @@ def unfinished(path: Path) -> Path:
 def appearing(path: Path) -> Iterator[File]:
     """A file that has its name when the ``with`` ends well, whole and on disk; else nothing is left behind."""
     part = unfinished(path)
-    with written(part) as file:
+    with written(part, path) as file:
         yield file
     try:
         rename(part, path)
@@ -141,9 +142,9 @@ def appearing(path: Path) -> Iterator[File]:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[File]:
-    """A file that is on disk when the ``with`` ends well, and removed when it does not."""
-    file = File(path)
+def written(path: Path, name: Path | None = None) -> Iterator[File]:
+    """A file that is on disk when the ``with`` ends well, and removed when it does not. name : for errors"""
+    file = File(path, name)
     try:
         yield file
         file.finish()
@@ -196,6 +197,5 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
+        error.filename = str(path)
         raise

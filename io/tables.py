@@ -58,7 +58,7 @@ class TablesWriter:
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         fields = [pa.field("id", pa.int64(), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with durable.written(unfinished) as file:
+        with durable.written(unfinished, path) as file:
             _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -123,6 +123,18 @@ def read_table(
             ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
             yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
             first += len(ids)
+
+
+def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
+    """Rows, dim, and the columns beside the id of one table's file, as its schema says. Raises InputError."""
+    path = table_path(directory, table)
+    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        schema = parquet.schema_arrow
+        columns = [name for name in schema.names if name != "id"]
+        if "row" not in columns or not pa.types.is_fixed_size_list(schema.field("row").type):
+            raise InputError("not a table that --out wrote: no column 'row' of lists of one size", source=str(path))
+        return parquet.metadata.num_rows, schema.field("row").type.list_size, columns
 
 
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:

@@ -117,9 +117,8 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(penstock, config, log
     assert penstock("replay", config, log, "--out", "out", "--limit", 1).returncode == 0
     before = (tmp_path / "out" / "user.parquet").read_bytes()
     done = penstock("replay", config, log, "--out", "out", before="ulimit -f 16; COMMAND")
-    assert (
-        one_line(done, 6) == "penstock: out: cannot write: file too large; raise the limit on file sizes (ulimit -f)\n"
-    )
+    wanted = "out/user.parquet: cannot write: file too large; raise the limit on file sizes (ulimit -f)"
+    assert one_line(done, 6) == f"penstock: {wanted}\n"
     assert done.stdout == ""
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["user.parquet"]
     assert (tmp_path / "out" / "user.parquet").read_bytes() == before

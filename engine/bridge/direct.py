@@ -12,7 +12,7 @@ anyway; so the arrays are the caller's again at once, and nothing outlives a tab
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
 import jax
@@ -160,6 +160,14 @@ class DirectTable:
         with self._lock:
             self._step.copy(ids, out, part, False)
             self._run()
+
+    def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
+        rows = np.empty((len(ids), self.layout.shape[1], self.layout.dim), np.float32)
+        for part in range(self.layout.shape[1]):
+            values = np.empty((len(ids), self.layout.dim), np.float32)
+            self.read(ids, values, part)
+            rows[:, part] = values
+        return lambda: rows
 
     def wait(self) -> None:
         """Nothing to wait for: every call has."""

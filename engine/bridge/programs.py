@@ -143,6 +143,16 @@ def read(mesh: Mesh) -> Program:
     return _sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
 
 
+@lru_cache(maxsize=16)
+def copy_rows(mesh: Mesh) -> Program:
+    """(table, rows i32[n,K]) → f32[n,K,parts,dim]: all parts of some rows, a copy as ``read`` gives one."""
+
+    def local(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return table.at[rows[0]].get(mode="fill", fill_value=0.0, unique_indices=True)[None]
+
+    return _sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=False)
+
+
 def _updated(ops: Ops, rule: UpdateRule, lr: jax.Array, grads: jax.Array, state: jax.Array) -> jax.Array:
     """state f32[K, parts, dim] after one update with grads f32[K, dim]."""
     slots = tuple(state[:, 1 + s] for s in range(rule.num_slots))

@@ -109,6 +109,13 @@ class DeviceTable:
         self._rows.read(ids, out, part)
         return out
 
+    def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
+        """All parts of the rows of distinct ids as they are now; at most MAX_BUCKET per device.
+
+        Returns what waits for the copy, in whatever thread: float32 (n, parts, dim).
+        """
+        return self._rows.copy_rows(ids)
+
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """One part of the whole table in id order, in blocks of rows: never a second copy of the table."""
         for first, count in self._blocks():

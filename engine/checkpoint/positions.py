@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import StateError
 from penstock.frames import Frame
 
@@ -112,7 +114,7 @@ def _digest_with(before: str, frame: Frame) -> str:
     for table in sorted(frame.rows):
         crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
         for block in blocks:
-            crc = zlib.crc32(block.ids.tobytes(), crc)
+            crc = zlib.crc32(np.ascontiguousarray(block.ids).data, crc)
         ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
         said += [repr(table), str(crc), *(end.hex() for end in ends)]
     return hashlib.blake2b("\0".join(said).encode(), digest_size=16).hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ Int64 = npt.NDArray[np.int64]
 
 # Rows are copied in blocks of about so many bytes: what a step may have to wait for.
 BLOCK_BYTES = 1 << 20
+# However narrow the rows are: what one dispatch may bring from a device.
+MOST_ROWS = 1 << 15
 # The share of the time between two steps that copying may take.
 SHARE = 0.25
 # A chain longer than this, or deltas larger than their base, and the next commit is a new base.
@@ -38,7 +41,7 @@ class Table(Protocol):
     @property
     def num_parts(self) -> int: ...
 
-    def read(self, ids: Int64, part: int = 0) -> npt.NDArray[np.float32]: ...
+    def copy_rows(self, ids: Int64) -> Callable[[], npt.NDArray[np.float32]]: ...
 
 
 class Saved(NamedTuple):
@@ -141,7 +144,7 @@ class Saver:
         self._writer, self._closed = CommitWriter(self.folder, draft, self._keep), False
         self._spent_s, self._began_s = 0.0, self._clock()
         for record in contents.records:
-            self._writer.put(record)
+            self._writer.put(record.nbytes, partial(_itself, record))
 
     def advance(self) -> None:
         """Copy a block, where time and the disk allow. Raises OSError where the commit under way cannot be written."""
@@ -208,17 +211,36 @@ class Saver:
     def _put(self, name: str, ids: Int64) -> None:
         """Copy rows, which no longer wait, to the writer. ids : ascending"""
         assert self._writer is not None
-        table = self._tables[name].table
-        values = np.stack([table.read(ids, part) for part in range(table.num_parts)])
-        about = {"table": name}
-        if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
-            self._writer.put(Record("rows", {**about, "first": int(ids[0])}, {"values": values}))
-        else:
-            self._writer.put(Record("rows", about, {"ids": ids, "values": values}))
+        saved = self._tables[name]
+        self._writer.put(4 * len(ids) * saved.dim * saved.table.num_parts, _copied(name, saved, ids))
 
 
 def _rows_at_once(saved: Saved) -> int:
-    return max(1, BLOCK_BYTES // (4 * saved.dim * saved.table.num_parts))
+    return min(saved.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // (4 * saved.dim * saved.table.num_parts)))
+
+
+def _copied(name: str, saved: Saved, ids: Int64) -> Callable[[], Record]:
+    """The rows of these ids as they are now; what waits for their copy and makes a record of it.
+
+    Always as many rows as a block has are asked for, others if need be: each number of rows would be a program of its
+    own, and to compile one takes longer than many steps.
+    """
+    lacking = _rows_at_once(saved) - len(ids)
+    others = np.setdiff1d(np.arange(len(ids) + lacking), ids)[:lacking] if lacking else ids[:0]
+    wait = saved.table.copy_rows(np.concatenate([ids, others]))
+    in_a_row = int(ids[-1]) - int(ids[0]) + 1 == len(ids)
+
+    def record() -> Record:
+        values = wait()[: len(ids)]
+        if in_a_row:
+            return Record("rows", {"table": name, "first": int(ids[0])}, {"values": values})
+        return Record("rows", {"table": name}, {"ids": ids, "values": values})
+
+    return record
+
+
+def _itself(record: Record) -> Record:
+    return record
 
 
 def _is_short(last: Commit) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from penstock.checkpoint.folder import Commit, DataFile, Folder, new_digest
 from penstock.checkpoint.records import MAGIC, Record
@@ -16,6 +17,13 @@ from penstock.io import durable
 
 # Copies of rows that wait for the disk: the most memory that saving takes beside the marks.
 WAITING_BYTES = 32 << 20
+
+
+class Late(NamedTuple):
+    """A record that is made when its turn has come."""
+
+    num_bytes: int
+    record: Callable[[], Record]
 
 
 class CommitWriter:
@@ -30,7 +38,8 @@ class CommitWriter:
     def __init__(self, folder: Folder, draft: Commit, keep: int) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
         self._parent = draft.files[-1].digest if draft.files else None
-        self._records: deque[Record | None] = deque([Record("begin", {"parent": self._parent})])
+        begin = Record("begin", {"parent": self._parent})
+        self._records: deque[Late | None] = deque([Late(0, lambda: begin)])
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -49,18 +58,19 @@ class CommitWriter:
         """Whether ``put`` would not wait."""
         return self._waiting_bytes < WAITING_BYTES or self._error is not None
 
-    def put(self, record: Record) -> None:
+    def put(self, num_bytes: int, record: Callable[[], Record]) -> None:
+        """record : called by the writing thread, where it may wait for what a device is about to give"""
         with self._changed:
             self._changed.wait_for(lambda: self.has_room)
             self._raise()
-            self._records.append(record)
-            self._waiting_bytes += record.nbytes
+            self._records.append(Late(num_bytes, record))
+            self._waiting_bytes += num_bytes
             self._changed.notify_all()
 
     def close(self) -> None:
         """No more records. The commit is made in the background: ``result`` waits for it."""
         with self._changed:
-            self._records += [Record("end"), None]
+            self._records += [Late(0, lambda: Record("end")), None]
             self._changed.notify_all()
 
     def result(self) -> Commit:
@@ -108,15 +118,15 @@ class CommitWriter:
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
-        while (record := self._next()) is not None:
-            yield from record.pieces()
+        while (late := self._next()) is not None:
+            yield from late.record().pieces()
 
-    def _next(self) -> Record | None:
+    def _next(self) -> Late | None:
         with self._changed:
             self._changed.wait_for(lambda: self._records or self._cancelled)
             if self._cancelled:
                 raise InterruptedError("the commit was given up")
-            record = self._records.popleft()
-            self._waiting_bytes -= record.nbytes if record else 0
+            late = self._records.popleft()
+            self._waiting_bytes -= late.num_bytes if late else 0
             self._changed.notify_all()
-        return record
+        return late

@@ -1,4 +1,4 @@
-"""``penstock inspect``: what a configuration, a stream, a log or a table holds."""
+"""``penstock inspect``: what a configuration, a stream, a log, a table or a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, count
 from penstock.config.embedding import EmbeddingConfig
@@ -31,11 +32,13 @@ def add(commands: Any) -> None:
         commands,
         "inspect",
         run,
-        "say what a configuration, a gradient stream or a table file holds",
+        "say what a configuration, a gradient stream, a table file or a checkpoint holds",
         "penstock inspect monday.arrows",
     )
     command.add_argument(
-        "path", metavar="PATH", help="a configuration, an Arrow or Parquet file, a directory, a URI, or - for stdin"
+        "path",
+        metavar="PATH",
+        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, a URI, or - for stdin",
     )
     add_column_option(command)
     add_end_option(command)
@@ -43,6 +46,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     out, columns = Output(args.json), columns_of(args)
+    if Path(args.path).is_dir() and Folder(args.path).numbers():
+        return inspect_checkpoint(args.path, out)
     if is_other_file(args.path):
         try:
             return inspect_config(args.path, out)
@@ -63,6 +68,31 @@ def is_other_file(path: str) -> bool:
         return Path(path).is_file() and os.path.getsize(path) > 0 and not looks_like_arrow(path)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", source=path) from error
+
+
+def inspect_checkpoint(path: str, out: Output) -> int:
+    """Its last commit, every digest checked."""
+    folder = Folder(path)
+    commit = folder.must_load()
+    folder.check(commit)
+    contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
+    sources = [{"source": name, "frames": frames} for name, frames, _ in contents["positions"]["sources"]]
+    pending = contents["gate"]["num_accumulated"]
+    out.say(f"{path}: checkpoint, commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits")
+    out.say(
+        f"  step {count(contents['global_step'])}, {count(pending)} of {contents['num_required']} frames in the gate"
+    )
+    out.say(f"  a base and {len(commit.files) - 1} deltas, {count(num_bytes)} bytes")
+    for table in contents["tables"]:
+        slots = ", ".join(table["slots"]) or "no slots"
+        size = f"{count(table['vocabulary_size'])} × {table['dim']}"
+        out.say(f"  table {table['name']}: {size}, {table['optimizer']}, {slots}")
+    for source in sources:
+        out.say(f"  source {source['source']}: {count(source['frames'])} frames")
+    told = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "tables", "counters")}
+    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, **told}
+    out.result({"path": path, "kind": "checkpoint", **found})
+    return 0
 
 
 def inspect_config(path: str, out: Output) -> int:

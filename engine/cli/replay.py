@@ -151,14 +151,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_hash:
         report = replace(report, state_hash=engine.state_hash())
     files: list[Path] = []
-    if args.checkpoint is not None:
-        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
     say_report(out, report)
     if quarantine is not None:
         out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
+    if args.checkpoint is not None:
+        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
     for file in files:
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}

@@ -1,0 +1,129 @@
+"""``penstock diff``: where two checkpoints, or what ``--out`` wrote, differ: the first place and the largest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.tables import WEIGHTS, SavedTables
+from penstock.cli.options import add_command
+from penstock.cli.output import Output, count
+from penstock.errors import InputError
+from penstock.io.tables import read_shape, read_table
+
+Float32 = npt.NDArray[np.float32]
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "diff",
+        run,
+        "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
+        "penstock diff run1 run2",
+    )
+    for name in ("a", "b"):
+        command.add_argument(name, metavar=name.upper(), help="a checkpoint, or a folder that --out wrote")
+
+
+def run(args: argparse.Namespace) -> int:
+    out = Output(args.json)
+    a, b = open_tables(args.a), open_tables(args.b)
+    found: dict[str, Any] = {}
+    if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
+        out.say(f"global step: {a.global_step} and {b.global_step}")
+        found["global_step"] = [a.global_step, b.global_step]
+    for name in sorted(a.names | b.names):
+        if name not in a.names & b.names:
+            lacks = args.b if name in a.names else args.a
+            out.say(f"table {name}: not in {lacks}")
+            found[name] = {"missing_in": lacks}
+            continue
+        different = _compare(a.parts(name), b.parts(name))
+        if different:
+            found[name] = different
+            _say(out, name, different)
+    if not found:
+        out.say(f"equal: {count(len(a.names))} tables, every bit")
+    out.result({"equal": not found, "differences": found})
+    return int(bool(found))
+
+
+class _Tables:
+    """What both kinds of folders offer. global_step : None where it is not known"""
+
+    def __init__(self, names: set[str], parts: Any, global_step: int | None) -> None:
+        self.names, self.parts, self.global_step = names, parts, global_step
+
+
+def open_tables(path: str) -> _Tables:
+    """A checkpoint's last commit, or a folder of Parquet tables."""
+    folder = Path(path)
+    if not Folder(folder).numbers() and (files := sorted(folder.glob("*.parquet"))):
+        return _Tables({unquote(file.stem) for file in files}, lambda name: _parts_of_parquet(folder, name), None)
+    saved = SavedTables(folder)
+    return _Tables(set(saved.tables), saved.parts, saved.commit.contents["global_step"])
+
+
+def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
+    num_rows, dim, columns = read_shape(folder, name)
+    parts = {column: np.zeros((num_rows, dim), np.float32) for column in columns}
+    for ids, values in read_table(folder, name, num_rows, dim, columns):
+        for column, rows in values.items():
+            parts[column][ids] = rows
+    if "row" not in parts:
+        raise InputError("no column 'row'", source=str(folder / name))
+    return {WEIGHTS: parts.pop("row"), **parts}
+
+
+def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32]) -> dict[str, Any]:
+    """Part → what differs; empty where every bit is the same."""
+    found: dict[str, Any] = {}
+    for key in [*a, *(key for key in b if key not in a)]:
+        if key not in a or key not in b:
+            found[key] = {"missing_in": "B" if key in a else "A"}
+        elif a[key].shape != b[key].shape:
+            found[key] = {"shapes": [list(a[key].shape), list(b[key].shape)]}
+        else:
+            # Bits, not values: -0.0 and 0.0 differ, a NaN equals itself.
+            different = a[key].view(np.int32) != b[key].view(np.int32)
+            if different.any():
+                found[key] = _places(a[key], b[key], different)
+    return found
+
+
+def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    rows = np.flatnonzero(different.any(axis=1))
+    with np.errstate(invalid="ignore"):
+        size = np.abs(a[rows].astype(np.float64) - b[rows])
+    size[np.isnan(size) & different[rows]] = np.inf
+    row, column = np.unravel_index(int(np.argmax(size)), size.shape)
+    first = int(rows[0]), int(np.argmax(different[rows[0]]))
+    return {
+        "rows": len(rows),
+        "first": _place(a, b, *first),
+        "largest": _place(a, b, int(rows[row]), int(column)),
+    }
+
+
+def _place(a: Float32, b: Float32, row: int, column: int) -> dict[str, Any]:
+    # As text: JSON knows no NaN, and this is how a float32 is read back exactly.
+    return {"id": row, "column": column, "a": str(a[row, column]), "b": str(b[row, column])}
+
+
+def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
+    for key, what in different.items():
+        if "rows" not in what:
+            out.say(f"table {name}, {key}: {what}")
+            continue
+        out.say(f"table {name}, {key}: {count(what['rows'])} rows differ")
+        for which in ("first", "largest"):
+            place = what[which]
+            out.say(f"  {which:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")

@@ -1,0 +1,79 @@
+"""``penstock export``: the tables of a checkpoint as Parquet or safetensors."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.tables import SavedTables
+from penstock.cli.options import add_command
+from penstock.cli.output import Output, writing
+from penstock.errors import UsageError
+from penstock.io import durable
+from penstock.io.tables import TablesWriter
+
+Float32 = npt.NDArray[np.float32]
+_ROWS_AT_ONCE = 1 << 14
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "export",
+        run,
+        "write the tables of a checkpoint as Parquet or safetensors",
+        "penstock export run1 tables --format parquet",
+    )
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")
+    command.add_argument("out", metavar="OUT", type=Path, help="parquet: a folder, as of --out; safetensors: a file")
+    command.add_argument("--format", choices=("parquet", "safetensors"), default="parquet", help="default: parquet")
+
+
+def run(args: argparse.Namespace) -> int:
+    out = Output(args.json)
+    save = _safetensors() if args.format == "safetensors" else None
+    saved = SavedTables(args.checkpoint)
+    with writing(args.out):
+        files = _write_parquet(saved, args.out) if save is None else [_write_whole(saved, args.out, save)]
+    step = saved.commit.contents["global_step"]
+    for file in files:
+        out.say(f"wrote     {file}")
+    out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
+    out.result({"global_step": step, "commit": saved.commit.number, "out": [str(file) for file in files]})
+    return 0
+
+
+def _write_parquet(saved: SavedTables, directory: Path) -> list[Path]:
+    with TablesWriter(directory) as writer:
+        for name, about in saved.tables.items():
+            writer.write(name, about["dim"], about["slots"], _blocks(saved.parts(name)))
+    return writer.written
+
+
+def _blocks(parts: dict[str, Float32]) -> Iterator[tuple[Float32, ...]]:
+    for start in range(0, len(next(iter(parts.values()))), _ROWS_AT_ONCE):
+        yield tuple(rows[start : start + _ROWS_AT_ONCE] for rows in parts.values())
+
+
+def _write_whole(saved: SavedTables, path: Path, save: Any) -> Path:
+    """One file of tensors named ``table/parameters`` and ``table/slot``; all tables in memory."""
+    tensors = {f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()}
+    durable.make_folders(path.absolute().parent)
+    with durable.appearing(path) as file:
+        file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))
+    return path
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors.numpy import save
+    except ImportError:
+        raise UsageError(
+            "--format safetensors needs the package safetensors: pip install 'penstock[safetensors]'"
+        ) from None
+    return save

@@ -1,0 +1,147 @@
+"""Faults of one replay with a checkpoint: what is done to it, and what must hold after.
+
+After any fault the same command with --resume ends with the state hash of a run that nothing happened to.
+"""
+
+import errno
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from checkpoints import config_of, log_of
+
+from penstock.io.log import LogWriter
+
+HERE = Path(__file__).resolve().parent
+STEPS = 16
+
+# kind → the operations that stand in for the system's
+FAULTS = {
+    "kill": lambda n: ["killing", n],
+    "kill-half": lambda n: ["killing", n, True],
+    "eio": lambda n: ["failing", n, errno.EIO],
+    "enospc": lambda n: ["failing", n, errno.ENOSPC, True],
+    "short": lambda n: ["short_write", n],
+}
+
+
+class PromiseError(AssertionError):
+    """A promise did not hold; the text ends with the command that shows it again."""
+
+
+class Harness:
+    """One log, its unbroken run, and a server of forked children. A context manager.
+
+    folder : for everything that is written
+    """
+
+    def __init__(self, folder, seed=0):
+        self.folder, self.seed = Path(folder), seed
+        self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
+        config_of().save(self.config)
+        self.batches = log_of(range(STEPS))
+        write_log(self.log, self.batches)
+        cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
+        names = {"DIR": "JAX_COMPILATION_CACHE_DIR"}
+        settings = {names.get(key, f"JAX_PERSISTENT_CACHE_{key}"): value for key, value in cache.items()}
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **settings, "JAX_PLATFORMS": "cpu"},
+        )
+
+    def __enter__(self):
+        self.unbroken = self._whole_run()
+        self.run(self.argv("warm"))  # compiles what a run with commits needs, into jax's cache
+        answer = self.run(self.argv("probe"))
+        self.seconds, self.num_calls = answer["seconds"], len(answer["calls"])
+        return self
+
+    def __exit__(self, *_):
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+
+    def run(self, argv, **case):
+        self._server.stdin.write(json.dumps({"argv": [str(a) for a in argv], **case}) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def argv(self, name, *flags, log=None):
+        line = ["replay", self.config, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
+        return [*line, "--flush", "--checkpoint", self.folder / name, "--every", "1", "--resume"]
+
+    def _whole_run(self):
+        line = ["replay", self.config, self.log, "--num-required", "3", "--threads", "1", "--json", "--flush"]
+        answer = self.run(line)
+        assert answer["code"] == 0, answer["err"]
+        return json.loads(answer["out"])["state_hash"]
+
+    # ---- what must hold
+
+    def check(self, name, **case):
+        """One case by its name: ``moment:N``, ``kill:N``, ``eio:N``, …. Returns whether the fault came to pass."""
+        kind, _, number = name.partition(":")
+        folder = self.folder / name.replace(":", "-")
+        shutil.rmtree(folder, ignore_errors=True)
+        argv = self.argv(folder.name)
+        if kind == "moment":
+            # By file operations, so that a slow machine is not always killed before its first commit.
+            rng = random.Random(f"{self.seed} {number}")
+            calls, seconds = rng.randint(0, self.num_calls), rng.uniform(0, 0.2) * rng.choice([0, 0.05, 1])
+            answer = self.run(argv, kill_after_calls=calls, kill_after_s=seconds)
+            allowed = {0, -9}
+        elif kind == "limit":
+            answer, allowed = self.run(argv, limit_bytes=int(number)), {0, 6}
+        else:
+            answer = self.run(argv, fault=FAULTS[kind](int(number)))
+            allowed = {0, -9} if kind.startswith("kill") else {0, 5, 6}
+        self._expect(name, answer["code"] in allowed, f"exit code {answer['code']}", answer)
+        if answer["code"] > 0:
+            one_line = re.fullmatch(r"penstock: .+\n", answer["err"])
+            self._expect(name, one_line, "not one line of error", answer)
+        resumed = self.run(argv)
+        self._expect(name, resumed["code"] == 0, f"--resume ends with {resumed['code']}", resumed)
+        found = json.loads(resumed["out"])["state_hash"]
+        self._expect(name, found == self.unbroken, f"state {found}, unbroken {self.unbroken}", resumed)
+        shutil.rmtree(folder, ignore_errors=True)
+        return answer["code"] != 0
+
+    def _expect(self, name, held, problem, answer):
+        if not held:
+            again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}"
+            raise PromiseError(f"{name}: {problem}\n{answer['err']}\nagain: {again}")
+
+
+def write_log(path, batches, order=None):
+    """Our own log of these batches; order : of the messages as they are delivered, by number."""
+    with LogWriter(path, batches[0].schema) as log:
+        for batch in batches:
+            log.write(batch)
+    if order is not None:
+        deliver(path, order)
+
+
+def deliver(path, order):
+    """Put the batches of a log that lies there into another order: repeated, missing, swapped."""
+    with pa.OSFile(str(path), "rb") as file:
+        reader = pa.ipc.open_stream(file)
+        ends = [file.tell()]
+        while True:
+            try:
+                reader.read_next_batch()
+            except StopIteration:
+                break
+            ends.append(file.tell())
+    data = path.read_bytes()
+    pieces = [data[start:stop] for start, stop in itertools.pairwise(ends)]
+    path.write_bytes(data[: ends[0]] + b"".join(pieces[n] for n in [*order, len(pieces) - 1]) + data[ends[-1] :])

@@ -1,0 +1,93 @@
+"""``export``, ``diff`` and ``inspect``: what a checkpoint holds, out of it and compared."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from checkpoints import LOG, ROWS, engine_of
+
+import penstock as ps
+from penstock.cli import main
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint with a delta, and the engine that it is of."""
+    engine = engine_of()
+    engine.run(iter(LOG[:10]), checkpoint=tmp_path / "c", every=1)
+    return tmp_path / "c", engine
+
+
+def run(capsys, *words):
+    code = main([*map(str, words), "--json"])
+    said = capsys.readouterr()
+    return code, json.loads(said.out), said.err
+
+
+def test_what_is_exported_is_what_out_writes(saved, tmp_path, capsys):
+    folder, engine = saved
+    code, found, _ = run(capsys, "export", folder, tmp_path / "exported")
+    assert (code, found["global_step"]) == (0, 3)
+    for path in engine.write_tables(tmp_path / "written"):
+        table = pyarrow.parquet.read_table(tmp_path / "exported" / path.name)
+        assert table.equals(pyarrow.parquet.read_table(path), check_metadata=True)
+
+
+def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    folder, engine = saved
+    assert run(capsys, "export", folder, tmp_path / "t.safetensors", "--format", "safetensors")[0] == 0
+    tensors = safetensors.load_file(tmp_path / "t.safetensors")
+    assert set(tensors) == {"user/parameters", "user/accumulators", "item/parameters"}
+    assert tensors["user/accumulators"].tobytes() == engine.retrieve_parameters("user")["accumulators"].tobytes()
+
+
+def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsys):
+    folder, engine = saved
+    engine.save(tmp_path / "again")
+    engine.write_tables(tmp_path / "out")
+    for other in ("again", "out"):
+        assert run(capsys, "diff", folder, tmp_path / other)[:2] == (0, {"equal": True, "differences": {}})
+
+
+def test_the_first_and_the_largest_difference_are_told_with_their_place(saved, tmp_path, capsys):
+    folder, engine = saved
+    rows = engine.retrieve_parameters("item")["parameters"]
+    rows[7, 1], rows[900, 0], rows[1200, 1] = -0.0, 50.0, np.nan
+    engine.load_parameters("item", rows)
+    engine.save(tmp_path / "other")
+    code, found, err = run(capsys, "diff", folder, tmp_path / "other")
+    different = found["differences"]["item"]["parameters"]
+    assert (code, different["rows"]) == (1, 3)
+    assert (different["first"]["id"], different["first"]["b"]) == (7, "-0.0")
+    assert (different["largest"]["id"], different["largest"]["b"]) == (1200, "nan")
+    assert "table item, parameters: 3 rows differ\n  first    id 7, column 1: " in err
+    assert list(found["differences"]) == ["item"]
+
+
+def test_tables_slots_and_steps_that_only_one_has(saved, tmp_path, capsys):
+    folder, _ = saved
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, 4, name="user")], ps.SGD(0.1))
+    ps.Engine(config).save(tmp_path / "other")
+    code, found, _ = run(capsys, "diff", folder, tmp_path / "other")
+    assert code == 1
+    assert found["differences"]["global_step"] == [3, 0]
+    assert found["differences"]["item"] == {"missing_in": str(tmp_path / "other")}
+    assert found["differences"]["user"]["accumulators"] == {"missing_in": "B"}
+
+
+def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
+    folder, _ = saved
+    code, found, err = run(capsys, "inspect", folder)
+    assert (code, found["kind"], found["global_step"], found["pending"]) == (0, "checkpoint", 3, 1)
+    assert found["sources"] == [{"source": "<batches>", "frames": 10}]
+    assert f"table user: {ROWS:,} × 4, Adagrad, accumulators" in err
+    (folder / "00000001.base").write_bytes(b"")
+    assert run(capsys, "inspect", folder)[0] == 5
+
+
+@pytest.mark.parametrize("words", [["export", "{}", "out"], ["diff", "{}", "{}"]])
+def test_what_is_no_checkpoint_is_exit_5(words, tmp_path, capsys):
+    code, found, _ = run(capsys, *(word.format(tmp_path / "nothing") for word in words))
+    assert (code, "no such checkpoint" in found["error"]) == (5, True)

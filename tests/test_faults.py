@@ -1,0 +1,68 @@
+"""Kill it anywhere: a sample of what ``make faults`` runs in full. Seeded; a failure tells how to see it again."""
+
+import errno
+
+import pytest
+from faults.harness import Harness, deliver, write_log
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    with Harness(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_killed_at_a_random_moment(harness, number):
+    harness.check(f"moment:{number}")
+
+
+@pytest.mark.parametrize("kind", ["kill", "kill-half", "eio", "enospc", "short"])
+@pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
+def test_a_file_operation_is_the_last_one_or_fails(harness, kind, number):
+    assert harness.check(f"{kind}:{number}")
+
+
+@pytest.mark.parametrize("limit", [2000, 40_000])
+def test_files_may_not_grow_beyond_a_limit(harness, limit):
+    assert harness.check(f"limit:{limit}")
+
+
+def test_a_commit_stays_readable_while_the_disk_stays_full(harness):
+    argv = harness.argv("full")
+    assert harness.run([*argv, "--limit", "21"])["code"] == 0
+    for _ in range(2):
+        answer = harness.run(argv, fault=["failing", 1, errno.ENOSPC, True])
+        assert (answer["code"], answer["err"].count("\n")) == (6, 1)
+        assert "no space left on device; free some space" in answer["err"]
+    assert harness.unbroken in harness.run(argv)["out"]
+
+
+# ---- our own log, delivered twice, in another order, with a gap
+
+
+def test_what_is_delivered_again_is_recognised_and_left_out(harness):
+    argv = harness.argv("twice")
+    for _ in range(2):
+        answer = harness.run(argv)
+        assert (answer["code"], harness.unbroken in answer["out"]) == (0, True), answer["err"]
+
+
+@pytest.mark.parametrize("change", ["repeated", "swapped", "missing", "begins late"])
+def test_a_log_whose_numbers_do_not_follow_is_named_and_the_frames_before_are_kept(harness, change, tmp_path):
+    numbers = list(range(len(harness.batches)))
+    order = {
+        "repeated": [*numbers[:21], *numbers[20:]],
+        "swapped": [*numbers[:20], 21, 20, *numbers[22:]],
+        "missing": [*numbers[:20], *numbers[21:]],
+        "begins late": numbers[20:],
+    }[change]
+    path = tmp_path / "log.arrows"
+    write_log(path, harness.batches)
+    deliver(path, order)
+    argv = harness.argv(change.replace(" ", "-"), log=path)
+    answer = harness.run(argv)
+    assert answer["code"] == 3
+    assert "batches are lost, repeated or out of order" in answer["err"] or "no schema" in answer["err"]
+    resumed = harness.run(harness.argv(change.replace(" ", "-")))
+    assert (resumed["code"], harness.unbroken in resumed["out"]) == (0, True), resumed["err"]
