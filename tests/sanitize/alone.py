@@ -2,8 +2,16 @@
 
 import importlib.abc
 import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Watched code is several times as slow.
+settings.register_profile("sanitize", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("sanitize")
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 class Refuse(importlib.abc.MetaPathFinder):
@@ -13,3 +21,15 @@ class Refuse(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Refuse())
+
+
+@pytest.fixture
+def shared():
+    """As in tests/conftest.py, which imports jax."""
+
+    def find(name):
+        if not (SHARED / name).exists():
+            pytest.skip(f"{name}: the recorded results lie beside a development checkout only")
+        return SHARED / name
+
+    return find
