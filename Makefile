@@ -37,6 +37,12 @@ checked: .venv/installed
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
+# The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, under the tests that need neither jax nor
+# pyarrow and under Arrow-shaped buffers. Exit code 66: a report. `make sanitize ARGS="--break overrun"` (or overflow)
+# does something wrong on purpose and must report it.
+sanitize: .venv/installed
+	bash tests/sanitize/asan.sh $(BIN)/python $(ARGS)
+
 # Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
 # `make fuzz ARGS="--cases 500 --seed 7"`; a case that fails is kept in build/fuzz, with the command that repeats it.
 fuzz: .venv/installed

@@ -67,7 +67,7 @@ class QuarantineWriter:
             self._take_up(committed)
         self._last = dict(committed or {})  # what is on disk
         durable.make_folders(path.parent)
-        self._file = durable.File(self._working, None if committed is None else self._sink.num_bytes)
+        self._file = durable.File(self._working, kept_bytes=None if committed is None else self._sink.num_bytes)
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """The bad rows of one frame, as one batch: read again, they are one frame."""

@@ -19,8 +19,12 @@ from dataclasses import dataclass
 import jax  # noqa: F401 (imported once, for all children)
 import pyarrow.parquet  # noqa: F401
 
+import penstock.checkpoint.saves
 import penstock.engine  # noqa: F401
 from penstock.cli import main
+from penstock.cli.main import parser
+
+parser()  # imports every command
 
 # What a run away child may take before the machine suffers; far above the 256 MiB that are looked for.
 ADDRESS_SPACE_BYTES = 24 << 30

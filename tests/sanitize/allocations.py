@@ -1,0 +1,114 @@
+"""Every allocation of an operation fails once, the n-th for n = 1 … all: what is left is as before, or all is done.
+
+Run by tests/test_allocation.py with failing_malloc.c preloaded. Works through what is public only. Arrays of so many
+bytes that they are the kernels' and NumPy's own; Python's objects come from pools that this does not touch.
+"""
+
+import ctypes
+import sys
+
+import numpy as np
+
+import penstock as ps
+
+# Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
+LEAST_BYTES = 2048
+ROWS, DIM, VOCABULARY = 3000, 8, 100_000
+
+process = ctypes.CDLL(None)
+process.failing_arm.argtypes = [ctypes.c_long, ctypes.c_size_t]
+process.failing_disarm.restype = ctypes.c_long
+
+
+def main() -> int:
+    failed = sum(every_allocation(name, *scenario()) for name, scenario in SCENARIOS.items())
+    assert "jax" not in sys.modules
+    print(f"{failed} allocations failed: MemoryError each, nothing half applied, the next call works")
+    return 0
+
+
+def every_allocation(name, make, work, look) -> int:
+    """make() → a state; work(state) is what fails; look(state) → all that can be seen of it, as plain data."""
+    before = look(make())
+    whole = make()
+    work(whole)
+    after = look(whole)
+    for number in range(1, 1000):
+        state = make()
+        process.failing_arm(number, LEAST_BYTES)
+        try:
+            work(state)
+            failed = False
+        except MemoryError:
+            failed = True
+        counted = process.failing_disarm()
+        if not failed:
+            assert counted < number or same(look(state), after), f"{name}: {number} was swallowed"
+            assert same(look(state), after)
+            if counted < number:
+                return number - 1
+            continue
+        assert same(look(state), before), f"{name}: half applied where allocation {number} fails"
+        work(state)
+        assert same(look(state), after), f"{name}: goes on wrongly after allocation {number} failed"
+    raise AssertionError(f"{name}: no end")
+
+
+def same(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def gradient(seed):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, VOCABULARY, ROWS), rng.standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+def sparse(num_before):
+    """A gradient into an accumulator that holds some."""
+
+    def make():
+        acc = ps.SparseConditionalAccumulator("float32", (VOCABULARY, DIM), "MEAN")
+        for seed in range(num_before):
+            acc.apply_gradient(*gradient(seed), local_step=0)
+        return acc
+
+    ids, values = gradient(99)
+    return make, lambda acc: acc.apply_gradient(ids, values, local_step=0), lambda acc: acc.get_state()
+
+
+def dense():
+    def make():
+        acc = ps.ConditionalAccumulator("float32", (ROWS, DIM), "MEAN")
+        acc.apply_gradient(gradient(0)[1], local_step=0)
+        return acc
+
+    values = gradient(99)[1]
+    return make, lambda acc: acc.apply_gradient(values, local_step=0), lambda acc: acc.get_state()
+
+
+def taking():
+    """A take that cannot be served leaves what was to be taken."""
+    make = sparse(2)[0]
+
+    def work(acc):
+        work.taken = acc.take_gradient(2)
+
+    return make, work, lambda acc: acc.get_state()
+
+
+SCENARIOS = {
+    "the first gradient": lambda: sparse(0),
+    "a gradient more": lambda: sparse(1),
+    "a gradient that makes it grow": lambda: sparse(3),
+    "a dense gradient": dense,
+    "a take": taking,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

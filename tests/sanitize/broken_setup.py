@@ -1,0 +1,15 @@
+"""Builds broken.pyx with the flags of the environment; run from the root."""
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+setup(
+    name="broken",
+    packages=[],
+    py_modules=[],
+    ext_modules=cythonize(
+        [Extension("broken", ["tests/sanitize/broken.pyx"])],
+        build_dir="build/asan/broken_c",
+        compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False},
+    ),
+)

@@ -1,0 +1,109 @@
+"""Feeds the kernels what Arrow hands over: read-only, 8 bytes off alignment, slices, no rows, one row, and growth
+to just below, at and above every limit. For the sanitizers to watch (asan.sh); results are compared with NumPy too.
+
+Only what is public is used, so that the kernels may change behind it. Neither jax nor pyarrow is loaded.
+"""
+
+import sys
+
+import numpy as np
+
+import penstock as ps
+from penstock.pyx import accumulator, reference
+from penstock.pyx.id_table import IdTable
+from penstock.pyx.partition import locate, pad, place
+
+DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 128)
+SIZES = sorted({0, 1, 2, 3, *(near for power in range(2, 15) for near in (2**power - 1, 2**power, 2**power + 1))})
+LOADS = sorted({n + d for power in range(4, 13) for n in (2**power // 2, 2**power * 3 // 4) for d in (-1, 0, 1)})
+
+
+def main() -> int:
+    assert "asan" in accumulator.__file__, f"not the sanitized build: {accumulator.__file__}"
+    num = sum(map(sum, (sums(), tables(), partitions())))
+    assert not {"jax", "pyarrow"} & set(sys.modules)
+    print(f"sanitize: {num} shapes, nothing reported, results are right")
+    return 0
+
+
+def arrow_like(array):
+    """The same values as Arrow lays them out: at an address of 8 modulo 64, at the very end of a block, read-only;
+    and as a slice of a larger block."""
+    array = np.ascontiguousarray(array)
+    raw = np.empty(array.nbytes + 72, np.uint8)
+    start = (8 - raw.ctypes.data) % 64
+    exact = np.empty(start + array.nbytes, np.uint8)  # nothing behind it but the guarded zone
+    start = (8 - exact.ctypes.data) % 64
+    blocks = [raw[(8 - raw.ctypes.data) % 64 :][: array.nbytes]]
+    if start + array.nbytes <= len(exact):
+        blocks.append(exact[len(exact) - array.nbytes :] if array.itemsize == 1 else exact[start:][: array.nbytes])
+    for block in blocks:
+        block[:] = array.reshape(-1).view(np.uint8)
+        view = block.view(array.dtype).reshape(array.shape)
+        view.flags.writeable = False
+        yield view
+    around = np.concatenate([array[:1], array, array[:1]])
+    yield around[1 : 1 + len(array)] if len(array) else array
+
+
+def sums():
+    """Accumulators, of every dim and size."""
+    rng = np.random.default_rng(0)
+    for number, size in enumerate(SIZES + LOADS):
+        dim = DIMS[number % len(DIMS)]
+        dtype = ("float32", "float64")[number % 2]
+        ids = rng.integers(0, max(1, size), size)
+        grads = rng.standard_normal((size, dim)).astype(dtype)
+        for some_ids, some_grads in zip(arrow_like(ids), arrow_like(grads), strict=False):
+            acc = ps.SparseConditionalAccumulator(dtype, (max(1, size), dim), "SUM")
+            acc.apply_gradient(some_ids, some_grads, local_step=0)
+            acc.apply_gradient(some_ids, some_grads, local_step=0)
+            state = acc.get_state()
+            acc.set_state(state)
+            taken = acc.take_gradient(2)
+            wanted = np.zeros((max(1, size), dim))
+            np.add.at(wanted, ids, 2.0 * grads)
+            np.testing.assert_allclose(taken.values, wanted[taken.indices], rtol=2e-4, atol=1e-4)
+            yield 1
+
+
+def tables():
+    """Id tables that grow by one id at a time across their load limits, and at once."""
+    for size in LOADS:
+        ids = np.random.default_rng(size).permutation(size) * 7919 - size
+        for some in arrow_like(ids.astype(np.int64)):
+            table = IdTable()
+            assert (table.insert(some) == np.arange(size)).all()
+            assert (table.find(some) == np.arange(size)).all()
+            assert (table.find(some + 10**12) == -1).all()
+            yield 1
+    table = IdTable()
+    for one in range(4000):
+        assert table.insert(np.array([one * 2**40], np.int64))[0] == one
+    yield 1
+
+
+def partitions():
+    """Rows to shards and owners, padded to exactly as many and to more."""
+    rng = np.random.default_rng(1)
+    for size in [s for s in SIZES if s <= 2**12 + 1]:
+        vocabulary, dim = max(1, 3 * size), 1 + size % 9
+        ids = rng.permutation(vocabulary)[:size].astype(np.int64)
+        for mod in (True, False):
+            for some in arrow_like(ids):
+                for got, wanted in zip(
+                    locate(some, vocabulary, 1024, mod), reference.locate(ids, vocabulary, 1024, mod), strict=True
+                ):
+                    assert (got == wanted).all()
+                rows_per_shard = -(-vocabulary // 1024)
+                owners, rows, counts = place(some, vocabulary, 1024, mod, 342, rows_per_shard, 3)
+                for more in (0, 1, 13):
+                    capacity = int(counts.max()) + more
+                    grads = rng.standard_normal((size, dim)).astype(np.float32)
+                    for some_grads in arrow_like(grads):
+                        pad(owners, rows, some_grads, 3, capacity, 342 * rows_per_shard)
+                        yield 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
