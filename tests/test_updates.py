@@ -15,12 +15,12 @@ from penstock.bridge.programs import _rounded
 from penstock.updates import UPDATES, Ops, UpdateRule, quantize, update
 
 NUMPY = Ops(np)
-ULP = Path(__file__).resolve().parents[1] / "bench" / "ulp.py"
+ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
 
 
 @pytest.fixture(scope="module")
 def ulp():
-    """bench/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
+    """bench/questions/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
     spec = importlib.util.spec_from_file_location("ulp", ULP)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -194,7 +194,7 @@ def compiled(rules):
 
 
 def compare(ulp, rules, dim, seed):
-    """Every rule from the same random rows, for the steps of bench/ulp.py."""
+    """Every rule from the same random rows, for the steps of bench/questions/ulp.py."""
     rng = np.random.default_rng(seed)
     run, parts = compiled(rules), ulp.start(rules[0], rng, dim)
     for lr, ids, g in ulp.frames(rules[0], rng, dim):
