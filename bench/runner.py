@@ -6,6 +6,7 @@ the result says so.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -176,7 +177,7 @@ def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
         try:
             with os.fdopen(ours) as events:
                 assert child.stdin is not None
-                with child.stdin as stdin:
+                with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # how it ended is told below
                     json.dump(order, stdin)
                 for line in events:
                     done = take_in(json.loads(line), heard, plan, found) or done
