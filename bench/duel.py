@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,15 +68,13 @@ def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folde
         standing: dict[str, Side] = {OURS: ours}
         for way in wave:
             with tried(way.name, settings.say, failed):
-                side = PerTable(way, point.workload, steps)
-                check(side, point.kind, steps, way.corrects_bias)
-                standing[way.name] = side
+                standing[way.name] = checked(way, point, steps)
         settings.say("begin", side=OURS)
         turns = take_turns(standing, len(steps), settings.rounds)
         timings += [(number, name, timing) for name, timing in turns.items()]
         standing.clear()
         gc.collect()
-    return {"sides": sides_of(timings), "failed": failed}
+    return {"sides": sides_of(timings, {way.name for way in ways if way.ids_kept}), "failed": failed}
 
 
 def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) -> Side:
@@ -85,6 +83,19 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
     if point.kind == "replay":
         return Replay(point.workload, steps, threads, folder)
     return Update(point.workload, point.kind, steps, threads)
+
+
+def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:
+    """The way as a side that has done its first step rightly."""
+    side = PerTable(way, point.workload, steps)
+    if way.ids_kept is None:
+        check(side, point.kind, steps, way.corrects_bias)
+        return side
+    side.run([0])
+    lost = side.ids_lost()
+    if lost:
+        raise WrongError(f"{lost} of {point.workload.rows} ids are not in its result")
+    return side
 
 
 class WrongError(Exception):
@@ -128,17 +139,17 @@ def waves(ways: Sequence[Way], steps: Sequence[Step]) -> list[list[Way]]:
     return groups
 
 
-def sides_of(timings: Sequence[tuple[int, str, Timing]]) -> dict[str, Any]:
-    """By side; ours over all waves, every peer with what ours took in its wave."""
+def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[str] = ()) -> dict[str, Any]:
+    """By side; ours over all waves, every peer with what ours took in its wave. ids_only : get no ratio"""
     ours = {wave: timing for wave, name, timing in timings if name == OURS}
     sides = {OURS: Timing(tuple(s for timing in ours.values() for s in timing.samples)).as_json()}
     for wave, name, timing in timings:
         if name != OURS:
-            sides[name] = timing.as_json() | {
-                "wave": wave,
-                "penstock_median_ms": ours[wave].median_ms,
-                "ratio": timing.median_ms / ours[wave].median_ms,
-            }
+            sides[name] = timing.as_json() | {"wave": wave, "penstock_median_ms": ours[wave].median_ms}
+            if name in ids_only:
+                sides[name]["ids_only"] = True
+            else:
+                sides[name]["ratio"] = timing.median_ms / ours[wave].median_ms
     return sides
 
 

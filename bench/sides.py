@@ -50,6 +50,7 @@ class Way:
     step : (state, ids, grads) → anything that ``finish`` waits for; for coalesce (unique ids, sums)
     seen : (state, ids) → weights; not called for coalesce, whose result goes through ``to_numpy``
     slow : left out unless peers are "all"
+    ids_kept : of a way that takes no gradients, a result → how many rows' ids it held; stands apart, without a ratio
     corrects_bias : Adam whose averages are corrected, as torch's are and TensorFlow's on TPU are not
     """
 
@@ -63,6 +64,7 @@ class Way:
     seen: Callable[[Any, Any], Any] = lambda state, ids: state[ids]
     finish: Callable[[Any], Any] = lambda result: result
     to_numpy: Callable[[Any], npt.NDArray[Any]] = np.asarray
+    ids_kept: Callable[[Any], int] | None = None
     slow: bool = False
     corrects_bias: bool = False
 
@@ -103,6 +105,11 @@ class PerTable:
                 self._last[name] = self.way.step(self._states[name], ids, grads)
         for result in self._last.values():
             self.way.finish(result)
+
+    def ids_lost(self) -> int:
+        """Rows of the last step whose ids are not in the results."""
+        assert self.way.ids_kept is not None
+        return self.workload.rows - sum(self.way.ids_kept(result) for result in self._last.values())
 
     def seen(self, table: str, ids: Int64) -> Float32:
         to_numpy = self.way.to_numpy

@@ -145,6 +145,16 @@ def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path)
     assert len(run["sides"]["penstock"]["samples_ms"]) == 2
 
 
+def test_a_way_that_takes_ids_only_gets_no_ratio(workload):
+    keeps = sides.Way("keeps", "x", "coalesce", lambda _, ids, grads: ids, ids_kept=len)
+    loses = sides.Way("loses", "x", "coalesce", lambda _, ids, grads: ids[1:], ids_kept=len)
+    settings = duel.Settings(1, 2, [keeps, loses], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
+    assert run["sides"]["keeps"]["ids_only"]
+    assert "ratio" not in run["sides"]["keeps"]
+    assert run["failed"] == {"loses": "wrong result: 2 of 1000 ids are not in its result"}
+
+
 def test_peers_that_do_not_fit_into_memory_together_come_in_waves(workload, monkeypatch):
     ways = [sides.Way(str(n), "x", "sgd", None) for n in range(5)]
     size = ways[0].num_bytes(workload)

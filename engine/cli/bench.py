@@ -158,7 +158,8 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
         limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the memory's limit" if "limit_ms" in run else ""
         out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
         for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
-            out.say(f"    {name:28} {spread(side)}  {side['ratio']:6.2f} times ours")
+            beside = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
+            out.say(f"    {name:28} {spread(side)}  {beside}")
     for name, problem in run["failed"].items():
         out.say(f"    {title}, {threads}: {name} FAILED, not timed: {problem}")
 
