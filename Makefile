@@ -39,7 +39,7 @@ tsan: .venv/installed
 
 # Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed
-	$(BIN)/penstock bench --short --peers none $(ARGS)
+	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
 dist: .venv/installed
 	rm -rf dist

@@ -53,6 +53,18 @@ def free_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def busy_s() -> float:
+    """Seconds that the CPUs this process may use were not idle, time taken by the host included; 0 if nobody says."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ticks = 0
+    for line in _lines("/proc/stat"):
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, fields[:8])
+            ticks += user + nice + system + interrupts + soft_interrupts + stolen
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def describe() -> dict[str, Any]:
     """What numbers depend on; nothing that names the computer."""
     model = next((l.partition(":")[2].strip() for l in _lines("/proc/cpuinfo") if l.startswith("model name")), "")  # noqa: E741

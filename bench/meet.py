@@ -1,7 +1,7 @@
 """Sides in turns: warmed up, timed round by round, each round in another order.
 
-A machine's speed changes by the minute, so only sides that took turns are compared. A sample during which our
-threads waited for a CPU is marked; where enough others remain, it does not count.
+A machine's speed changes by the minute, so only sides that took turns are compared. A sample during which our CPUs
+worked for others is marked; where enough unmarked ones remain, it does not count.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from penstock.bench import machine
 from penstock.bench.sides import Side
 
-WAITED_MOST = 0.05  # of the wall time, summed over threads
+# What others may take of our CPUs before a sample is disturbed: a share of its time, beyond the ticks of the clock.
+OTHERS_MOST, OTHERS_TICKS_S = 0.05, 0.03
 ENOUGH = 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One pass over the distinct steps. ms : of one step; waited : share of it that threads stood in the run queue"""
+    """One pass over the distinct steps. ms : of one step; disturbed : others used our CPUs meanwhile"""
 
     ms: float
-    waited: float
+    disturbed: bool
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Timing:
     @property
     def clean(self) -> tuple[Sample, ...]:
         """The undisturbed samples, or all where fewer than ENOUGH are."""
-        clean = tuple(s for s in self.samples if s.waited <= WAITED_MOST)
+        clean = tuple(s for s in self.samples if not s.disturbed)
         return clean if len(clean) >= ENOUGH else self.samples
 
     @property
@@ -50,7 +51,7 @@ class Timing:
             "median_ms": self.median_ms,
             "min_ms": min(times),
             "max_ms": max(times),
-            "clean": sum(s.waited <= WAITED_MOST for s in self.samples),
+            "clean": sum(not s.disturbed for s in self.samples),
             "samples_ms": [round(s.ms, 4) for s in self.samples],
         }
 
@@ -77,18 +78,12 @@ def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[s
 
 def timed(side: Side, steps: Sequence[int]) -> Sample:
     side.prepare(steps)
-    waited, started = run_queue_s(), time.perf_counter()
+    others, started = others_s(), time.perf_counter()
     side.run(steps)
     seconds = time.perf_counter() - started
-    return Sample(1e3 * seconds / len(steps), max(0.0, run_queue_s() - waited) / seconds)
+    return Sample(1e3 * seconds / len(steps), others_s() - others > OTHERS_MOST * seconds + OTHERS_TICKS_S)
 
 
-def run_queue_s() -> float:
-    """Seconds that the threads of this process have waited for a CPU; 0 where the system does not say."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        try:
-            total += int(path.read_text().split()[1])
-        except (OSError, IndexError, ValueError):  # a thread that has just ended
-            continue
-    return total / 1e9
+def others_s() -> float:
+    """Seconds that the CPUs of this process have worked for others, or were taken away by the host of the machine."""
+    return machine.busy_s() - time.process_time()

@@ -62,11 +62,14 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
 def told(result: dict[str, Any], threads: int) -> str:
     """The machine and the versions, without which the numbers mean nothing."""
     where, versions = result["machine"], result["versions"]
+    ours = [run["sides"][OURS] for run in result["runs"] if run["threads"] == threads and OURS in run["sides"]]
+    disturbed = sum(2 * side["clean"] < len(side["samples_ms"]) for side in ours)
+    noise = f" Other work on the machine disturbed {disturbed} of {len(ours)} cases." if disturbed else ""
     sides = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "python")
     return (
         f"{threads} threads of {where['cpu']}, {where['memory_gb']:g} GB, {where['system']}, {where['date']}; "
         f"{result['sizes']['rows']:,} rows a step, "
-        f"medians of {result['rounds']} rounds. Python {versions['python']}, {sides}."
+        f"medians of {result['rounds']} rounds. Python {versions['python']}, {sides}.{noise}"
     )
 
 

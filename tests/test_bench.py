@@ -177,8 +177,8 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
 
 
 def test_disturbed_samples_do_not_count_where_enough_others_remain():
-    clean = [meet.Sample(ms, 0.0) for ms in (3.0, 1.0, 2.0)]
-    loud = meet.Sample(100.0, 0.5)
+    clean = [meet.Sample(ms, False) for ms in (3.0, 1.0, 2.0)]
+    loud = meet.Sample(100.0, True)
     assert meet.Timing((*clean, loud)).as_json()["max_ms"] == 3.0
     assert meet.Timing((*clean[:2], loud)).as_json() == {
         "median_ms": 3.0,
