@@ -69,10 +69,9 @@ class Way:
     corrects_bias: bool = False
 
     def num_bytes(self, workload: Workload) -> int:
-        """Memory that it needs, roughly: tables and slots, or the results of a step twice over."""
-        if self.kind == "coalesce":
-            return 2 * workload.step_bytes
-        return (1 + SLOTS[self.kind]) * workload.table_bytes + workload.step_bytes
+        """Memory that it needs, roughly: inputs of its own, what comes of a step, and tables with their slots."""
+        tables = 0 if self.kind == "coalesce" else (1 + SLOTS[self.kind]) * workload.table_bytes
+        return tables + (workload.num_steps + 2) * workload.step_bytes
 
 
 @dataclass
