@@ -18,6 +18,7 @@ PACKAGE_DIR = {
     "penstock.bench": "bench",
     "penstock.bench.peers": "bench/peers",
     "penstock.bridge": "engine/bridge",
+    "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.config": "engine/config",
     "penstock.io": "io",
@@ -27,7 +28,7 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["id_table", "accumulator", "partition"]
+KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts"]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 

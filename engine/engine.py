@@ -20,6 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arguments import whole
+from penstock.checkpoint.contents import restore
+from penstock.checkpoint.saver import KEEP
+from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
@@ -96,6 +99,7 @@ class Engine:
         self._last_rates: tuple[float, ...] | None = None
         self._state = State(config, mesh, self.seed)
         self._counters = Counters()  # of apply and flush, which report nothing
+        self._saves = Saves(self)
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
         stores = {
@@ -121,6 +125,10 @@ class Engine:
         limit: int | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        keep: int = KEEP,
+        resume: bool = False,
         progress: Progress | None = None,
         shield: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Report:
@@ -135,7 +143,10 @@ class Engine:
         learning_rates : by tag, a mapping or a sequence; before the column and the schedules
         on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it
         flush : open the gate once more at the end
-        limit : stop after that many frames
+        limit : stop after that many frames, those left out by ``resume`` included
+        checkpoint : a folder in which to commit the state with its position: after every ``every`` steps, in the
+            background, and at the end, whatever ended the run; the last ``keep`` commits stay
+        resume : leave out the frames that this engine's state holds already (``Engine.restore``)
         progress : called after every frame with the counters, the gate and the share of input read
         shield : a context manager held while a frame is applied (the command line holds signals back)
 
@@ -163,16 +174,18 @@ class Engine:
         counters = self._start_counting()
         reader = FrameReader(source, options)
         self._rates = rates
-        for frame in _first(reader, limit):
-            with shield():
-                self._push(frame, rates, counters)
-            if progress is not None:
-                progress(counters, self.gate, reader.fraction())
-        if flush:
-            with shield():
-                self._flush(counters)
+        with self._saves.run(reader, counters, shield, checkpoint, every, keep, resume) as saving:
+            for frame in saving.frames(limit):
+                with shield():
+                    self._push(frame, rates, counters)
+                    saving.took(frame)
+                if progress is not None:
+                    progress(counters, self.gate, reader.fraction())
+            if flush:
+                with shield():
+                    self._flush(counters)
         self._wait()
-        return self._report(counters, time.perf_counter() - started, reader)
+        return self._report(counters, time.perf_counter() - started, reader, saving.skipped)
 
     def apply(
         self,
@@ -250,6 +263,7 @@ class Engine:
         self._check_whole()
         where, values = self._state.checked(name, rows, ids, slots)
         with self.gate.still(), self._whole():
+            self._saves.before_any_change()
             for part, value in values.items():
                 self._state.table(name).write(where, value, part)
 
@@ -274,11 +288,37 @@ class Engine:
         A slot that has no column keeps its value, so that weights from elsewhere can be taken up.
         """
         with self._whole():
+            self._saves.before_any_change()
             self._state.read(directory)
+
+    @_still
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
+        self._saves.save(path)
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        mesh: jax.sharding.Mesh | None = None,
+        threads: int | None = None,
+        *,
+        config: EmbeddingConfig | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+    ) -> Engine:
+        """An engine as it was at the last commit of a checkpoint folder, on any mesh.
+
+        config : None: the one that was saved; else its tables must have the same names, dims and optimizers, and
+            at least as many rows: new rows start as they would
+        num_required, reduction : None: as saved; else they must be the same
+        """
+        return restore(cls, path, config, mesh, threads, num_required, reduction)
 
     # ---- inside
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        self._saves.before_step(coalesced)
         self._state.apply(coalesced, rates)
         self._last_rates = rates
 
@@ -340,43 +380,15 @@ class Engine:
         return Counters()
 
     @_still
-    def _report(self, counters: Counters, seconds: float, reader: FrameReader) -> Report:
+    def _report(self, counters: Counters, seconds: float, reader: FrameReader, skipped: int) -> Report:
         tables = {n: TableReport(s.num_rows, s.num_distinct) for n, s in self._pipeline.stores.items()}
-        return Report(
-            rows=counters.rows,
-            frames=counters.frames,
-            stale=counters.stale,
+        return counters.report(
+            seconds,
             pending=self.gate.num_accumulated,
-            steps=counters.steps,
             global_step=self.global_step,
-            seconds=seconds,
-            rows_per_s=counters.rows / seconds if seconds > 0 else 0.0,
-            dropped=dict(counters.dropped),
             verified=reader.verified,
             tables=tables,
             learning_rates=self._last_rates if self.config.num_tags else None,
-            held_bytes=counters.held_bytes,
-            notes=_notes(counters, reader),
+            notes=counters.notes(reader.first_bad),
+            skipped=skipped,
         )
-
-
-def _first(reader: FrameReader, limit: int | None) -> Iterator[Frame]:
-    if limit == 0:
-        return
-    for number, frame in enumerate(reader, 1):
-        yield frame
-        if number == limit:
-            return
-
-
-def _notes(counters: Counters, reader: FrameReader) -> tuple[str, ...]:
-    notes = []
-    if counters.stale * 2 > counters.frames:
-        notes.append(
-            f"{counters.stale} of {counters.frames} frames were stale (their step was behind the engine's): if several "
-            "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
-        )
-    notes += [
-        f"dropped {n} rows, {reason}; first: {reader.first_bad[reason]}" for reason, n in counters.dropped.items()
-    ]
-    return tuple(notes)

@@ -101,6 +101,19 @@ class Pipeline:
         future.result()
         return True
 
+    def get_state(self) -> dict[str, Any]:
+        """What is behind the gate beside the stores, as plain data: frames admitted, what counts of the last one."""
+        last = self.last and [self.last.local_step, self.last.contributor, self.last.learning_rates]
+        return {"num_admitted": self._num_admitted, "last": last}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``get_state`` gave, or its copy through JSON."""
+        self._num_admitted = int(state["num_admitted"])
+        self.last = None
+        if state["last"] is not None:
+            step, contributor, rates = state["last"]
+            self.last = Frame({}, 0, step, contributor, None if rates is None else tuple(rates))
+
     def close(self) -> None:
         for pool in (self._tables_pool, self._parts_pool):
             if pool is not None:

@@ -30,6 +30,7 @@ class Report:
     steps : openings of this run; global_step : openings in all
     seconds, rows_per_s : of the run, reading included
     dropped : reason → rows left out
+    skipped : frames that were read again and left out, because the checkpoint held them already
     verified : whether all of the input was read, carried checksums, and all of them fit
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
@@ -53,6 +54,7 @@ class Report:
     held_bytes: int = 0
     state_hash: str | None = None
     notes: tuple[str, ...] = ()
+    skipped: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as ``--json`` prints them."""
@@ -84,6 +86,40 @@ class Counters:
     def num_dropped(self) -> int:
         """Rows left out, whatever the reason."""
         return self.dropped.total()
+
+    def plus(self, other: Counters) -> Counters:
+        """Both together."""
+        held = max(self.held_bytes, other.held_bytes)
+        rows, frames, stale, steps = (
+            getattr(self, name) + getattr(other, name) for name in ("rows", "frames", "stale", "steps")
+        )
+        return Counters(rows, frames, stale, steps, held, self.dropped + other.dropped)
+
+    def report(self, seconds: float, **rest: Any) -> Report:
+        """What was counted, and the rest of the Report."""
+        counted = {name: getattr(self, name) for name in ("rows", "frames", "stale", "steps", "held_bytes")}
+        rows_per_s = self.rows / seconds if seconds > 0 else 0.0
+        return Report(seconds=seconds, rows_per_s=rows_per_s, dropped=dict(self.dropped), **counted, **rest)
+
+    def get_state(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "dropped": dict(self.dropped)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Counters:
+        """Raises KeyError or TypeError where it is none."""
+        return cls(**{**state, "dropped": Counter(state["dropped"])})
+
+    def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
+        """What the user should know, a sentence each. first_bad : the first row dropped for each reason, in words"""
+        notes = []
+        if self.stale * 2 > self.frames:
+            notes.append(
+                f"{self.stale} of {self.frames} frames were stale (their step was behind the engine's): if several "
+                "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+            )
+        notes += [f"dropped {n} rows, {reason}; first: {first_bad[reason]}" for reason, n in self.dropped.items()]
+        return tuple(notes)
 
 
 Contributor = int | str | None

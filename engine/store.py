@@ -6,9 +6,10 @@ accumulator. Off: every frame is coalesced by itself and applied by itself, in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,3 +98,18 @@ class TableStore:
         self._counted_from = self._last_frame
         self.num_rows = 0
         self._seen = np.zeros_like(self._seen)
+
+    def get_state(self) -> dict[str, npt.NDArray[Any]]:
+        """What is held, as arrays that are copies: ``last_frame``, and ``0.ids``, ``0.sums``, … per accumulator."""
+        states = [accumulator.get_state() for accumulator in self._frames]
+        state = {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
+        return {"last_frame": np.array(self._last_frame), **state}
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take up what ``get_state`` gave; what is held now is dropped. Counts of runs are not part of it."""
+        num_held = 1 + max((int(key.partition(".")[0]) for key in state if key != "last_frame"), default=-1)
+        self._frames = [Accumulator(self.dim) for _ in range(num_held)]
+        for number, accumulator in enumerate(self._frames):
+            accumulator.set_state({key: state[f"{number}.{key}"] for key in ("ids", "sums", "counts", "frames")})
+        self._last_frame = int(state["last_frame"])
+        self.start_counting()

@@ -40,13 +40,21 @@ class FrameReader:
         self._verified: list[bool] = []  # of the sources read to their end
 
     def __iter__(self) -> Frames:
+        with closing(self.numbered()) as numbered:
+            for _, frame in numbered:
+                yield frame
+
+    def numbered(self) -> Generator[tuple[int, Frame], None, None]:
+        """The frames, each with the number of its source."""
         self._verified = []
         if self.options.merge is not None:
             yield from self._merged()
             return
         for number, source in enumerate(self.sources):
             self._reading = number
-            yield from self._frames(source)
+            with closing(self._frames(source)) as frames:
+                for frame in frames:
+                    yield number, frame
 
     @property
     def verified(self) -> bool:
@@ -61,11 +69,11 @@ class FrameReader:
         share = self.sources[self._reading].fraction()
         return None if share is None else (self._reading + share) / len(self.sources)
 
-    def _merged(self) -> Frames:
+    def _merged(self) -> Generator[tuple[int, Frame], None, None]:
         with ExitStack() as stack:
             keyed = [stack.enter_context(closing(self._sorted(n, source))) for n, source in enumerate(self.sources)]
-            for _, _, frame in heapq.merge(*keyed, key=lambda entry: entry[:2]):
-                yield frame
+            for _, number, frame in heapq.merge(*keyed, key=lambda entry: entry[:2]):
+                yield number, frame
 
     def _sorted(self, number: int, source: Source) -> Generator[tuple[int, int, Frame], None, None]:
         last: int | None = None

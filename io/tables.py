@@ -5,7 +5,6 @@ Whole tables only; what streams in is the business of the reader.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.errors import InputError
+from penstock.io import durable
 from penstock.io.columns import Float32, Int64, float_lists, integers
 from penstock.io.parquet_file import open_parquet
 from penstock.io.parts import arrow_errors
@@ -44,7 +44,7 @@ class TablesWriter:
         self.written: list[Path] = []
 
     def __enter__(self) -> TablesWriter:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        durable.make_folders(self._directory)
         return self
 
     def write(self, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]) -> None:
@@ -53,25 +53,24 @@ class TablesWriter:
         Raises OSError.
         """
         path = table_path(self._directory, table)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+        unfinished = durable.unfinished(path)
         self._unfinished.append((unfinished, path))
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         fields = [pa.field("id", pa.int64(), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with open(unfinished, "wb") as file:
+        with durable.written(unfinished) as file:
             _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
-            file.flush()
-            os.fsync(file.fileno())
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 for unfinished, path in self._unfinished:
-                    os.replace(unfinished, path)
+                    durable.rename(unfinished, path)
                     self.written.append(path)
+                durable.sync_folder(self._directory)
         finally:
             for unfinished, _path in self._unfinished:
-                unfinished.unlink(missing_ok=True)
+                durable.discard(unfinished)
 
 
 def write_table(

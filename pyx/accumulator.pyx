@@ -1,23 +1,30 @@
 """Sums the rows of an id, in arrival order, and counts in how many frames the id occurred.
 
-Two passes. ``resolve`` looks every id up, in order, on one thread; ``fold`` adds the rows and may
-be split over threads by ownership of dense indices: every thread walks all rows in order and
-touches only the sums it owns, so the sum of an id is one left fold whatever the split.
+The ids are dealt to parts, and each part walks all rows: parts may run on threads of their own, and the
+sum of an id is one left fold however many there are. A frame is added in three acts: ``begin`` makes room
+for all of it (the last thing that can fail), ``add_part`` for every part, ``end``. What was handed over by
+``drain`` is never written again while anybody holds it.
 """
 
 import numpy as np
 
-from libc.string cimport memcpy
+from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
 
-from ._types cimport id_t, index_t, real_t
-from .id_table cimport Table, prefetch, slot_of, table_clear, table_free, table_init, table_insert, table_reserve
+from ._types cimport id_t, index_t
+from .id_map cimport IdMap
+from .id_table cimport table_clear, table_free, table_init, table_reserve
+from .memory cimport Block, Pool, penstock_allocate_zeroed, penstock_release
+from .parts cimport (
+    Index, Mark, Part, Source, part_add, part_carry, part_check, part_clear, part_undo,
+)
 
-# Indices go to threads in blocks of this many, so that two threads rarely write one cache line.
-cdef index_t BLOCK = 64
+# Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
+LARGEST_MAP = 1 << 27
 
 cdef enum:
-    AHEAD = 16  # rows whose memory is asked for before it is needed: no cache holds a large table
-    ROOMY = 8   # memory is kept for the next sums where it is at most this many times what the last ones took
+    MOST_PARTS = 64
 
 
 cdef class Accumulator:
@@ -25,233 +32,333 @@ cdef class Accumulator:
 
     dim : floats per row
     dtype : what is summed and in which precision, float32 or float64
-    Not thread safe, but for ``fold`` of different parts of the same rows.
+    vocabulary_size : ids are below it, and ``num_distinct`` is counted; None: any int64 is an id
+    count : whether the frames of every id are counted, for a mean
+    One frame at a time; its parts may be added by threads side by side.
     """
 
-    cdef Table table
     cdef readonly Py_ssize_t dim
     cdef readonly object dtype
-    cdef object _ids, _counts, _frames, _sums
+    cdef readonly Py_ssize_t num_parts   # of what is held now
+    cdef bint wide, count
+    cdef IdMap map
+    cdef Index index
+    cdef size_t seen_bytes
+    cdef Part[MOST_PARTS] parts
+    cdef list _ids, _sums, _news, _marks   # the blocks that a part's pointers look into, by part
+    cdef Pool _pool
+    cdef index_t first_frame
+    cdef Source* sources                   # of the frame between begin and end
+    cdef Py_ssize_t num_sources
+    cdef object _arrays                    # that its sources look into
 
-    def __cinit__(self, Py_ssize_t dim, dtype="float32"):
+    def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True):
+        cdef Py_ssize_t p
+        self.num_parts = 0
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         self.dim = dim
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be float32 or float64, got {self.dtype}")
-        table_init(&self.table, 0)
-        self._start()
+        self.wide = self.dtype == np.float64
+        self.count = count
+        self._pool = Pool()
+        self._ids, self._sums, self._news, self._marks = [], [], [], []
+        if vocabulary_size is not None:
+            self.index.vocabulary_size = vocabulary_size
+            if vocabulary_size <= LARGEST_MAP:
+                self.map = IdMap(vocabulary_size)
+                self.index.entries = self.map.entries
+            else:
+                self.seen_bytes = vocabulary_size // 8 + 1
+                self.index.seen = <uint8_t*>penstock_allocate_zeroed(self.seen_bytes)
+                if self.index.seen == NULL:
+                    raise MemoryError(f"cannot allocate {self.seen_bytes} bytes to count {vocabulary_size} ids")
+        self._set_parts(1)
 
     def __dealloc__(self):
-        table_free(&self.table)
+        cdef Py_ssize_t p
+        for p in range(self.num_parts):
+            table_free(&self.parts[p].table)
+        if self.index.seen != NULL:
+            penstock_release(self.index.seen, self.seen_bytes)
+        free(self.sources)
 
     def __len__(self):
         """Distinct ids held."""
-        return self.table.num_ids
+        cdef Py_ssize_t p, n = 0
+        for p in range(self.num_parts):
+            n += self.parts[p].num_ids
+        return n
+
+    @property
+    def num_distinct(self):
+        """Distinct ids added since ``start_counting``, drained or held; 0 where the vocabulary is unknown."""
+        cdef Py_ssize_t p, n = 0
+        for p in range(self.num_parts):
+            n += self.parts[p].num_distinct
+        return n
 
     @property
     def nbytes(self):
-        """Bytes held for sums, ids, counts and the hash table."""
+        """Bytes held for sums, ids, counts and the index."""
+        per_id = self.dim * self.dtype.itemsize + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
         per_slot = 16
-        arrays = self._ids.nbytes + self._counts.nbytes + self._frames.nbytes + self._sums.nbytes
-        return arrays + self.table.capacity * per_slot
+        slots = sum(self.parts[p].table.capacity for p in range(self.num_parts))
+        return len(self) * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
 
-    def _start(self):
-        self._ids = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._frames = np.empty(0, np.int64)
-        self._sums = np.empty((0, self.dim), self.dtype)
+    # ---- a frame in
 
-    def resolve(self, const id_t[::1] ids not None, index_t frame):  # IN
-        """Look the ids of one frame up and count them; follow with ``fold`` of every part.
+    def begin(self, blocks, index_t frame, Py_ssize_t num_parts=1):
+        """Make room for one more frame, or for more of the last one.
 
-        ids : int64, shape (n,), in arrival order
-        frame : number of the frame; an id that occurs twice in one frame counts once
-        Returns int64, shape (n,): the dense index of every row, and ~index where the id is new.
+        blocks : (ids, grads, which) each, in arrival order: int64 (n,), the accumulator's dtype (m, dim) with
+            contiguous rows, and int64 (n,), the rows of grads that are meant, or None: all n
+        frame : its number; an id that occurs twice in one frame counts once
+        num_parts : a power of two; how many to split into from the next time on that nothing is held
+        Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
         """
-        cdef Py_ssize_t i, n = ids.shape[0]
-        cdef index_t index
-        cdef bint is_new
-        room = self.table.num_ids + n
-        # Worst case first: from here on the loop cannot fail half way.
-        table_reserve(&self.table, room)
-        self._ids = grown(self._ids, self.table.num_ids, room)
-        self._counts = grown(self._counts, self.table.num_ids, room)
-        self._frames = grown(self._frames, self.table.num_ids, room)
-        out = np.empty(n, np.int64)
-        cdef index_t[::1] order = out
-        cdef id_t[::1] seen = self._ids
-        cdef index_t[::1] counts = self._counts
-        cdef index_t[::1] frames = self._frames
+        cdef Py_ssize_t p, num_rows, held = len(self)
+        num_rows = self._look_into(blocks)
+        if held == 0:
+            if num_parts != self.num_parts:
+                self._set_parts(min(num_parts, <Py_ssize_t>MOST_PARTS))
+            self.first_frame = frame
+        if self.map is not None:
+            self.map.make_room(num_rows)
+            self.index.base, self.index.run_base = self.map.base, self.map.run_base
+        for p in range(self.num_parts):
+            self._reserve(p, num_rows)
+            if self.count and frame != self.first_frame:
+                self._start_marks(p)
+        return self.num_parts
+
+    def add_part(self, Py_ssize_t number, index_t frame, bint strict=False):
+        """Add the rows of the ids that a part owns. Returns False where a row is bad: then ``undo``.
+
+        strict : values that are not finite are bad, too; an id outside the vocabulary always is
+        """
+        cdef bint bad
         with nogil:
-            for i in range(n):
-                if i + AHEAD < n:
-                    prefetch(&self.table.slots[slot_of(&self.table, ids[i + AHEAD])])
-                index = table_insert(&self.table, ids[i], &is_new)
-                if is_new:
-                    seen[index] = ids[i]
-                    counts[index] = 1
-                    frames[index] = frame
-                    order[i] = ~index
-                else:
-                    if frames[index] != frame:
-                        counts[index] += 1
-                        frames[index] = frame
-                    order[i] = index
-        try:
-            self._sums = grown(self._sums, self._sums.shape[0], self.table.num_ids)
-        except MemoryError:
-            # Ids without sums would be taken for known ones later, and their sums would start as garbage.
-            self._forget(out, room - n, frame)
-            raise
-        return out
+            bad = part_add(&self.parts[number], &self.index, self.sources, self.num_sources, self.dim, self.wide,
+                           strict, frame, number, self.num_parts)
+        return not bad
 
-    cdef int _forget(self, const index_t[::1] order, index_t num_before, index_t frame) except -1:
-        """Undo the look-ups of a frame that was resolved in one piece."""
-        cdef Py_ssize_t i
-        cdef bint is_new
-        cdef id_t[::1] seen = self._ids
-        cdef index_t[::1] counts = self._counts
-        cdef index_t[::1] frames = self._frames
-        for i in range(order.shape[0]):
-            if 0 <= order[i] < num_before and frames[order[i]] == frame:
-                counts[order[i]] -= 1
-                frames[order[i]] = -1
-        table_clear(&self.table)
-        for i in range(num_before):
-            table_insert(&self.table, seen[i], &is_new)
-        return 0
+    def check_part(self, Py_ssize_t number, Py_ssize_t num_parts):
+        """Look through a share of the rows, adding nothing. Returns False where one is bad, as for a strict add."""
+        cdef bint bad
+        with nogil:
+            bad = part_check(&self.index, self.sources, self.num_sources, self.dim, self.wide, number, num_parts)
+        return not bad
 
-    def fold(self, const index_t[::1] order not None, grads not None, index_t part=0, index_t num_parts=1):  # IN
-        """Add the rows of the indices that this part owns.
+    def end(self):
+        """The frame is added."""
+        self.num_sources, self._arrays = 0, None
 
-        order : int64, shape (n,), from ``resolve``
-        grads : of the accumulator's dtype, shape (n, dim), rows contiguous
-        part, num_parts : this call's share; all parts together add every row once
-        """
-        self._check(grads, order.shape[0])
-        if self.dtype == np.float32:
-            fold_array[float](order, grads, self._sums, part, num_parts)
-        else:
-            fold_array[double](order, grads, self._sums, part, num_parts)
+    def undo(self):
+        """As if the frame had never been added; only where nothing was held before it."""
+        cdef Py_ssize_t p
+        for p in range(self.num_parts):
+            part_undo(&self.parts[p], &self.index)
+        self.end()
 
-    def add(self, const id_t[::1] ids not None, grads not None, index_t frame):  # IN
-        """``resolve`` and ``fold`` on one thread. Nothing is counted when shape or dtype disagree."""
-        self._check(grads, ids.shape[0])
-        self.fold(self.resolve(ids, frame), grads)
+    def add(self, ids not None, grads not None, index_t frame):
+        """A frame of one block, on one thread. Nothing is counted when shape or dtype disagree."""
+        cdef Py_ssize_t p
+        for p in range(self.begin([(ids, grads, None)], frame)):
+            if not self.add_part(p, frame):
+                raise ValueError(f"an id is not below the vocabulary's {self.index.vocabulary_size}")
+        self.end()
 
-    def _check(self, grads, Py_ssize_t num_rows):
-        if grads.shape != (num_rows, self.dim):
-            raise ValueError(f"grads: expected shape ({num_rows}, {self.dim}), got {grads.shape}")
-        if grads.dtype != self.dtype:
-            raise ValueError(f"grads: expected {self.dtype}, got {grads.dtype}")
+    # ---- sums out
 
-    def drain(self, bint mean=False, bint ascending=False):
+    def drain_parts(self, bint mean=False):
         """Hand over what has been summed and start anew.
 
         mean : divide each row by its dtype(number of frames that contained it)
-        ascending : by id instead of by first appearance, which costs a sort and a copy
-        Returns ids int64 (n,), sums (n, dim), counts int64 (n,). The arrays are the caller's: they
-        are never written again from here. Where memory for them fails, nothing has changed.
+        Returns a list of (ids int64 (n,), sums (n, dim)), one per part; an id is in one of them.
         """
-        n = self.table.num_ids
-        ids, counts, sums = self._ids[:n], self._counts[:n], self._sums[:n]
-        if ascending:
-            order = np.argsort(ids)
-            ids, counts, sums = ids[order], counts[order], np.take(sums, order, axis=0)
-        if mean and n:
-            if self.dtype == np.float32:
-                divide_rows[float](sums, counts)
-            else:
-                divide_rows[double](sums, counts)
-        table_clear(&self.table)
-        # What was copied out may be filled again, unless it is far more than was needed now.
-        if not ascending or self._sums.shape[0] > ROOMY * n:
-            self._start()
-        return ids, sums, counts
+        cdef Py_ssize_t p, most = 0
+        drained = []
+        for p in range(self.num_parts):
+            n = self.parts[p].num_ids
+            most = max(most, n)
+            ids, sums = self._held(p)
+            if mean and self._marks[p] is not None:
+                divide(sums, self._counts(p))
+            drained.append((ids, sums))
+            self._ids[p], self._sums[p], self._marks[p] = None, None, None
+            part_clear(&self.parts[p], &self.index)
+            self.parts[p].marks = NULL
+        if self.map is not None:
+            self.map.base += most
+        return drained
 
-    def held(self):
-        """The ids not drained and the number of the frame that each occurred in last: int64 (n,) both, copies."""
-        n = self.table.num_ids
-        return self._ids[:n].copy(), self._frames[:n].copy()
+    def drain(self, bint mean=False, bint ascending=False):
+        """The same as ids int64 (n,), sums (n, dim), counts int64 (n,): in how many frames the id occurred.
+
+        ascending : by id; else in order of first appearance where there is one part
+        """
+        counts = np.concatenate([self._counts(p) for p in range(self.num_parts)])
+        parts = self.drain_parts(mean)
+        if len(parts) == 1 and not ascending:
+            return *parts[0], counts
+        ids, sums = (np.concatenate([part[of] for part in parts]) for of in range(2))
+        order = np.argsort(ids) if ascending else slice(None)
+        return ids[order], sums[order], counts[order]
+
+    def start_counting(self):
+        """``num_distinct`` is 0 from here; what is held counts only where it comes again."""
+        cdef Py_ssize_t p
+        for p in range(self.num_parts):
+            part_carry(&self.parts[p])
+        if self.map is not None:
+            self.map.run_base = self.map.base
+        elif self.index.seen != NULL:
+            memset(self.index.seen, 0, self.seen_bytes)
 
     def get_state(self):
         """What has been summed and not drained, as arrays that are copies."""
-        n = self.table.num_ids
-        return {"ids": self._ids[:n].copy(), "sums": self._sums[:n].copy(),
-                "counts": self._counts[:n].copy(), "frames": self._frames[:n].copy()}
+        parts = range(self.num_parts)
+        held = [self._held(p) for p in parts]
+        return {"ids": np.concatenate([ids for ids, _ in held]), "sums": np.concatenate([sums for _, sums in held]),
+                "counts": np.concatenate([self._counts(p) for p in parts]),
+                "frames": np.concatenate([self._frames(p) for p in parts])}
 
     def set_state(self, state):
-        """Take up what ``get_state`` gave; what is held now is dropped."""
-        cdef bint is_new
-        cdef id_t[::1] ids = np.array(state["ids"], np.int64)
-        cdef Py_ssize_t i, n = ids.shape[0]
-        sums = np.array(state["sums"], self.dtype)
+        """Take up what ``get_state`` gave; what is held now is dropped. Frames to come have other numbers."""
+        ids, counts = np.array(state["ids"], np.int64), np.array(state["counts"], np.int64)
+        sums, frames = np.array(state["sums"], self.dtype, order="C"), np.array(state["frames"], np.int64)
+        n = len(ids)
         if sums.shape != (n, self.dim):
             raise ValueError(f"sums: expected shape ({n}, {self.dim}), got {sums.shape}")
-        table_clear(&self.table)
-        table_reserve(&self.table, n)
-        for i in range(n):
-            table_insert(&self.table, ids[i], &is_new)
-            if not is_new:
-                raise ValueError(f"id {ids[i]} occurs twice in the state")
-        self._ids, self._sums = np.asarray(ids), sums
-        self._counts, self._frames = np.array(state["counts"], np.int64), np.array(state["frames"], np.int64)
+        if len(np.unique(ids)) != n:
+            raise ValueError("an id occurs twice in the state")
+        self.undo()
+        self.add(ids, sums, -1)
+        if self.count:
+            self._start_marks(0)
+            marks = self._marks[0].array(np.int64, (n, 2))
+            marks[:, 0], marks[:, 1] = frames, counts
+        part_carry(&self.parts[0])
 
+    # ---- inside
 
-def grown(array, used, room):
-    """array with at least room rows, of which the first used are kept: doubled, so that growth is linear in all."""
-    if array.shape[0] >= room:
-        return array
-    bigger = np.empty((max(room, 2 * array.shape[0]), *array.shape[1:]), array.dtype)
-    bigger[:used] = array[:used]
-    return bigger
-
-
-cdef int fold_array(const index_t[::1] order, const real_t[:, ::1] grads, real_t[:, ::1] sums,
-                    index_t part, index_t num_parts) except -1:
-    if order.shape[0] == 0:
+    cdef int _set_parts(self, Py_ssize_t num_parts) except -1:
+        cdef Py_ssize_t p, distinct = self.num_distinct
+        if num_parts < 1 or num_parts & (num_parts - 1):
+            raise ValueError(f"num_parts must be a power of two, got {num_parts}")
+        while self.num_parts < num_parts:
+            memset(&self.parts[self.num_parts], 0, sizeof(Part))
+            table_init(&self.parts[self.num_parts].table, 0)
+            self.num_parts += 1
+        while self.num_parts > num_parts:
+            self.num_parts -= 1
+            table_free(&self.parts[self.num_parts].table)
+        for p in range(num_parts):
+            self.parts[p].num_distinct = 0
+            self.parts[p].news, self.parts[p].marks = NULL, NULL
+        self.parts[0].num_distinct = distinct
+        self._ids, self._sums, self._news, self._marks = ([None] * num_parts for _ in range(4))
         return 0
-    with nogil:
-        fold_rows(&order[0], order.shape[0], &grads[0, 0], grads.strides[0], &sums[0, 0], sums.shape[1],
-                  part, num_parts)
-    return 0
+
+    cdef Py_ssize_t _look_into(self, blocks) except -1:
+        """Note where the rows of the frame lie. Returns how many there are."""
+        cdef Py_ssize_t s, num_rows = 0
+        cdef Source* sources = <Source*>malloc(max(len(blocks), 1) * sizeof(Source))
+        if sources == NULL:
+            raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
+        free(self.sources)
+        self.sources, self.num_sources, self._arrays = sources, 0, blocks
+        for s, (ids, grads, which) in enumerate(blocks):
+            self._check(ids, grads, which)
+            sources[s].ids = <const id_t*><uintptr_t>ids.ctypes.data
+            sources[s].rows = <const char*><uintptr_t>grads.ctypes.data
+            sources[s].stride = grads.strides[0]
+            sources[s].which = NULL if which is None else <const index_t*><uintptr_t>which.ctypes.data
+            sources[s].num_rows = len(ids)
+            num_rows += len(ids)
+        self.num_sources = len(blocks)
+        return num_rows
+
+    def _check(self, ids, grads, which):
+        rows = ids if which is None else which
+        if ids.dtype != np.int64 or ids.ndim != 1 or not ids.flags.c_contiguous:
+            raise ValueError(f"ids: expected contiguous int64 of shape (n,), got {ids.dtype} of shape {ids.shape}")
+        if grads.dtype != self.dtype:
+            raise ValueError(f"grads: expected {self.dtype}, got {grads.dtype}")
+        if grads.ndim != 2 or grads.shape[1] != self.dim or (which is None and len(grads) != len(ids)):
+            raise ValueError(f"grads: expected shape ({len(ids)}, {self.dim}), got {grads.shape}")
+        if self.dim > 1 and grads.strides[1] != grads.itemsize:
+            raise ValueError("grads: rows must be contiguous")
+        if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
+            raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")
+
+    cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
+        """Room for as many new ids as there are rows, or as the vocabulary has, in all that grows with ids."""
+        cdef Part* part = &self.parts[p]
+        cdef Py_ssize_t room = part.num_ids + num_rows
+        if self.index.vocabulary_size:
+            room = min(room, <Py_ssize_t>self.index.vocabulary_size)
+        # One more: find_direct writes one beyond the end.
+        self._sums[p] = self._grown(self._sums[p], part.num_ids, room, self.dim * self.dtype.itemsize)
+        part.sums = (<Block>self._sums[p]).memory
+        self._ids[p] = self._grown(self._ids[p], part.num_ids, room + 1, sizeof(id_t))
+        part.ids = <id_t*>(<Block>self._ids[p]).memory
+        self._news[p] = self._grown(self._news[p], part.num_ids, room + 1, 1)
+        part.news = <uint8_t*>(<Block>self._news[p]).memory
+        if self._marks[p] is not None:
+            self._marks[p] = self._grown(self._marks[p], part.num_ids, room, sizeof(Mark))
+            part.marks = <Mark*>(<Block>self._marks[p]).memory
+        if self.map is None:
+            table_reserve(&part.table, room)
+        return 0
+
+    cdef Block _grown(self, block, Py_ssize_t used, Py_ssize_t room, Py_ssize_t width):
+        """A block with room for so many entries of width bytes, the first used of them kept."""
+        cdef Block bigger
+        if block is not None and (<Block>block).size >= room * width:
+            return block
+        bigger = self._pool.take(room * width)
+        if block is not None:
+            memcpy(bigger.memory, (<Block>block).memory, used * width)
+        return bigger
+
+    cdef int _start_marks(self, Py_ssize_t p) except -1:
+        """From the second frame on every id has a mark; so far each occurred in the first one."""
+        cdef Py_ssize_t i
+        cdef Part* part = &self.parts[p]
+        if self._marks[p] is not None:
+            return 0
+        self._marks[p] = self._pool.take((<Block>self._ids[p]).size // sizeof(id_t) * sizeof(Mark))
+        part.marks = <Mark*>(<Block>self._marks[p]).memory
+        for i in range(part.num_ids):
+            part.marks[i].frame, part.marks[i].count = self.first_frame, 1
+        return 0
+
+    def _held(self, Py_ssize_t p):
+        """The ids and sums of a part, as views."""
+        n = self.parts[p].num_ids
+        if n == 0:
+            return np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
+        (<Block>self._ids[p]).used, (<Block>self._sums[p]).used = n * 8, n * self.dim * self.dtype.itemsize
+        return self._ids[p].array(np.int64, (n,)), self._sums[p].array(self.dtype, (n, self.dim))
+
+    def _counts(self, Py_ssize_t p):
+        """In how many frames each id of a part occurred: a copy."""
+        n = self.parts[p].num_ids
+        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, (n, 2))[:, 1].copy()
+
+    def _frames(self, Py_ssize_t p):
+        """In which frame each id of a part occurred last: a copy."""
+        n = self.parts[p].num_ids
+        if self._marks[p] is None:
+            return np.full(n, self.first_frame, np.int64)
+        return self._marks[p].array(np.int64, (n, 2))[:, 0].copy()
 
 
-cdef void fold_rows(const index_t* order, Py_ssize_t n, const real_t* grads, Py_ssize_t stride, real_t* sums,
-                    Py_ssize_t dim, index_t part, index_t num_parts) noexcept nogil:
-    cdef Py_ssize_t i, c
-    cdef index_t index
-    cdef bint is_new
-    cdef const real_t* row
-    cdef real_t* into
-    for i in range(n):
-        if i + AHEAD < n:
-            index = order[i + AHEAD]
-            prefetch(sums + (~index if index < 0 else index) * dim)
-        index = order[i]
-        is_new = index < 0
-        if is_new:
-            index = ~index
-        if num_parts > 1 and (index // BLOCK) % num_parts != part:
-            continue
-        row = <const real_t*>(<const char*>grads + i * stride)
-        into = sums + index * dim
-        if is_new:
-            # A copy, not 0 + row: that would turn -0.0 into 0.0.
-            memcpy(into, row, dim * sizeof(real_t))
-        else:
-            for c in range(dim):
-                into[c] = into[c] + row[c]
-
-
-cdef int divide_rows(real_t[:, ::1] sums, const index_t[::1] counts) except -1:
-    cdef Py_ssize_t i, c
-    cdef real_t count
-    with nogil:
-        for i in range(sums.shape[0]):
-            count = <real_t>counts[i]
-            for c in range(sums.shape[1]):
-                sums[i, c] = sums[i, c] / count
-    return 0
+def divide(sums, counts):
+    """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
+    with np.errstate(all="ignore"):
+        np.divide(sums, counts.astype(sums.dtype)[:, None], out=sums)

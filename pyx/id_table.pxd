@@ -13,13 +13,14 @@ cdef extern from *:
 
 cdef struct Slot:
     id_t key
-    index_t index          # -1: the slot is empty (no key value is set apart: every int64 may be an id)
+    index_t index          # below the table's base: the slot is empty (no key is set apart: every int64 may be an id)
 
 
 cdef struct Table:
     Slot* slots
     size_t capacity        # a power of two
     int shift              # 64 - log2(capacity)
+    index_t base           # of the indices since the table was last cleared, which moves it: no slot is touched
     index_t num_ids
 
 

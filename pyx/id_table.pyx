@@ -21,6 +21,7 @@ cdef size_t capacity_for(size_t num_ids) noexcept nogil:
 cdef int table_allocate(Table* table, size_t capacity) except -1 nogil:
     cdef Slot* slots = <Slot*>malloc(capacity * sizeof(Slot))
     cdef int bits = 0
+    cdef size_t i
     if slots == NULL:
         raise MemoryError(f"id table: cannot allocate {capacity * sizeof(Slot)} bytes for {capacity} slots")
     while (<size_t>1 << bits) < capacity:
@@ -28,7 +29,9 @@ cdef int table_allocate(Table* table, size_t capacity) except -1 nogil:
     table.slots = slots
     table.capacity = capacity
     table.shift = 64 - bits
-    table_clear(table)
+    table.base = table.num_ids = 0
+    for i in range(capacity):
+        slots[i].index = -1
     return 0
 
 
@@ -42,9 +45,8 @@ cdef void table_free(Table* table) noexcept nogil:
 
 
 cdef void table_clear(Table* table) noexcept nogil:
-    cdef size_t i
-    for i in range(table.capacity):
-        table.slots[i].index = -1
+    # 2**63 indices will not be given out.
+    table.base += table.num_ids
     table.num_ids = 0
 
 
@@ -57,11 +59,12 @@ cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
         return 0
     table_allocate(&bigger, capacity)
     for i in range(table.capacity):
-        if table.slots[i].index >= 0:
+        if table.slots[i].index >= table.base:
             at = slot_of(&bigger, table.slots[i].key)
             while bigger.slots[at].index >= 0:
                 at = (at + 1) & (capacity - 1)
             bigger.slots[at] = table.slots[i]
+            bigger.slots[at].index -= table.base
     bigger.num_ids = table.num_ids
     free(table.slots)
     table[0] = bigger
@@ -71,23 +74,23 @@ cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
 cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil:
     """The index of key, given out now if it has none. Room must have been reserved."""
     cdef size_t at = slot_of(table, key)
-    while table.slots[at].index >= 0:
+    while table.slots[at].index >= table.base:
         if table.slots[at].key == key:
             is_new[0] = False
-            return table.slots[at].index
+            return table.slots[at].index - table.base
         at = (at + 1) & (table.capacity - 1)
     table.slots[at].key = key
-    table.slots[at].index = table.num_ids
+    table.slots[at].index = table.base + table.num_ids
     table.num_ids += 1
     is_new[0] = True
-    return table.slots[at].index
+    return table.slots[at].index - table.base
 
 
 cdef index_t table_find(const Table* table, id_t key) noexcept nogil:
     cdef size_t at = slot_of(table, key)
-    while table.slots[at].index >= 0:
+    while table.slots[at].index >= table.base:
         if table.slots[at].key == key:
-            return table.slots[at].index
+            return table.slots[at].index - table.base
         at = (at + 1) & (table.capacity - 1)
     return -1
 

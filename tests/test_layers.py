@@ -29,6 +29,20 @@ ROOMS = [
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
     ("penstock.bench.plots", {"penstock.bench"}, {"matplotlib"}),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
+    (
+        "penstock.checkpoint",
+        {
+            "penstock.arguments",
+            "penstock.checkpoint",
+            "penstock.config",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io.durable",
+            "penstock.io.reader",
+            "penstock.stats",
+        },
+        {"numpy"},
+    ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.

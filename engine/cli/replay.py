@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.folder import Folder
 from penstock.cli.options import (
     MAX_DEVICES,
     MAX_THREADS,
@@ -23,6 +25,7 @@ from penstock.cli.options import (
 from penstock.cli.output import Output, ProgressLine, count, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
+from penstock.errors import UsageError
 from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
 from penstock.rates import check_given
@@ -76,6 +79,12 @@ def add(commands: Any) -> None:
         default="error",
         help="error (default): stop before the frame; drop: leave the row out and count it",
     )
+    saving = command.add_argument_group("checkpoint")
+    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
+    saving.add_argument("--every", type=whole(1), metavar="N", help="after every N steps (default: at the end only)")
+    saving.add_argument(
+        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
+    )
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",
@@ -100,43 +109,43 @@ def run(args: argparse.Namespace) -> int:
     check_given(rates, config.num_tags)
     ReadOptions(config.sizes, table=args.table)
     open_sources(args.sources)
-    if args.out is not None:
-        check_writable(args.out)
+    check_checkpoint(args)
+    for place in (args.out, args.checkpoint):
+        if place is not None:
+            check_writable(place)
     out = Output(args.json)
-    engine = Engine(
-        config,
-        make_devices(args.devices),
-        num_required=args.num_required,
-        reduction=args.reduction,
-        seed=args.seed,
-        threads=args.threads,
-    )
-    if args.init is not None:
-        engine.read_tables(args.init)
+    engine = make_engine(args, config)
     progress = ProgressLine()  # its clock starts with the work
     try:
-        report = engine.run(
-            args.sources,
-            table=args.table,
-            columns=columns,
-            contribution_rows=args.contribution_rows,
-            merge=args.merge,
-            learning_rates=rates,
-            on_bad_row=args.on_bad_row,
-            flush=args.flush,
-            limit=args.limit,
-            gradient_dtype=args.gradient_dtype,
-            allow_missing_end=args.allow_missing_end,
-            progress=progress,
-            shield=args.shield,
-        )
+        with writing(args.checkpoint) if args.checkpoint else nullcontext():
+            report = engine.run(
+                args.sources,
+                table=args.table,
+                columns=columns,
+                contribution_rows=args.contribution_rows,
+                merge=args.merge,
+                learning_rates=rates,
+                on_bad_row=args.on_bad_row,
+                flush=args.flush,
+                limit=args.limit,
+                gradient_dtype=args.gradient_dtype,
+                allow_missing_end=args.allow_missing_end,
+                checkpoint=args.checkpoint,
+                every=args.every,
+                resume=args.resume,
+                progress=progress,
+                shield=args.shield,
+            )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; nothing was written") from None
+        kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
+        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     finally:
         progress.clear()
     if not args.no_hash:
         report = replace(report, state_hash=engine.state_hash())
     files: list[Path] = []
+    if args.checkpoint is not None:
+        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
@@ -147,6 +156,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_checkpoint(args: argparse.Namespace) -> None:
+    """Raise UsageError where the flags do not go together, or DIR is not a place for this run."""
+    if args.checkpoint is None:
+        for flag in ("every", "resume"):
+            if getattr(args, flag):
+                raise UsageError(f"--{flag}: say which checkpoint: --checkpoint DIR")
+    else:
+        Folder(args.checkpoint).check_place(args.resume)
+
+
+def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
+    """From the last commit, or anew where there is none: --seed and --init say how a new one starts."""
+    mesh = make_devices(args.devices)
+    gate = {"num_required": args.num_required, "reduction": args.reduction}
+    if args.resume and Folder(args.checkpoint).numbers():
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
+    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
+    if args.init is not None:
+        engine.read_tables(args.init)
+    return engine
+
+
 def say_report(out: Output, report: Report) -> None:
     """The report as a person reads it."""
     out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
@@ -154,6 +185,8 @@ def say_report(out: Output, report: Report) -> None:
     frames += f", {count(report.stale)} stale" if report.stale else ""
     frames += f", {count(report.pending)} pending (--flush would apply them)" if report.pending else ""
     out.say(frames)
+    if report.skipped:
+        out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     for name, table in report.tables.items():
         out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
     if report.learning_rates is not None:

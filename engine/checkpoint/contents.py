@@ -1,0 +1,187 @@
+"""What a commit holds of an engine beside its rows, and how an engine is made from a commit.
+
+Everything but arrays is plain data in the manifest. What must be the same when a state is taken up
+again is checked here, by name, before any row is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.folder import Commit, Folder
+from penstock.checkpoint.positions import Positions
+from penstock.checkpoint.records import Record, read_records
+from penstock.checkpoint.saver import Contents, Saved
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Initializer
+from penstock.errors import StateError
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.engine import Engine
+
+E = TypeVar("E", bound="Engine")
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+def describe(engine: Engine) -> Contents:
+    """Everything but rows, as it is now; the gate must be still."""
+    plain = {
+        "global_step": engine.global_step,
+        "tables": [_described(spec) for spec in engine.config.tables],
+        "num_required": engine.gate.num_required,
+        "reduction": engine.reduction,
+        "seed": engine.seed,
+        "learning_rates": engine._last_rates,
+        "positions": engine._saves.positions.get_state(),
+        "counters": engine._saves.totals.get_state(),
+        "gate": engine.gate.get_state(),
+        "pipeline": engine._pipeline.get_state(),
+        "config": encoded(engine.config),
+        "python": _only_in_python(engine.config),
+    }
+    stores = engine._pipeline.stores.items()
+    return Contents(plain, [Record("store", {"table": name}, store.get_state()) for name, store in stores])
+
+
+def tables_to_save(engine: Engine) -> dict[str, Saved]:
+    """The tables of an engine as a saver wants them."""
+    return {
+        name: Saved(engine._state.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
+        for name, spec in engine._state.specs.items()
+    }
+
+
+def encoded(config: EmbeddingConfig) -> str:
+    return base64.b64encode(config.to_engine_proto().SerializeToString(deterministic=True)).decode()
+
+
+def restore(
+    make: Callable[..., E],
+    path: str | os.PathLike[str],
+    config: EmbeddingConfig | None,
+    mesh: jax.sharding.Mesh | None,
+    threads: int | None,
+    num_required: int | None,
+    reduction: str | None,
+) -> E:
+    """An engine as it was when the last whole commit of a folder was made. Raises StateError."""
+    folder = Folder(path)
+    commit = folder.must_load()
+    where = f"{folder.path}, commit {commit.number}"
+    try:
+        config = config or _config_of(commit, where)
+        check_fits(commit, config, where)
+        for name, given in (("num_required", num_required), ("reduction", reduction)):
+            if given is not None and given != commit.contents[name]:
+                raise StateError(f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same")
+        folder.check(commit)
+        engine = make(
+            config,
+            mesh,
+            num_required=commit.contents["num_required"],
+            reduction=commit.contents["reduction"],
+            seed=commit.contents["seed"],
+            threads=threads,
+        )
+        _take_up(engine, folder, commit)
+    except (KeyError, TypeError, IndexError) as error:
+        raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
+    return engine
+
+
+def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
+    """Raise StateError where the tables of a commit cannot become those of a configuration."""
+    saved = {table["name"]: table for table in commit.contents["tables"]}
+    specs = {spec.name: spec for spec in config.tables}
+    for name in saved.keys() ^ specs.keys():
+        has, lacks = ("checkpoint", "configuration") if name in saved else ("configuration", "checkpoint")
+        raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
+    for name, spec in specs.items():
+        mine, its = _described(spec), saved[name]
+        for key in ("dim", "optimizer", "slots"):
+            if mine[key] != its[key]:
+                raise StateError(
+                    f"{where}: table '{name}' has {key} {_said(its[key])} in the checkpoint and {_said(mine[key])} in "
+                    "the configuration; give the configuration that it was made with"
+                )
+        if mine["vocabulary_size"] < its["vocabulary_size"]:
+            raise StateError(
+                f"{where}: table '{name}' has {its['vocabulary_size']} rows in the checkpoint and only "
+                f"{mine['vocabulary_size']} in the configuration; a table may grow, not shrink"
+            )
+
+
+def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
+    """(table, ids, values[parts, n, dim]) of every block of a commit, older ones first."""
+    for file in commit.files:
+        for record in read_records(folder.path / file.name):
+            if record.kind == "rows":
+                values = record.arrays["values"]
+                first = record.about.get("first")
+                ids = record.arrays["ids"] if first is None else np.arange(first, first + values.shape[1])
+                yield record.about["table"], ids, values
+
+
+def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
+    for name, ids, values in rows_of(folder, commit):
+        for part, rows in enumerate(values):
+            engine._state.table(name).write(ids, rows, part)
+    last = read_records(folder.path / commit.files[-1].name)
+    stores = {record.about["table"]: record.arrays for record in last if record.kind == "store"}
+    contents = commit.contents
+
+    def put() -> None:
+        for name, store in engine._pipeline.stores.items():
+            store.set_state(stores[name])
+        engine._pipeline.set_state(contents["pipeline"])
+
+    engine.gate.set_state(contents["gate"], put)
+    rates = contents["learning_rates"]
+    engine._last_rates = None if rates is None else tuple(rates)
+    positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
+    engine._saves.take_up(folder, commit, positions, totals)
+
+
+def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
+    if commit.contents["python"]:
+        raise StateError(
+            f"{where}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
+        )
+    return EmbeddingConfig.from_proto(EngineConfig.FromString(base64.b64decode(commit.contents["config"])))
+
+
+def _described(spec: TableSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "vocabulary_size": spec.vocabulary_size,
+        "dim": spec.dim,
+        "optimizer": type(spec.optimizer).__name__,
+        "slots": [name for name, _ in spec.slots],
+    }
+
+
+def _only_in_python(config: EmbeddingConfig) -> list[str]:
+    """What of a configuration no message holds."""
+    found = [f"the schedule of tag {tag}" for tag in config.schedules]
+    for spec in config.tables:
+        if not isinstance(spec.initializer, Initializer):
+            found.append(f"the initializer of table '{spec.name}'")
+        if spec.rule.program is not None:
+            found.append(f"the program of table '{spec.name}'")
+    return found
+
+
+def _said(value: Any) -> str:
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)

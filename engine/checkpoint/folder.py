@@ -1,0 +1,184 @@
+"""A checkpoint is a folder of commits: which there are, whether they are whole, which are kept.
+
+``00000012.commit`` is the manifest of commit 12, written last: a file of data without one was cut short and
+counts for nothing. A manifest names its data files, a base and the deltas after it, each with its digest, so
+that a folder may be copied or moved and still proves that it is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StateError, UsageError
+from penstock.io import durable
+
+VERSION = 1
+KEY = "penstock.checkpoint"
+_COMMIT = re.compile(r"(\d{8,})\.commit")
+_OURS = re.compile(r"\d{8,}\.(commit|base|delta)|\.\d{8,}\.(commit|base|delta)\.\d+\.part|\.lock")
+_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """parent : the digest of the file before it in the chain; None for a base."""
+
+    name: str
+    num_bytes: int
+    digest: str
+    parent: str | None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """files : a base and its deltas, in the order they are read; contents : everything else, plain data."""
+
+    number: int
+    files: tuple[DataFile, ...]
+    contents: Mapping[str, Any]
+
+    def encoded(self) -> bytes:
+        """The manifest: JSON, and on a line of its own the digest of that."""
+        files = [asdict(file) for file in self.files]
+        text = json.dumps({KEY: VERSION, "number": self.number, "files": files, **self.contents}, indent=1)
+        return f"{text}\n{digest_of(text.encode())}\n".encode()
+
+
+def digest_of(data: bytes) -> str:
+    digest: str = new_digest(data).hexdigest()
+    return digest
+
+
+def new_digest(data: bytes = b"") -> Any:
+    """BLAKE2b of 32 bytes: as hard to deceive as SHA-256, 1.7 times as fast where the CPU has no SHA instructions."""
+    return hashlib.blake2b(data, digest_size=32)
+
+
+class Folder:
+    """A checkpoint's folder. Looking changes nothing; ``lock`` it before writing."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    def numbers(self) -> list[int]:
+        """Of the commits there are, ascending."""
+        return sorted(int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name)))
+
+    def is_empty(self) -> bool:
+        """Nothing is in it but what a writer that was cut short may have left; or it does not exist."""
+        return not self.numbers() and all(_OURS.fullmatch(name) for name in self._names())
+
+    def check_place(self, resume: bool) -> None:
+        """Raise UsageError where a run may not commit to this folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
+        if not self.numbers() and not self.is_empty():
+            raise UsageError(f"{self.path}: holds other files; give a new or empty folder for the checkpoint")
+        if self.numbers() and not resume:
+            raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
+
+    def newest(self) -> Commit | None:
+        """The last whole commit; None where there is none. Raises StateError where its manifest is damaged."""
+        numbers = self.numbers()
+        return self.load(numbers[-1]) if numbers else None
+
+    def must_load(self) -> Commit:
+        """``newest``, or a StateError that says why there is none."""
+        if not self.path.exists():
+            raise StateError(f"{self.path}: no such checkpoint")
+        if not self.path.is_dir():
+            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
+        commit = self.newest()
+        if commit is None:
+            raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
+        return commit
+
+    def load(self, number: int) -> Commit:
+        """The manifest of a commit, its digest and the chain of its files checked."""
+        path = self.path / f"{number:08}.commit"
+        try:
+            text, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+            if digest_of(text).encode() != last:
+                raise self._damaged(path, number, "its digest does not fit: damaged or cut")
+            found = json.loads(text)
+            version, named = found.pop(KEY), found.pop("number")
+            if version != VERSION:
+                raise StateError(f"{path}: version {version}; this penstock reads version {VERSION}")
+            files = tuple(DataFile(**file) for file in found.pop("files"))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise self._damaged(path, number, f"cannot be read ({error})") from error
+        if named != number:
+            raise self._damaged(path, number, f"is commit {named} under another name")
+        for before, file in zip((None, *files), files, strict=False):
+            if file.parent != (before and before.digest):
+                raise self._damaged(self.path / file.name, number, "is not what comes next in the chain")
+        return Commit(number, files, found)
+
+    def check(self, commit: Commit) -> None:
+        """Every file of a commit is there and has its digest. Raises StateError."""
+        for file in commit.files:
+            path, digest = self.path / file.name, new_digest()
+            try:
+                with open(path, "rb") as data:
+                    size = os.fstat(data.fileno()).st_size
+                    if size != file.num_bytes:
+                        what = "cut" if size < file.num_bytes else "mixed up with another file"
+                        raise self._damaged(path, commit.number, f"{size} bytes, expected {file.num_bytes}: {what}")
+                    while piece := data.read(_AT_ONCE):
+                        digest.update(piece)
+            except FileNotFoundError:
+                raise self._damaged(path, commit.number, "is missing") from None
+            except OSError as error:
+                raise self._damaged(path, commit.number, f"cannot be read ({error.strerror})") from error
+            if digest.hexdigest() != file.digest:
+                raise self._damaged(path, commit.number, "its digest does not fit: damaged or mixed up")
+
+    def lock(self) -> None:
+        """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
+        durable.make_folders(self.path)
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.unlock()
+            raise UsageError(f"{self.path}: another process is writing checkpoints there") from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def tidy(self, keep: int, newest: Commit | None = None) -> None:
+        """Keep the last commits and the files they need; what else is ours goes. Nothing, where one is damaged."""
+        try:
+            kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
+        except StateError:
+            return
+        needed = {file.name for commit in kept for file in commit.files}
+        needed |= {f"{commit.number:08}.commit" for commit in kept} | {".lock"}
+        gone = [name for name in self._names() if _OURS.fullmatch(name) and name not in needed]
+        # Manifests first: one without its files would be a damaged commit, files without theirs are nothing.
+        for name in sorted(gone, key=lambda name: (not name.endswith(".commit"), name)):
+            durable.remove(self.path / name)
+
+    def _names(self) -> Sequence[str]:
+        try:
+            return os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _damaged(self, path: Path, number: int, problem: str) -> StateError:
+        older = [n for n in self.numbers() if n < number]
+        back = f"to go back to commit {older[-1]}, remove {number:08}.commit" if older else "there is no older commit"
+        return StateError(f"{path}: {problem}; copy the folder anew from where it is whole, or {back}")

@@ -1,0 +1,77 @@
+"""Data files: records of a header and its arrays, one after the other, little-endian. Knows no folder and no table.
+
+A file is MAGIC and records; a record is the length of its header (uint32), the header (JSON, UTF-8), and
+the bytes of the arrays that the header lists, each in C order. The last record's kind is "end". What makes
+sure of the bytes is the digest in the commit: a file is read after that was seen to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import StateError
+
+MAGIC = b"PENSTOCK\x01\x00\x00\x00"  # the last four bytes: the version of this format
+_LENGTH = struct.Struct("<I")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """kind : what it is; about : what else the header says; arrays : by name, as they are in memory."""
+
+    kind: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """What is written of it."""
+        arrays = {name: _little(array) for name, array in self.arrays.items()}
+        shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+        header = json.dumps({"kind": self.kind, **self.about, "arrays": shapes}).encode()
+        yield _LENGTH.pack(len(header)) + header
+        for array in arrays.values():
+            yield array.reshape(-1).view(np.uint8).data
+
+
+def _little(array: Array) -> Array:
+    """The array as bytes go to disk, without a copy where it lies so already."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file whose digest fits, the last one included. Raises StateError where they do not add up."""
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise StateError(f"{path}: not a data file of this version's checkpoints")
+        while True:
+            try:
+                (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+                about = json.loads(file.read(length))
+                shapes = about.pop("arrays")
+                arrays = {name: _read_array(file, dtype, shape) for name, dtype, shape in shapes}
+            except (ValueError, KeyError, TypeError, struct.error) as error:
+                raise StateError(f"{path}: its records do not add up ({error}); restore another commit") from error
+            yield Record(about.pop("kind"), about, arrays)
+            if not file.peek(1):
+                return
+
+
+def _read_array(file: Any, dtype: str, shape: list[int]) -> Array:
+    array = np.empty(shape, dtype)
+    if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+        raise ValueError("an array was cut")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,204 @@
+"""Saves while steps go on: rows are copied out in small blocks between steps, written in the background.
+
+One commit is under way at a time. It holds everything as it was when it began: what is small (gate,
+position, counters) is taken at once, rows are copied later, and those that a step is about to change
+before it (rows.py). Memory: one byte per row, the blocks that wait for the disk (writer.py), and one
+block. Optimizers that change every row at every step leave nothing to go on beside: their tables are copied
+whole before the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.folder import Commit, Folder
+from penstock.checkpoint.records import Record
+from penstock.checkpoint.rows import RowMarks
+from penstock.checkpoint.writer import CommitWriter
+
+Int64 = npt.NDArray[np.int64]
+
+# Rows are copied in blocks of about so many bytes: what a step may have to wait for.
+BLOCK_BYTES = 1 << 20
+# The share of the time between two steps that copying may take.
+SHARE = 0.25
+# A chain longer than this, or deltas larger than their base, and the next commit is a new base.
+MAX_DELTAS = 64
+KEEP = 3
+
+
+class Table(Protocol):
+    """What is asked of a table on the devices."""
+
+    @property
+    def num_parts(self) -> int: ...
+
+    def read(self, ids: Int64, part: int = 0) -> npt.NDArray[np.float32]: ...
+
+
+class Saved(NamedTuple):
+    """One table as the saver sees it. all_change : every step changes every row."""
+
+    table: Table
+    num_rows: int
+    dim: int
+    all_change: bool
+
+
+class Contents(NamedTuple):
+    """What a commit holds beside rows: plain data for the manifest, records for the data file."""
+
+    plain: Mapping[str, Any]
+    records: Sequence[Record]
+
+
+class Saver:
+    """Writes commits of some tables into a folder, which it has locked until ``close``.
+
+    describe : the rest of the state, asked for when a commit begins
+    since : the commit that the tables are equal to now, if any: the next one is a delta to it
+
+    Every method is called with the gate still.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        tables: Mapping[str, Saved],
+        describe: Callable[[], Contents],
+        keep: int = KEEP,
+        since: Commit | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._folder, self._tables, self._describe, self._keep = folder, tables, describe, keep
+        self.folder = folder.path
+        self._clock = clock
+        self._marks = {name: RowMarks(saved.num_rows) for name, saved in tables.items()}
+        self._writer: CommitWriter | None = None
+        self._closed = False  # every row of the commit under way is with the writer
+        self._spent_s = self._began_s = 0.0
+        self.last = since
+        folder.lock()
+        try:
+            numbers = folder.numbers()
+            folder.tidy(max(keep, len(numbers)))
+        except BaseException:
+            folder.unlock()
+            raise
+        self._next_number = numbers[-1] + 1 if numbers else 1
+
+    @property
+    def is_busy(self) -> bool:
+        """A commit is under way."""
+        return self._writer is not None
+
+    def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
+        """A step is about to change these rows: lists of distinct ids."""
+        for name, saved in self._tables.items():
+            marks = self._marks[name]
+            if saved.all_change:
+                self._copy_all(name)
+                marks.change_all()
+            for ids in touched.get(name, ()):
+                waiting = marks.take_among(ids)
+                for block in self._cut(saved, waiting):
+                    self._put(name, block)
+                marks.change(ids)
+
+    def before_any_change(self) -> None:
+        """Something is about to change rows nobody told of."""
+        for name, marks in self._marks.items():
+            self._copy_all(name)
+            marks.change_all()
+
+    def begin(self) -> None:
+        """Begin a commit of what is now. Waits for the one under way."""
+        self.finish()
+        files = self.last.files if self.last is not None and self._wants_delta(self.last) else ()
+        contents = self._describe()
+        for marks in self._marks.values():
+            marks.begin(everything=not files)
+        draft = Commit(self._next_number, tuple(files), contents.plain)
+        self._next_number += 1
+        self._writer, self._closed = CommitWriter(self._folder, draft, self._keep), False
+        self._spent_s, self._began_s = 0.0, self._clock()
+        for record in contents.records:
+            self._writer.put(record)
+
+    def advance(self) -> None:
+        """Copy a block, where time and the disk allow. Raises OSError where the commit under way cannot be written."""
+        if self._writer is None:
+            return
+        now = self._clock()
+        if not self._closed and self._writer.has_room and self._spent_s <= SHARE * (now - self._began_s):
+            self._copy_next()
+            self._spent_s += self._clock() - now
+        if self._writer.done:
+            self.finish()
+
+    def finish(self) -> None:
+        """The commit under way is on disk."""
+        if self._writer is None:
+            return
+        while not self._closed:
+            self._copy_next()
+        writer, self._writer = self._writer, None
+        self.last = writer.result()
+
+    def commit(self) -> Commit:
+        """Commit what is now, and wait for it."""
+        self.begin()
+        self.finish()
+        assert self.last is not None
+        return self.last
+
+    def close(self) -> None:
+        """Give up what is under way, and let others write to the folder."""
+        if self._writer is not None:
+            self._writer.cancel()
+            self._writer = None
+        self._folder.unlock()
+
+    def _wants_delta(self, last: Commit) -> bool:
+        base, *deltas = last.files
+        return len(deltas) < MAX_DELTAS and sum(delta.num_bytes for delta in deltas) <= base.num_bytes
+
+    def _copy_next(self) -> None:
+        """The next block of rows that wait; where there is none, the commit has all its records."""
+        assert self._writer is not None
+        for name, saved in self._tables.items():
+            ids = self._marks[name].take_next(_rows_at_once(saved))
+            if len(ids):
+                self._put(name, ids)
+                return
+        self._closed = True
+        self._writer.close()
+
+    def _copy_all(self, name: str) -> None:
+        while len(ids := self._marks[name].take_next(_rows_at_once(self._tables[name]))):
+            self._put(name, ids)
+
+    def _cut(self, saved: Saved, ids: Int64) -> Iterator[Int64]:
+        at_once = _rows_at_once(saved)
+        for start in range(0, len(ids), at_once):
+            yield ids[start : start + at_once]
+
+    def _put(self, name: str, ids: Int64) -> None:
+        """Copy rows, which no longer wait, to the writer. ids : ascending"""
+        assert self._writer is not None
+        table = self._tables[name].table
+        values = np.stack([table.read(ids, part) for part in range(table.num_parts)])
+        about = {"table": name}
+        if int(ids[-1]) - int(ids[0]) + 1 == len(ids):
+            self._writer.put(Record("rows", {**about, "first": int(ids[0])}, {"values": values}))
+        else:
+            self._writer.put(Record("rows", about, {"ids": ids, "values": values}))
+
+
+def _rows_at_once(saved: Saved) -> int:
+    return max(1, BLOCK_BYTES // (4 * saved.dim * saved.table.num_parts))

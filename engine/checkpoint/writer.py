@@ -1,0 +1,122 @@
+"""One commit on its way to disk, on a thread of its own: records in, a data file and its manifest out.
+
+What waits to be written is bounded: whoever brings more waits. The thread touches no table and takes
+no lock but its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from penstock.checkpoint.folder import Commit, DataFile, Folder, new_digest
+from penstock.checkpoint.records import MAGIC, Record
+from penstock.io import durable
+
+# Copies of rows that wait for the disk: the most memory that saving takes beside the marks.
+WAITING_BYTES = 32 << 20
+
+
+class CommitWriter:
+    """Writes commit ``draft`` with one more data file, whose records ``put`` brings; ``close`` makes it a commit.
+
+    draft : its files are those before the new one
+    keep : commits that stay in the folder when this one is there
+
+    Where writing fails, the next call raises what happened, and the folder is as it was.
+    """
+
+    def __init__(self, folder: Folder, draft: Commit, keep: int) -> None:
+        self._folder, self._draft, self._keep = folder, draft, keep
+        self._parent = draft.files[-1].digest if draft.files else None
+        self._records: deque[Record | None] = deque([Record("begin", {"parent": self._parent})])
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self.commit: Commit | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """The commit is on disk, or has failed, which ``result`` says."""
+        return not self._thread.is_alive()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``put`` would not wait."""
+        return self._waiting_bytes < WAITING_BYTES or self._error is not None
+
+    def put(self, record: Record) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_room)
+            self._raise()
+            self._records.append(record)
+            self._waiting_bytes += record.nbytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No more records. The commit is made in the background: ``result`` waits for it."""
+        with self._changed:
+            self._records += [Record("end"), None]
+            self._changed.notify_all()
+
+    def result(self) -> Commit:
+        """Wait for the commit."""
+        self._thread.join()
+        self._raise()
+        assert self.commit is not None
+        return self.commit
+
+    def cancel(self) -> None:
+        """Leave no trace, unless the commit is on disk already."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            commit = self._written()
+            self._folder.tidy(self._keep, commit)
+            self.commit = commit
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _written(self) -> Commit:
+        number, files = self._draft.number, self._draft.files
+        path = self._folder.path / f"{number:08}.{'delta' if files else 'base'}"
+        digest, num_bytes = new_digest(), 0
+        with durable.appearing(path) as file:
+            for piece in self._pieces():
+                digest.update(piece)
+                num_bytes += len(piece)
+                file.write(piece)
+        last = DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
+        commit = Commit(number, (*files, last), self._draft.contents)
+        with durable.appearing(self._folder.path / f"{number:08}.commit") as file:
+            file.write(commit.encoded())
+        return commit
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        yield MAGIC
+        while (record := self._next()) is not None:
+            yield from record.pieces()
+
+    def _next(self) -> Record | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._records or self._cancelled)
+            if self._cancelled:
+                raise InterruptedError("the commit was given up")
+            record = self._records.popleft()
+            self._waiting_bytes -= record.nbytes if record else 0
+            self._changed.notify_all()
+        return record

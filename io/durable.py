@@ -1,0 +1,183 @@
+"""Every file operation that must survive a crash: checkpoints, tables, quarantined rows, deltas go through here.
+
+``operations`` is all that touches the disk, one method per call that can fail or be the last one before the
+power goes: tests put another object in its place. The functions below keep the order that makes a file
+whole or absent: written beside its name, fsync, rename, fsync of the folder. Errors are OSError and name a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+# One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
+BUFFER_BYTES = 1 << 20
+
+
+class Operations:
+    """The calls to the system that leave something behind."""
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def create(self, path: Path) -> int:
+        """A new file, or an old one emptied; its descriptor."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def write(self, file: int, data: Any) -> int:
+        """How many bytes were taken: fewer than given is allowed."""
+        return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        os.fsync(file)
+
+    def sync_folder(self, path: Path) -> None:
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+
+operations = Operations()
+
+
+class _Unbuffered(io.RawIOBase):
+    """A file on disk as Python's buffers want it, through ``operations``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        with _naming(path):
+            self._file = operations.create(path)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file
+
+    def write(self, data: Any) -> int:
+        with _naming(self._path):
+            return operations.write(self._file, data)
+
+    def sync(self) -> None:
+        with _naming(self._path):
+            operations.sync(self._file)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._file)
+
+
+class File(io.BufferedWriter):
+    """A binary file to write to. Without ``finish`` nothing is promised of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self._unbuffered = _Unbuffered(path)
+        super().__init__(self._unbuffered, BUFFER_BYTES)
+
+    def finish(self) -> None:
+        """Everything is on disk; then close."""
+        self.flush()
+        self._unbuffered.sync()
+        self.close()
+
+    def give_up(self) -> None:
+        """Close, whatever becomes of what is still in the buffer."""
+        with suppress(OSError, ValueError):
+            self._unbuffered.close()
+        with suppress(OSError, ValueError):
+            self.close()
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file is written before it has its name: beside it, hidden, this process's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[File]:
+    """A file that has its name when the ``with`` ends well, whole and on disk; else nothing is left behind."""
+    part = unfinished(path)
+    with written(part) as file:
+        yield file
+    try:
+        rename(part, path)
+        sync_folder(path.parent)
+    except BaseException:
+        discard(part)
+        raise
+
+
+@contextmanager
+def written(path: Path) -> Iterator[File]:
+    """A file that is on disk when the ``with`` ends well, and removed when it does not."""
+    file = File(path)
+    try:
+        yield file
+        file.finish()
+    except BaseException:
+        file.give_up()
+        discard(path)
+        raise
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file its name, over one that has it; outlives a loss of power after ``sync_folder``."""
+    with _naming(new):
+        operations.rename(old, new)
+
+
+def sync_folder(path: Path) -> None:
+    """The names in it are on disk."""
+    with _naming(path):
+        operations.sync_folder(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or see that it is gone."""
+    with suppress(FileNotFoundError), _naming(path):
+        operations.remove(path)
+
+
+def discard(path: Path) -> None:
+    """Remove a file where that is possible: what is raised already counts more than what this would say."""
+    with suppress(OSError):
+        operations.remove(path)
+
+
+def make_folders(path: Path) -> None:
+    """A folder with all above it, each of them on disk; fine where it exists."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folders(path.parent)
+    with suppress(FileExistsError):  # another process may be as quick; where it is a file, that is said below
+        with _naming(path):
+            operations.make_folder(path)
+        sync_folder(path.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

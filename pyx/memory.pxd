@@ -1,0 +1,20 @@
+# Blocks of memory that outlive the kernel that filled them, and come back to it when nobody looks at them any more.
+cdef extern from "pages.h":
+    void* penstock_allocate(size_t size) noexcept nogil
+    void* penstock_allocate_zeroed(size_t size) noexcept nogil
+    void penstock_release(void* memory, size_t size) noexcept nogil
+
+
+cdef class Pool:
+    cdef list _free           # of (address, size, bytes ever written)
+    cdef Py_ssize_t _wanted   # bytes that were needed of late: what is far larger is not kept
+    cdef Block take(self, Py_ssize_t num_bytes)
+    cdef int give_back(self, Block block) except -1
+
+
+cdef class Block:
+    cdef char* memory         # 64-byte aligned; where it is large, pages that were never written take no memory
+    cdef readonly Py_ssize_t size
+    cdef public Py_ssize_t used      # bytes from the start that its present owner has written
+    cdef Py_ssize_t touched          # and any owner before
+    cdef Pool pool

@@ -1,0 +1,44 @@
+/* Memory from the system: aligned, and in huge pages where it is large. */
+#ifndef PENSTOCK_PAGES_H
+#define PENSTOCK_PAGES_H
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PENSTOCK_HUGE ((size_t)1 << 21)
+
+/* Small: from the heap. Large: mapped, so that what is never written takes no memory. */
+static inline void *penstock_allocate(size_t size) {
+    void *memory = NULL;
+    if (size < PENSTOCK_HUGE)
+        return posix_memalign(&memory, 64, size) ? NULL : memory;
+    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS
+#ifdef MAP_NORESERVE
+                  | MAP_NORESERVE
+#endif
+                  , -1, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(memory, size, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+/* The same, zeroed. What is mapped is zero already, and is not touched before it is needed. */
+static inline void *penstock_allocate_zeroed(size_t size) {
+    void *memory = penstock_allocate(size);
+    if (memory && size < PENSTOCK_HUGE)
+        memset(memory, 0, size);
+    return memory;
+}
+
+static inline void penstock_release(void *memory, size_t size) {
+    if (size < PENSTOCK_HUGE)
+        free(memory);
+    else
+        munmap(memory, size);
+}
+
+#endif

@@ -1,0 +1,67 @@
+"""File operations that fail or end the process at the n-th call, to stand in for ``penstock.io.durable.operations``."""
+
+import os
+import signal
+
+from penstock.io import durable
+
+NAMES = ("make_folder", "create", "write", "sync", "sync_folder", "rename", "remove")
+
+
+class Watched(durable.Operations):
+    """Counts the calls, from 1, and does what ``at(number, name, args)`` wants before each.
+
+    calls : their names so far
+    """
+
+    def __init__(self, at=lambda number, name, args: None):
+        self.calls = []
+        self._at = at
+
+
+def _watched(name):
+    def call(self, *args):
+        self.calls.append(name)
+        instead = self._at(len(self.calls), name, args)
+        return instead(*args) if instead else getattr(durable.Operations, name)(self, *args)
+
+    return call
+
+
+for _name in NAMES:
+    setattr(Watched, _name, _watched(_name))
+
+
+def failing(number, code, also_after=False):
+    """The n-th call raises OSError(code); with ``also_after`` all behind it do too, as on a full disk."""
+
+    def at(n, name, args):
+        if n == number or (also_after and n > number and name in ("create", "write", "make_folder")):
+            raise OSError(code, os.strerror(code))
+
+    return Watched(at)
+
+
+def short_write(number):
+    """The n-th call, where it is a write, takes half of what it is given; the next one has no room."""
+
+    def at(n, name, args):
+        if n == number and name == "write":
+            return lambda file, data: os.write(file, memoryview(data)[: max(1, len(data) // 2)])
+        if n == number + 1:
+            raise OSError(28, os.strerror(28))
+        return None
+
+    return Watched(at)
+
+
+def killing(number, half=False):
+    """The process is gone before the n-th call, or where it is a write and ``half``, in the middle of it."""
+
+    def at(n, name, args):
+        if n == number:
+            if half and name == "write":
+                os.write(args[0], memoryview(args[1])[: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Watched(at)

@@ -1,0 +1,330 @@
+"""Save and restore: everything comes back bit for bit, on any mesh, and a resumed run ends as an unbroken one."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from checkpoints import ROWS, batch, commits, config_of, engine_of, log_of, write
+
+import penstock as ps
+from penstock.checkpoint import saver
+from penstock.config import optimizers as o
+from penstock.errors import InputError, StateError, UsageError
+
+LOG = log_of(range(12))
+
+
+def unbroken(batches=LOG, config=None, flush=True, **arguments):
+    engine = engine_of(config, **arguments)
+    engine.run(iter(batches), flush=flush)
+    return engine.state_hash()
+
+
+def everything(engine):
+    """Bits of all tables and slots, and what the gate holds."""
+    parts = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
+    tables = {name: {key: rows.tobytes() for key, rows in part.items()} for name, part in parts.items()}
+    return tables, engine.global_step, json.dumps(engine.gate.get_state())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Many blocks, one after each frame, so that many steps go by while a commit is under way."""
+    monkeypatch.setattr(saver, "BLOCK_BYTES", 64 * 4 * 8)
+    monkeypatch.setattr(saver, "SHARE", 1e9)
+
+
+# ---- save and restore
+
+
+@pytest.mark.parametrize("frames", [0, 1, 4, 18])
+def test_a_restored_engine_goes_on_as_if_nothing_had_been(tmp_path, frames):
+    engine = engine_of()
+    engine.run(iter(LOG[:frames] or LOG[:1]), limit=frames)
+    engine.save(tmp_path / "c")
+    other = ps.Engine.restore(tmp_path / "c")
+    assert everything(other) == everything(engine)
+    for each in (engine, other):
+        each.run(iter(LOG[frames:]), flush=True)
+    assert other.state_hash() == engine.state_hash() == unbroken()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("strategy", ["MOD", "DIV"])
+def test_on_any_number_of_devices_and_with_either_sharding(tmp_path, mesh_of, devices, strategy):
+    engine = engine_of(mesh=mesh_of(2))
+    engine.run(iter(LOG[:13]))
+    engine.save(tmp_path)
+    proto = config_of().to_engine_proto()
+    embedding = proto.tpu_embedding_configuration
+    embedding.sharding_strategy = type(embedding).ShardingStrategy.Value("DIV_DEFAULT" if strategy == "DIV" else "MOD")
+    config = ps.EmbeddingConfig.from_proto(proto)
+    other = ps.Engine.restore(tmp_path, mesh_of(devices), config=config)
+    assert other.config.sharding_strategy == strategy
+    assert everything(other) == everything(engine)
+    other.run(iter(LOG[13:]), flush=True)
+    assert other.state_hash() == unbroken()
+
+
+def test_frames_that_are_held_one_by_one_come_back_one_by_one(tmp_path):
+    config = config_of(accumulate=False)
+    engine = engine_of(config)
+    engine.run(iter(LOG[:8]))
+    assert engine.gate.num_accumulated == 2
+    engine.save(tmp_path)
+    other = ps.Engine.restore(tmp_path)
+    other.run(iter(LOG[8:]), flush=True)
+    assert other.state_hash() == unbroken(config=config)
+
+
+def test_a_gate_that_is_flushed_right_after_the_restore_uses_the_rates_of_its_last_frame(tmp_path):
+    config = config_of(optimizer=o.Adagrad(o.DynamicLearningRate(0)))
+    engine = engine_of(config)
+    gradient = {"user": (np.array([3, 3]), np.ones((2, 4), np.float32))}
+    engine.run([LOG[0]], learning_rates=[0.25])
+    engine.save(tmp_path)
+    other = ps.Engine.restore(tmp_path)
+    assert other.gate.explain() == engine.gate.explain()
+    for each in (engine, other):
+        each.apply(gradient, learning_rates=[0.25])
+        each.apply(gradient, learning_rates=[0.25])
+    assert other.state_hash() == engine.state_hash()
+
+
+@pytest.mark.parametrize("optimizer", [o.Adam(0.1), o.Adam(0.1, lazy_adam=False), o.FTRL(0.1)])
+def test_any_optimizer_lazy_or_not(tmp_path, optimizer, small_blocks):
+    config = config_of(optimizer=optimizer)
+    engine = engine_of(config)
+    engine.run(iter(LOG[:20]), checkpoint=tmp_path, every=2)
+    other = ps.Engine.restore(tmp_path)
+    assert everything(other) == everything(engine)
+    other.run(iter(LOG[20:]), flush=True)
+    assert other.state_hash() == unbroken(config=config)
+
+
+def test_the_seed_comes_back_with_the_state(tmp_path):
+    engine_of(seed=7).save(tmp_path)
+    other = ps.Engine.restore(tmp_path)
+    assert (other.seed, other.state_hash()) == (7, engine_of(seed=7).state_hash())
+
+
+def test_saving_again_makes_a_small_delta_and_an_old_commit_goes(tmp_path):
+    engine = engine_of()
+    engine.save(tmp_path)
+    for n in range(4):
+        engine.apply({"user": (np.array([n]), np.ones((1, 4), np.float32))})
+        engine.save(tmp_path)
+    names = commits(tmp_path)
+    assert [n for n in names if n.endswith("commit")] == [f"0000000{n}.commit" for n in (3, 4, 5)]
+    base, *deltas = [n for n in names if not n.endswith("commit")]
+    assert (base, len(deltas)) == ("00000001.base", 4)
+    assert ps.Engine.restore(tmp_path).state_hash() == engine.state_hash()
+
+
+# ---- what a configuration may change
+
+
+def test_a_table_may_grow_and_its_new_rows_start_as_they_would(tmp_path):
+    engine = engine_of()
+    engine.run(iter(LOG[:9]))
+    engine.save(tmp_path)
+    grown = config_of(rows=ROWS + 700)
+    other = ps.Engine.restore(tmp_path, config=grown)
+    start = engine_of(grown).retrieve_parameters("user")
+    for key, rows in other.retrieve_parameters("user").items():
+        assert rows[:ROWS].tobytes() == engine.retrieve_parameters("user")[key].tobytes()
+        assert rows[ROWS:].tobytes() == start[key][ROWS:].tobytes()
+    other.save(tmp_path)
+    assert ps.Engine.restore(tmp_path).state_hash() == other.state_hash()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (config_of(rows=ROWS - 1), f"table 'user' has {ROWS} rows in the checkpoint and only {ROWS - 1} in the config"),
+        (config_of(optimizer=o.Adam(0.1)), "table 'user' has optimizer Adagrad in the checkpoint and Adam in"),
+        (config_of(more=[ps.TableConfig(5, 2, name="new", optimizer=o.SGD(1.0))]), "table 'new' is in the config"),
+        (ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="user")], o.SGD(1.0)), "'item' is in the check"),
+    ],
+)
+def test_what_may_not_change_is_refused_by_name(tmp_path, config, message):
+    engine_of().save(tmp_path)
+    with pytest.raises(StateError, match=message):
+        ps.Engine.restore(tmp_path, config=config)
+
+
+def test_a_gate_of_another_kind_is_refused(tmp_path):
+    engine_of().save(tmp_path)
+    with pytest.raises(StateError, match="made with num_required 3, not 4; give the same"):
+        ps.Engine.restore(tmp_path, num_required=4)
+    with pytest.raises(StateError, match="made with reduction mean, not sum"):
+        ps.Engine.restore(tmp_path, reduction="sum")
+
+
+def test_what_only_python_holds_has_to_be_given_again(tmp_path):
+    config = config_of(optimizer=o.Adagrad(lambda step: 0.1))
+    engine_of(config).save(tmp_path)
+    with pytest.raises(StateError, match=r"holds the schedule of tag 0, which no file can; give config="):
+        ps.Engine.restore(tmp_path)
+    assert ps.Engine.restore(tmp_path, config=config).state_hash() == engine_of(config).state_hash()
+
+
+# ---- runs that are resumed
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, None])
+@pytest.mark.parametrize("stop", [1, 7, 20, 36])
+def test_a_run_resumed_anywhere_ends_as_an_unbroken_one(tmp_path, every, stop, small_blocks):
+    log, folder = write(tmp_path / "log.arrows", LOG), tmp_path / "c"
+    engine_of().run(log, limit=stop, checkpoint=folder, every=every)
+    engine = ps.Engine.restore(folder)
+    report = engine.run(log, checkpoint=folder, every=every, resume=True, flush=True)
+    assert (report.skipped, report.frames) == (stop, len(LOG) - stop)
+    assert engine.state_hash() == unbroken()
+    again = ps.Engine.restore(folder)
+    assert again.run(log, checkpoint=folder, resume=True).skipped == len(LOG)
+    assert again.state_hash() == unbroken()
+
+
+def test_every_commit_is_the_state_of_its_step_however_many_steps_go_by_meanwhile(tmp_path, small_blocks):
+    engine, states = engine_of(num_required=1), {}
+    folder = tmp_path / "c"
+
+    def remember(counters, gate, share):
+        if gate.global_step not in states:
+            states[gate.global_step] = everything(engine)[:2]
+
+    engine.run(iter(LOG), checkpoint=folder, every=3, keep=100, progress=remember)
+    names = [name for name in commits(folder) if name.endswith("commit")]
+    assert len(names) > 1
+    while names:
+        other = ps.Engine.restore(folder)
+        assert everything(other)[:2] == states[other.global_step]
+        (folder / names.pop()).unlink()
+
+
+def test_the_tables_are_updated_in_place_while_they_are_saved(tmp_path, small_blocks):
+    engine = engine_of(num_required=1)
+    engine.run([LOG[0]])
+    before = engine._state.table("user").pointers()
+    engine.run(iter(LOG[1:]), checkpoint=tmp_path, every=2)
+    assert engine._state.table("user").pointers() == before
+
+
+def test_several_sources_have_a_position_each(tmp_path):
+    logs = [write(tmp_path / f"{n}.arrows", log_of(range(4 * n, 4 * n + 4))) for n in range(3)]
+    folder = tmp_path / "c"
+    engine_of().run(logs[:2], limit=17, checkpoint=folder)
+    engine = ps.Engine.restore(folder)
+    assert engine.run(logs, checkpoint=folder, resume=True, flush=True).skipped == 17
+    assert engine.state_hash() == unbroken()
+
+
+def test_merged_sources_have_a_position_each(tmp_path):
+    logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)]) for n in range(3)]
+    folder = tmp_path / "c"
+    engine_of().run(logs, limit=17, checkpoint=folder, merge="step")
+    engine = ps.Engine.restore(folder)
+    assert engine.run(logs, checkpoint=folder, merge="step", resume=True, flush=True).skipped == 17
+    assert engine.state_hash() == unbroken()
+    with pytest.raises(StateError, match="made with --merge step; resume it the same way"):
+        ps.Engine.restore(folder).run(logs, resume=True)
+
+
+def test_a_log_that_was_renamed_or_has_grown_is_recognised(tmp_path):
+    folder = tmp_path / "c"
+    engine_of().run(write(tmp_path / "a.arrows", LOG[:20]), checkpoint=folder)
+    engine = ps.Engine.restore(folder)
+    report = engine.run(write(tmp_path / "b.arrows", LOG), checkpoint=folder, resume=True, flush=True)
+    assert (report.skipped, engine.state_hash()) == (20, unbroken())
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (log_of(range(12), seed=1), "its first 20 frames are not those that the checkpoint holds"),
+        ([LOG[1], LOG[0], *LOG[2:]], "its first 20 frames are not those that the checkpoint holds"),
+        (LOG[1:], "its first 20 frames are not those that the checkpoint holds"),
+        (LOG[:19], "ends after 19 frames"),
+    ],
+)
+def test_another_source_is_refused_by_name_and_nothing_is_applied(tmp_path, batches, message):
+    folder = tmp_path / "c"
+    engine_of().run(write(tmp_path / "a.arrows", LOG), limit=20, checkpoint=folder)
+    engine = ps.Engine.restore(folder)
+    before = everything(engine), commits(folder)
+    with pytest.raises(StateError, match=f"b.arrows: {message}"):
+        engine.run(write(tmp_path / "b.arrows", batches), checkpoint=folder, resume=True)
+    assert (everything(engine), commits(folder)) == before
+
+
+def test_a_source_that_is_left_out_is_missed_by_name(tmp_path):
+    logs = [write(tmp_path / f"{n}.arrows", log_of([n])) for n in range(2)]
+    engine_of().run(logs, checkpoint=tmp_path / "c")
+    with pytest.raises(StateError, match=r"1\.arrows: the checkpoint holds 3 frames of it, and it is not among"):
+        ps.Engine.restore(tmp_path / "c").run(logs[:1], resume=True)
+
+
+def test_every_whole_frame_before_a_bad_row_is_committed(tmp_path):
+    bad = batch(6).set_column(3, "id", pa.array([ROWS] * 40))
+    folder = tmp_path / "c"
+    engine = engine_of()
+    with pytest.raises(InputError, match="id_out_of_range"):
+        engine.run(write(tmp_path / "bad.arrows", [*LOG[:17], bad]), checkpoint=folder)
+    other = ps.Engine.restore(folder)
+    assert everything(other) == everything(engine)
+    assert other.run(write(tmp_path / "good.arrows", LOG), resume=True, flush=True).skipped == 17
+    assert other.state_hash() == unbroken()
+
+
+def test_counters_go_on_over_all_runs(tmp_path):
+    engine = engine_of()
+    log = write(tmp_path / "log.arrows", LOG)
+    engine.run(log, limit=10, checkpoint=tmp_path / "c")
+    other = ps.Engine.restore(tmp_path / "c")
+    other.run(log, resume=True, checkpoint=tmp_path / "c")
+    assert (other._saves.totals.frames, other._saves.totals.rows, other._saves.totals.steps) == (36, 36 * 40, 12)
+
+
+# ---- where a checkpoint may go
+
+
+def test_a_folder_that_holds_a_checkpoint_is_only_gone_on_with(tmp_path):
+    engine_of().run(iter(LOG[:3]), checkpoint=tmp_path)
+    with pytest.raises(UsageError, match="holds a checkpoint; resume it"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path)
+    with pytest.raises(UsageError, match="is not what this engine was made from"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path, resume=True)
+
+
+def test_an_engine_that_was_changed_since_does_not_go_on_with_the_commit(tmp_path):
+    engine_of().run(iter(LOG[:3]), checkpoint=tmp_path)
+    engine = ps.Engine.restore(tmp_path)
+    engine.load_parameters("item", np.zeros((ROWS, 2)))
+    with pytest.raises(UsageError, match="is not what this engine was made from"):
+        engine.run(iter(LOG), checkpoint=tmp_path, resume=True)
+
+
+def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path)
+    with pytest.raises(UsageError, match="a checkpoint is a folder, this is a file"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path / "notes.txt")
+
+
+def test_two_writers_do_not_meet(tmp_path):
+    engine = engine_of()
+    engine.save(tmp_path)
+
+    def save_too(counters, gate, share):
+        with pytest.raises(UsageError, match="another process is writing checkpoints there"):
+            engine.save(tmp_path / "c")
+
+    engine.run([LOG[0]], checkpoint=tmp_path / "c", progress=save_too)
+
+
+def test_every_without_a_checkpoint(tmp_path):
+    with pytest.raises(UsageError, match="give checkpoint= too"):
+        engine_of().run([LOG[0]], every=3)

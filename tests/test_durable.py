@@ -1,0 +1,100 @@
+"""The seam through which everything goes that must survive a crash: whole or absent, whatever fails."""
+
+import errno
+import io
+import os
+
+import pytest
+from faults.operations import Watched, failing, short_write
+
+from penstock.io import durable
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """use(operations): what the seam calls from here on."""
+    return lambda operations: monkeypatch.setattr(durable, "operations", operations) or operations
+
+
+def write(path, data=b"new"):
+    with durable.appearing(path) as file:
+        file.write(data)
+
+
+def test_a_file_appears_whole_and_on_disk(tmp_path, use):
+    watched = use(Watched())
+    write(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert watched.calls == ["create", "write", "sync", "rename", "sync_folder"]
+
+
+def test_until_then_the_one_before_it_is_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with durable.appearing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+def test_an_error_inside_leaves_everything_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), durable.appearing(path) as file:
+        file.writelines([b"new", None])
+    assert os.listdir(tmp_path) == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_whatever_operation_fails_the_file_is_old_or_new_and_the_error_names_it(tmp_path, use, number):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    use(failing(number, errno.EIO))
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        write(path)
+    assert str(tmp_path) in str(caught.value.filename)
+    assert os.listdir(tmp_path) == ["file"]
+    assert path.read_bytes() == (b"new" if number == 5 else b"old")  # renamed, only not known to be on disk
+
+
+def test_a_write_that_takes_less_is_gone_on_with(tmp_path, use):
+    use(Watched(lambda n, name, args: (lambda file, data: os.write(file, data[:1])) if name == "write" else None))
+    write(tmp_path / "file", b"abc")
+    assert (tmp_path / "file").read_bytes() == b"abc"
+
+
+def test_a_disk_that_fills_up_in_the_middle(tmp_path, use):
+    use(short_write(2))
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use):
+    watched = use(Watched())
+    data = bytes(range(256)) * (4 * durable.BUFFER_BYTES // 256)
+    with durable.appearing(tmp_path / "file") as file:
+        assert isinstance(file, io.BufferedIOBase)
+        for start in range(0, len(data), 1000):
+            file.write(data[start : start + 1000])
+    assert (tmp_path / "file").read_bytes() == data
+    assert watched.calls.count("write") <= 6
+
+
+def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
+    watched = use(Watched())
+    durable.make_folders(tmp_path / "a" / "b")
+    durable.make_folders(tmp_path / "a" / "b")
+    assert watched.calls == ["make_folder", "sync_folder"] * 2
+
+
+def test_a_file_where_a_folder_is_wanted(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(NotADirectoryError, match="a"):
+        durable.make_folders(tmp_path / "a" / "b")
+
+
+def test_removing_what_is_gone_is_fine(tmp_path):
+    durable.remove(tmp_path / "nothing")

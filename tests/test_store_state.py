@@ -1,0 +1,54 @@
+"""What a table holds behind the gate, out and in again as plain arrays."""
+
+import numpy as np
+import pytest
+
+from penstock.frames import Rows
+from penstock.store import TableStore, run_in
+
+
+def add(store, ids, frame):
+    rng = np.random.default_rng(frame)
+    rows = Rows(np.array(ids, np.int64), rng.standard_normal((len(ids), 3), np.float32))
+    store.add([rows], frame, 1, run_in(None))
+
+
+def drained(store):
+    return [(rows.ids.tolist(), rows.grads.tobytes()) for rows in store.drain()]
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_a_store_goes_on_from_its_state_as_if_nothing_had_been(accumulate):
+    store, other = (TableStore(100, 3, accumulate=accumulate, mean=True) for _ in range(2))
+    add(other, [7, 7], 1)  # is dropped
+    add(store, [5, 1, 5], 1)
+    add(store, [1, 9], 2)
+    other.set_state(store.get_state())
+    for each in (store, other):
+        add(each, [9, 5, 5], 3)
+    assert drained(other) == drained(store)
+    assert drained(other) == drained(store) == []
+
+
+def test_an_empty_store_has_a_state_too():
+    store, other = (TableStore(100, 3, accumulate=True, mean=True) for _ in range(2))
+    other.set_state(store.get_state())
+    assert drained(other) == []
+
+
+def test_a_state_is_a_copy():
+    store = TableStore(100, 3, accumulate=True, mean=False)
+    add(store, [5], 1)
+    state = store.get_state()
+    before = {key: array.copy() for key, array in state.items()}
+    add(store, [5], 2)
+    assert all((state[key] == before[key]).all() for key in state)
+
+
+def test_what_was_held_before_the_state_was_taken_up_is_not_counted_as_read():
+    store, other = (TableStore(100, 3, accumulate=True, mean=True) for _ in range(2))
+    add(store, [5, 1], 1)
+    other.set_state(store.get_state())
+    assert (other.num_rows, other.num_distinct) == (0, 0)
+    add(other, [5], 2)
+    assert (other.num_rows, other.num_distinct) == (1, 1)
