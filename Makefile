@@ -3,9 +3,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd bench/*.pyx)
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
-.PHONY: demo test lint types checked tsan bench dist proto clean
+.PHONY: demo test lint types checked tsan sanitize fuzz bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -23,7 +23,8 @@ types: .venv/installed
 		--allow-incomplete-defs ../../tests/typing_examples.py
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.bench.traffic
+		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.pyx.update \
+		penstock.bench.traffic
 
 # The kernels with bounds checks, the tests, then the release kernels again. `--force`: a change of
 # directives alone rebuilds nothing.
@@ -36,6 +37,11 @@ checked: .venv/installed
 # `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
+
+# Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
+# `make fuzz ARGS="--cases 500 --seed 7"`; a case that fails is kept in build/fuzz, with the command that repeats it.
+fuzz: .venv/installed
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 # Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed

@@ -28,12 +28,16 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts"]
+KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "update"]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
-COMPILE_ARGS = ["-O3", "-ffp-contract=off"]
+# Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
+# same bits. (Never -ffast-math.)
+COMPILE_ARGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+
+HEADERS = [f"pyx/{h}.h" for h in ("crew", "pages", "rows", "rows_body", "update_rules", "xla_ffi")]
 
 
 def link_tree() -> str:
@@ -61,9 +65,12 @@ setup(
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.sh"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.sh"]},
     ext_modules=cythonize(
-        [Extension(name, [path], extra_compile_args=COMPILE_ARGS) for name, path in MODULES.items()],
+        [
+            Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)
+            for name, path in MODULES.items()
+        ],
         include_path=[link_tree()],
         build_dir="build/checked" if CHECKED else "build/release",
         compiler_directives={

@@ -108,7 +108,8 @@ class Coalesce(Ours):
 
     def seen(self, table: str, ids: Int64) -> Float32:
         (coalesced,) = self._last[table]
-        return look_up(coalesced.ids, coalesced.grads, ids)
+        unique, sums = (np.concatenate(of) for of in zip(*coalesced.parts, strict=True))
+        return look_up(unique, sums, ids)
 
     def _take(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
         self._last = coalesced

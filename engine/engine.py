@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -28,8 +28,9 @@ from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.io.arrays import one_frame
+from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.reader import FrameReader, ReadOptions
-from penstock.pipeline import Begin, FrameGate, Pipeline
+from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report, TableReport
@@ -141,7 +142,8 @@ class Engine:
         contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
         merge : "step" merges sorted sources by step
         learning_rates : by tag, a mapping or a sequence; before the column and the schedules
-        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it
+        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it; "quarantine=FILE" also
+            puts it into an Arrow file, whole when this returns or raises (docs/bad_rows.md)
         flush : open the gate once more at the end
         limit : stop after that many frames, those left out by ``resume`` included
         checkpoint : a folder in which to commit the state with its position: after every ``every`` steps, in the
@@ -158,6 +160,7 @@ class Engine:
         self._check_ready()
         limit = None if limit is None else whole("limit", limit, 0)
         rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        mode, quarantine = parse_on_bad_row(on_bad_row)
         options = ReadOptions(
             sizes=self.config.sizes,
             num_tags=self.config.num_tags,
@@ -166,18 +169,19 @@ class Engine:
             columns=columns or {},
             contribution_rows=contribution_rows,
             merge=merge,
-            on_bad_row=on_bad_row,
+            on_bad_row=mode,
             gradient_dtype=gradient_dtype,
             allow_missing_end=allow_missing_end,
+            unseen=True,
         )
         started = time.perf_counter()
         counters = self._start_counting()
         reader = FrameReader(source, options)
         self._rates = rates
-        with self._saves.run(reader, counters, shield, checkpoint, every, keep, resume) as saving:
+        with self._saves.run(reader, counters, shield, checkpoint, every, keep, resume, quarantine) as saving:
             for frame in saving.frames(limit):
                 with shield():
-                    self._push(frame, rates, counters)
+                    frame, _ = self._push(frame, rates, counters)
                     saving.took(frame)
                 if progress is not None:
                     progress(counters, self.gate, reader.fraction())
@@ -213,7 +217,7 @@ class Engine:
                 f"(0 to {self.config.num_tags - 1})"
             )
         self._rates = rates
-        return self._push(replace(frame, contributor=contributor), rates, self._counters)
+        return self._push(replace(frame, contributor=contributor), rates, self._counters)[1]
 
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
@@ -349,10 +353,12 @@ class Engine:
 
         return begin, lambda: began
 
-    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> bool:
+    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+        """Returns the frame as it was taken in, rows that are bad left out, and whether it was: else it was stale."""
         begin, began = self._begin(rates)
-        with self._whole(began):
+        with self._whole(began), suppress(BadRowsError):
             return self._pipeline.push(frame, begin, counters)
+        return self._push(frame.audited(), rates, counters)
 
     def _flush(self, counters: Counters) -> bool:
         begin, began = self._begin(self._rates)

@@ -1,13 +1,15 @@
 """The values that flow: Frame → Coalesced. Frozen, and valid once built; numpy only.
 
 A frame that exists has been validated to its end: ids lie inside their tables, gradients are
-finite and as long as their table is wide.
+finite and as long as their table is wide. Of one that has an ``audit`` the first two are yet to be
+seen: who sums its rows looks at every value anyway, and takes them back where one is bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +23,18 @@ class Rows:
     """Gradient rows of one table in arrival order.
 
     ids : int64, shape (n,)
-    grads : float32, shape (n, dim), rows contiguous; may look into Arrow's memory
+    grads : float32, shape (m, dim), rows contiguous; may look into Arrow's memory
+    which : int64, shape (n,), the rows of grads that are meant; None: all, m is n
     """
 
     ids: Int64
     grads: Float32
+    which: Int64 | None = None
+
+    def gradient(self, row: int) -> Float32:
+        """float32, shape (dim,)."""
+        gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class Frame:
     learning_rates : one value per dynamic tag, or None where the stream carries none
     dropped : rows left out, by reason
     source : where it came from, for messages
+    bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
+    audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -48,15 +59,24 @@ class Frame:
     learning_rates: tuple[float, ...] | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
+    bad_rows: tuple[Any, ...] = ()
+    audit: Callable[[], Frame] | None = None
+
+    def audited(self) -> Frame:
+        """This frame, valid for certain. Raises InputError."""
+        return self if self.audit is None else self.audit()
 
 
 @dataclass(frozen=True)
 class Coalesced:
-    """One table's gradients of one opening, each id once, in order of first appearance.
+    """One table's gradients of one opening.
 
-    ids : int64, shape (u,), distinct
-    grads : float32, shape (u, dim), summed, and divided where the reduction is mean
+    parts : ids int64 (u,) and rows float32 (u, dim), summed, and divided where the reduction is mean; an id is in
+        one of the parts, once
     """
 
-    ids: Int64
-    grads: Float32
+    parts: tuple[tuple[Int64, Float32], ...]
+
+    @property
+    def num_ids(self) -> int:
+        return sum(len(ids) for ids, _ in self.parts)

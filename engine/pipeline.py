@@ -5,20 +5,20 @@ Frame → gate → stores → at an opening: Coalesced of every table to ``step`
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.arguments import whole
+from penstock.crew import Crew
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
 from penstock.stats import Contributor, Counters
-from penstock.store import TableStore, run_in
+from penstock.store import TableStore
 
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
+
+# Below this many rows a second thread costs more than it saves.
+ROWS_WORTH_SPLITTING = 1 << 14
 
 
 class FrameGate(Gate):
@@ -46,11 +46,8 @@ class FrameGate(Gate):
         return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
 
 
-def num_threads(threads: int | None) -> int:
-    """None: as many as this process may use."""
-    if threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return whole("threads", threads, 1)
+class BadRowsError(Exception):
+    """A frame that was not audited holds a bad row. Nothing of it was taken in: audit it, and push the audited one."""
 
 
 class Pipeline:
@@ -67,27 +64,29 @@ class Pipeline:
         self.gate = gate
         self.stores = stores
         self._step = step
-        self._threads = num_threads(threads)
-        self._tables_pool = ThreadPoolExecutor(self._threads, "penstock-table") if self._threads > 1 else None
-        self._parts_pool = ThreadPoolExecutor(self._threads, "penstock-part") if self._threads > 1 else None
+        self._crew = Crew(threads)
+        self._most_parts = 1 << self._crew.threads.bit_length() - 1  # a power of two
         self.last: Frame | None = None  # the last one admitted, without its rows
         self._num_admitted = 0
         self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and whom the step counts for
         gate.open_into(self._open)
 
-    def push(self, frame: Frame, begin: Begin, counters: Counters) -> bool:
-        """Take one frame in, and step if that opens the gate. False where it was stale: dropped whole, counted.
+    def push(self, frame: Frame, begin: Begin, counters: Counters) -> tuple[Frame, bool]:
+        """Take one frame in, and step if that opens the gate. Where it was stale it is dropped whole, and counted.
+
+        Returns the frame, audited where it was stale, and whether it was taken in.
 
         begin : called when the frame is not stale, before anything of it is taken in, with whether it opens
             the gate: then it gives the learning rate of every tag
+        Raises BadRowsError for a frame that was not audited.
         """
-        with self.gate.still():
-            counters.count(frame)
         admitted = self.gate.admit(frame.local_step, lambda: self._add(frame, begin, counters), frame.contributor)
         if not admitted:
-            with self.gate.still():
-                counters.stale += 1
-        return admitted
+            frame = frame.audited()
+        with self.gate.still():
+            counters.count(frame)
+            counters.stale += not admitted
+        return frame, admitted
 
     def flush(self, begin: Begin, counters: Counters) -> bool:
         """Open the gate for what it holds. False where it holds nothing, or others queue for it."""
@@ -115,21 +114,50 @@ class Pipeline:
             self.last = Frame({}, 0, step, contributor, None if rates is None else tuple(rates))
 
     def close(self) -> None:
-        for pool in (self._tables_pool, self._parts_pool):
-            if pool is not None:
-                pool.shutdown()
+        self._crew.close()
 
     def _add(self, frame: Frame, begin: Begin, counters: Counters) -> None:
+        num_rows = {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()}
+        total = sum(num_rows.values())
+        # The largest first, so that no thread begins with a large table when the others are done.
+        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
+        stores = [self.stores[table] for table in tables]
         required = self.gate.num_required
-        self._opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
+        tasks = []
+        try:
+            for store, table in zip(stores, tables, strict=True):
+                parts = self._parts(num_rows[table], total)
+                tasks += store.begin(frame.rows[table], self._num_admitted + 1, parts)
+            vacant = all(store.vacant for store in stores)
+            if frame.audit is not None and not vacant:
+                self._check(stores, total)
+            opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
+        except BaseException:
+            for store in stores:
+                store.cancel()
+            raise
+        if not self._crew.run(tasks, alone=total < ROWS_WORTH_SPLITTING):
+            # Where a frame before it is held, its rows have been looked at above.
+            assert vacant
+            for store in stores:
+                store.undo()
+            raise BadRowsError
+        for store in stores:
+            store.end()
+        self._opening = opening
         self._num_admitted += 1
         self.last = frame_without_rows(frame)
-        run = run_in(self._tables_pool if len(frame.rows) > 1 else None)
-        run_parts = run_in(self._parts_pool)
-        run(
-            partial(self.stores[table].add, blocks, self._num_admitted, self._threads, run_parts)
-            for table, blocks in sorted(frame.rows.items(), key=lambda of: -sum(len(b.ids) for b in of[1]))
-        )
+
+    def _parts(self, num_rows: int, total: int) -> int:
+        """How many tasks a table's rows are split into: one, unless it would keep the others waiting."""
+        large = num_rows >= ROWS_WORTH_SPLITTING and num_rows * self._most_parts > total
+        return self._most_parts if large else 1
+
+    def _check(self, stores: Sequence[TableStore], total: int) -> None:
+        """What is added to sums that are held cannot be taken back: look first."""
+        tasks = [task for store in stores for task in store.checks(self._crew.threads)]
+        if not self._crew.run(tasks, alone=total < ROWS_WORTH_SPLITTING):
+            raise BadRowsError
 
     def _open(self, _: int) -> None:
         rates, counters = self._opening

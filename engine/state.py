@@ -71,7 +71,7 @@ class State:
             rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
             assert rate is not None  # a valid configuration has one or the other
             for rows in contributions or ([_no_rows(spec)] if spec.rule.non_lazy else []):
-                self._tables[name].apply(rows.ids, rows.grads, rate)
+                self._tables[name].apply_segments(rows.parts, rate)
 
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""
@@ -152,7 +152,7 @@ class State:
 
 def _no_rows(spec: TableSpec) -> Coalesced:
     """What a step brings to a table that nothing touched, where its rows move all the same."""
-    return Coalesced(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32))
+    return Coalesced(((np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:

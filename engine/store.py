@@ -6,8 +6,7 @@ accumulator. Off: every frame is coalesced by itself and applied by itself, in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,99 +16,108 @@ import numpy.typing as npt
 from penstock.frames import Coalesced, Rows
 from penstock.pyx.accumulator import Accumulator
 
-# Below this many rows a second thread costs more than it saves.
-ROWS_WORTH_SPLITTING = 1 << 15
-
-Run = Callable[[Iterable[Callable[[], None]]], None]
-
-
-def run_in(executor: Executor | None) -> Run:
-    """Run tasks on an executor's threads, or here; an error of one is raised when all are done."""
-
-    def run(tasks: Iterable[Callable[[], None]]) -> None:
-        if executor is None:
-            for task in tasks:
-                task()
-        else:
-            for done in [executor.submit(task) for task in tasks]:
-                done.result()
-
-    return run
+Array = npt.NDArray[Any]
+Task = Callable[[], bool]
 
 
 class TableStore:
-    """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening."""
+    """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening.
+
+    A frame comes in by ``begin``, then every one of its tasks, then ``end``; or ``undo`` where a task said no.
+    Tasks may run on threads of their own.
+    """
 
     def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool) -> None:
         self.dim = dim
         self._accumulate = accumulate
         self._mean = mean and accumulate
-        self._frames: list[Accumulator] = []
-        self._seen = np.zeros(vocabulary_size, bool)  # lazily backed by memory, one byte per touched row
-        self._last_frame = self._counted_from = -1  # numbers of frames
+        self._accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
+        self._whole: list[Coalesced] = []  # frames done, where they are not accumulated
+        self._rows_begun = 0
         self.num_rows = 0
 
-    def add(self, blocks: Sequence[Rows], frame: int, threads: int, run: Run) -> None:
-        """Coalesce one frame's rows. frame : its number; threads : how many parts the sums may be split into."""
-        if not self._accumulate or not self._frames:
-            self._frames.append(Accumulator(self.dim))
-        accumulator = self._frames[-1]
-        self._last_frame = frame
-        for block in blocks:
-            order = accumulator.resolve(block.ids, frame)
-            parts = min(threads, len(block.ids) // ROWS_WORTH_SPLITTING)
-            if parts <= 1:
-                accumulator.fold(order, block.grads)
-            else:
-                run(partial(accumulator.fold, order, block.grads, part, parts) for part in range(parts))
-            self.num_rows += len(block.ids)
+    def begin(self, blocks: Sequence[Rows], frame: int, num_parts: int) -> list[Task]:
+        """Make room for a frame's rows. The tasks add them; one returns False where it met a bad row.
+
+        frame : its number; num_parts : a power of two, how many tasks are wanted
+        Raises MemoryError: then nothing has changed.
+        """
+        given = [(block.ids, block.grads, block.which) for block in blocks]
+        parts = self._accumulator.begin(given, frame, num_parts)
+        self._rows_begun = sum(len(block.ids) for block in blocks)
+        return [partial(self._accumulator.add_part, part, frame, True) for part in range(parts)]
+
+    def checks(self, num_parts: int) -> list[Task]:
+        """Tasks that look through the rows begun and add nothing: False where one is bad."""
+        return [partial(self._accumulator.check_part, part, num_parts) for part in range(num_parts)]
+
+    def end(self) -> None:
+        """The frame is in."""
+        self._accumulator.end()
+        self.num_rows += self._rows_begun
+        if not self._accumulate:
+            self._whole += self._drained()
+
+    def cancel(self) -> None:
+        """The frame that was begun will not come."""
+        self._accumulator.end()
+
+    def undo(self) -> None:
+        """Take the frame back, however much of it was added. Only where the store was ``vacant``."""
+        self._accumulator.undo()
+
+    @property
+    def vacant(self) -> bool:
+        """Whether a frame that comes now can be taken back."""
+        return len(self._accumulator) == 0
 
     def drain(self) -> list[Coalesced]:
         """What has been summed: one, or one per frame where accumulation is off; empty ones left out."""
-        drained = []
-        for accumulator in self._frames:
-            self._seen[self._counted(accumulator)] = True
-            ids, sums, _ = accumulator.drain(self._mean)
-            if len(ids):
-                drained.append(Coalesced(ids, sums))
-        # The accumulator is kept: its hash table has the size that this stream needs.
-        self._frames = self._frames[:1] if self._accumulate else []
-        return drained
+        whole, self._whole = self._whole, []
+        return whole or self._drained()
+
+    def _drained(self) -> list[Coalesced]:
+        if self.vacant:
+            return []
+        return [Coalesced(tuple(self._accumulator.drain_parts(self._mean)))]
 
     @property
     def num_distinct(self) -> int:
         """Distinct ids that have entered the gate since ``start_counting``, those still held included."""
-        held = [self._counted(accumulator) for accumulator in self._frames]
-        waiting = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
-        return int(np.count_nonzero(self._seen)) + int(np.count_nonzero(~self._seen[waiting]))
+        return self._accumulator.num_distinct
 
     @property
     def nbytes(self) -> int:
         """Bytes held behind the gate."""
-        return sum(accumulator.nbytes for accumulator in self._frames)
-
-    def _counted(self, accumulator: Accumulator) -> npt.NDArray[np.int64]:
-        """The ids held that occurred since ``start_counting``."""
-        ids, frames = accumulator.held()
-        return ids[frames > self._counted_from]
+        whole = sum(ids.nbytes + sums.nbytes for frame in self._whole for ids, sums in frame.parts)
+        return self._accumulator.nbytes + whole
 
     def start_counting(self) -> None:
         """Forget the counts of the run before. What is held from then counts again only where it comes again."""
-        self._counted_from = self._last_frame
         self.num_rows = 0
-        self._seen = np.zeros_like(self._seen)
+        self._accumulator.start_counting()
 
-    def get_state(self) -> dict[str, npt.NDArray[Any]]:
-        """What is held, as arrays that are copies: ``last_frame``, and ``0.ids``, ``0.sums``, … per accumulator."""
-        states = [accumulator.get_state() for accumulator in self._frames]
-        state = {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
-        return {"last_frame": np.array(self._last_frame), **state}
+    def get_state(self) -> dict[str, Array]:
+        """What is held, as arrays that are copies: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
+        if self._accumulate:
+            states = [] if self.vacant else [self._accumulator.get_state()]
+        else:
+            states = [_joined(frame) for frame in self._whole]
+        return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
 
-    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def set_state(self, state: Mapping[str, Array]) -> None:
         """Take up what ``get_state`` gave; what is held now is dropped. Counts of runs are not part of it."""
-        num_held = 1 + max((int(key.partition(".")[0]) for key in state if key != "last_frame"), default=-1)
-        self._frames = [Accumulator(self.dim) for _ in range(num_held)]
-        for number, accumulator in enumerate(self._frames):
-            accumulator.set_state({key: state[f"{number}.{key}"] for key in ("ids", "sums", "counts", "frames")})
-        self._last_frame = int(state["last_frame"])
+        num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
+        self.drain()
+        for number in range(num_held):
+            held = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
+            if self._accumulate:
+                self._accumulator.set_state(held)
+            else:
+                self._whole.append(Coalesced(((held["ids"], held["sums"]),)))
         self.start_counting()
+
+
+def _joined(frame: Coalesced) -> dict[str, Array]:
+    ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
+    return {"ids": ids, "sums": sums}

@@ -42,6 +42,9 @@ Pieces = Sequence[Any]  # of bytes: anything with the buffer protocol
 class RawBytes(Protocol):
     """The bytes of a stream, as far as its file was read."""
 
+    def check_next(self) -> None:
+        """Raise InputError where what Arrow reads next is a bomb."""
+
     def last_read(self) -> bytes:
         """The 8 bytes before the file's position."""
 

@@ -8,17 +8,20 @@ however the stream is chopped into batches. Opens nothing and reads nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.errors import InputError
 from penstock.frames import Frame, Rows
+from penstock.io.bad_rows import bad_rows
 from penstock.io.columns import Int64
-from penstock.io.decode import REASONS, Decoded, explain
+from penstock.io.decode import REASONS, Decoded, explain, find_bad_rows
 from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles
 
@@ -44,12 +47,18 @@ class Piece:
     """Rows start to stop of a decoded batch: one key."""
 
     decoded: Decoded
-    bad: npt.NDArray[np.uint8] | None  # the reason code of every row of the batch
+    bad: npt.NDArray[np.uint8] | None  # the reason code of every row of the batch; None: all are good
     start: int
     stop: int
     key: Key
     roles: Roles
     place: Place
+    batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
+    unseen: bool = False  # whether ids are in range and values finite is for the audit to say
+
+    def audited(self, sizes: Mapping[str, tuple[int, int]]) -> Piece:
+        """The same after a look at every value."""
+        return replace(self, bad=find_bad_rows(self.decoded, sizes), unseen=False) if self.unseen else self
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
         """The first rows that there is room for, and the rest if any."""
@@ -85,24 +94,40 @@ class FrameBuilder:
     def end(self) -> Iterator[Frame]:
         """The frame held, if any, is whole."""
         if self._num_rows:
-            rows = {table: tuple(blocks) for table, blocks in self._rows.items()}
-            step, contributor = self._key
-            dropped = dict(self._dropped)
-            frame = Frame(rows, self._num_rows, step, contributor, self._rates, dropped, self._source)
+            yield self._frame()
             self._begin()
-            yield frame
+
+    def _frame(self) -> Frame:
+        rows = {table: tuple(blocks) for table, blocks in self._rows.items()}
+        step, contributor = self._key
+        audit = partial(self._audited, tuple(self._pieces)) if any(p.unseen for p in self._pieces) else None
+        dropped = dict(self._dropped)
+        return Frame(
+            rows, self._num_rows, step, contributor, self._rates, dropped, self._source, tuple(self._aside), audit
+        )
+
+    def _audited(self, pieces: tuple[Piece, ...]) -> Frame:
+        """The frame of these pieces after a look at every value."""
+        again = FrameBuilder(self._options)
+        again.first_bad = self.first_bad
+        for piece in pieces:
+            again._take(piece.audited(self._options.sizes))
+        return again._frame()
 
     def _begin(self) -> None:
         self._num_rows, self._source = 0, ""
         self._key: Key = (None, None)
         self._rows: dict[str, list[Rows]] = {}
         self._dropped: Counter[str] = Counter()
+        self._aside: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
+        self._pieces: list[Piece] = []
 
     def _take(self, piece: Piece) -> None:
         if not self._num_rows:
             self._key, self._source = piece.key, piece.place.source
         self._take_rates(piece)
+        self._pieces.append(piece)
         self._num_rows += piece.stop - piece.start
         decoded = piece.decoded
         rows: slice | Int64 = slice(piece.start, piece.stop)
@@ -132,6 +157,9 @@ class FrameBuilder:
             if reason not in self.first_bad:
                 self.first_bad[reason] = str(_bad_row(piece, int(np.argmax(bad == code)), self._options))
             self._dropped[reason] += int((bad == code).sum())
+        if self._options.on_bad_row == "quarantine":
+            place = (piece.place.source, piece.place.batch, piece.place.first_row)
+            self._aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
         return piece.start + np.flatnonzero(bad == 0)
 
     def _take_rows(self, decoded: Decoded, code: int, rows: slice | Int64) -> None:
@@ -140,8 +168,8 @@ class FrameBuilder:
             return
         table = decoded.tables[code]
         assert table is not None  # a row without a table is a bad row
-        grads = decoded.gradients.take(rows, self._options.sizes[table][1])
-        self._rows.setdefault(table, []).append(Rows(ids, grads))
+        grads, which = decoded.gradients.look(rows, self._options.sizes[table][1])
+        self._rows.setdefault(table, []).append(Rows(ids, grads, which))
 
     def _take_rates(self, piece: Piece) -> None:
         rates, roles = piece.decoded.rates, piece.roles

@@ -108,6 +108,20 @@ def decode_rows(
     )
 
 
+def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether a row may be bad for another reason than its id's range or its values, which whoever sums them sees."""
+    gradients = decoded.gradients
+    if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
+        return True
+    dims = {sizes[name][1] if name in sizes else -1 for name in decoded.tables}
+    if -1 in dims or (decoded.codes is not None and bool((decoded.codes < 0).any())):
+        return True
+    if decoded.codes is None or len(dims) == 1:
+        return bool(gradients.differ_from(dims.pop()).any())
+    of_code = np.array([sizes[name][1] for name in decoded.tables if name is not None], np.int64)
+    return bool(gradients.differ_from(of_code[decoded.codes]).any())
+
+
 def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt.NDArray[np.uint8] | None:
     """The reason code of every row, or None when all are good. sizes : table → (vocabulary_size, dim)."""
     known = [sizes.get(name, (0, -1)) if name is not None else (0, -1) for name in decoded.tables]

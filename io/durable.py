@@ -29,6 +29,17 @@ class Operations:
         """A new file, or an old one emptied; its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
+    def resume(self, path: Path, num_bytes: int) -> int:
+        """A file that is there, cut to so many bytes; its descriptor, at the end."""
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(file, num_bytes)
+            os.lseek(file, num_bytes, os.SEEK_SET)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
     def write(self, file: int, data: Any) -> int:
         """How many bytes were taken: fewer than given is allowed."""
         return os.write(file, data)
@@ -56,11 +67,11 @@ operations = Operations()
 class _Unbuffered(io.RawIOBase):
     """A file on disk as Python's buffers want it, through ``operations``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept_bytes: int | None) -> None:
         super().__init__()
         self._path = path
         with _naming(path):
-            self._file = operations.create(path)
+            self._file = operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
 
     def writable(self) -> bool:
         return True
@@ -83,16 +94,23 @@ class _Unbuffered(io.RawIOBase):
 
 
 class File(io.BufferedWriter):
-    """A binary file to write to. Without ``finish`` nothing is promised of what was written."""
+    """A binary file to write to. Without ``sync`` or ``finish`` nothing is promised of what was written.
 
-    def __init__(self, path: Path) -> None:
-        self._unbuffered = _Unbuffered(path)
+    kept_bytes : of a file that is there, how many of its first bytes stay; None for a new file
+    """
+
+    def __init__(self, path: Path, kept_bytes: int | None = None) -> None:
+        self._unbuffered = _Unbuffered(path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
+
+    def sync(self) -> None:
+        """Everything written so far is on disk."""
+        self.flush()
+        self._unbuffered.sync()
 
     def finish(self) -> None:
         """Everything is on disk; then close."""
-        self.flush()
-        self._unbuffered.sync()
+        self.sync()
         self.close()
 
     def give_up(self) -> None:

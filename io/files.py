@@ -17,6 +17,7 @@ from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Part, arrow_errors
 from penstock.io.streams import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
+from penstock.io.unpacking import check_next
 
 _REMOTE_READ_BYTES = 1 << 20
 
@@ -42,8 +43,9 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
     if head.startswith(PARQUET):
         return parquet_part(file, size, name)
     if local:
-        return ipc_stream_part(file, head, _Mapped(file), name, allow_missing_end, size)
+        return ipc_stream_part(file, head, _Mapped(file, name), name, allow_missing_end, size)
     forward = Forward(pa.BufferedInputStream(file, _REMOTE_READ_BYTES), name)
+    forward.expect_messages()
     ahead = stack.enter_context(pa.PythonFile(forward, mode="r"))
     return ipc_stream_part(ahead, head, forward, name, allow_missing_end, size)
 
@@ -51,8 +53,11 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
 class _Mapped:
     """The raw bytes of a mapped file, looked at where they lie."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
-        self._file, self._taken = file, 0
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self._name, self._taken = file, name, 0
+
+    def check_next(self) -> None:
+        check_next(self._file, self._name)
 
     def last_read(self) -> bytes:
         self._file.seek(self._file.tell() - 8)

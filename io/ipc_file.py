@@ -16,6 +16,7 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.unpacking import check_next
 
 MAGIC = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -26,8 +27,10 @@ _NOT_READ = "corrupt Arrow IPC file"
 
 
 def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
-    check_ipc_file(file, size, name)
+    dictionaries, messages = check_ipc_file(file, size, name)
     with arrow_errors(_NOT_READ, name):
+        for start in dictionaries:
+            _check_at(file, start, name)
         reader = pa.ipc.open_file(file)
         schema, num_batches = reader.schema, reader.num_record_batches
     num_done = 0
@@ -37,6 +40,8 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
         first_row = 0
         for index in range(num_batches):
             with arrow_errors(_NOT_READ, name, index):
+                if index < len(messages):
+                    _check_at(file, messages[index], name)
                 batch, metadata = reader.get_batch_with_custom_metadata(index)
             num_done = index + 1
             yield Batch(batch, index, first_row, ends_frame(metadata))
@@ -48,8 +53,11 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     return Part(name, schema, True, batches, container="Arrow IPC file", fraction=fraction)
 
 
-def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> None:
-    """Raise unless the file ends with a footer that fits it. Leaves the position at 0."""
+def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], list[int]]:
+    """Raise unless the file ends with a footer that fits it. Leaves the position at 0.
+
+    Returns where the dictionaries lie, and where the record batches.
+    """
     with arrow_errors(_NOT_READ, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
         if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
@@ -61,7 +69,8 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> None:
         start = size - _TAIL_BYTES - length
         if length <= 0 or start < _FIRST_BYTES:
             raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
-        ends = [_end_of_blocks(b, size) for b in _blocks(_read(file, start, length))]
+        blocks = _blocks(_read(file, start, length))
+        ends = [_end_of_blocks(b, size) for b in blocks]
         end = max([_end_of_schema(file), *ends])
         file.seek(0)
     if end > start:
@@ -70,6 +79,14 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> None:
         raise InputError(
             f"{start - end} bytes that belong to no batch: two files in one? Give them as two sources", source=name
         )
+    return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
+
+
+def _check_at(file: pa.NativeFile, start: int, name: str) -> None:
+    """A file that is far away is not read twice."""
+    if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):
+        file.seek(start)
+        check_next(file, name)
 
 
 def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
@@ -99,13 +116,14 @@ def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
     vtable = table - struct.unpack_from("<i", footer, table)[0]
     blocks = []
     for number in (2, 3):  # Footer: version, schema, dictionaries, recordBatches
+        blocks.append(np.empty(0, _BLOCK))
         slot = 4 + 2 * number
         if vtable < 0 or slot + 2 > struct.unpack_from("<H", footer, vtable)[0]:
             continue
         offset = struct.unpack_from("<H", footer, vtable + slot)[0]
         if offset:
             vector = table + offset + _uint32(footer, table + offset)
-            blocks.append(np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4))
+            blocks[-1] = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
     return blocks
 
 

@@ -19,8 +19,9 @@ class ReadOptions:
     columns : role → name, where the streams use other names
     contribution_rows : rows of a frame; None: the stream itself says where frames end
     merge : "step" merges sources that are sorted by step
-    on_bad_row : "error" (stop before the frame) or "drop" (leave the row out, count it)
+    on_bad_row : "error" (stop before the frame), "drop" (leave the row out, count it) or "quarantine" (also hand it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
+    unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -33,12 +34,13 @@ class ReadOptions:
     on_bad_row: str = "error"
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
+    unseen: bool = False
 
     def __post_init__(self) -> None:
         check_columns(self.columns)
         choices = {
             "merge": (self.merge, (None, "step")),
-            "on_bad_row": (self.on_bad_row, ("error", "drop")),
+            "on_bad_row": (self.on_bad_row, ("error", "drop", "quarantine")),
             "gradient_dtype": (self.gradient_dtype, (None, "bfloat16", *FLOATS)),
         }
         for name, (value, allowed) in choices.items():

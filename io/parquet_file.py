@@ -12,25 +12,23 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.errors import InputError, TruncatedInputError
+from penstock.io.parquet_pages import Group, check_pages, read_groups, rows_at_once
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
-from penstock.io.thrift import read_struct
 
 MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # uint32 length of the footer, magic
-_ROWS_AT_ONCE = 1 << 16
 _READ_BYTES = 1 << 20
 _NOT_READ = "corrupt Parquet file"
-
-# Field numbers of the footer, down to where the chunks of the columns lie.
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3
-_BYTES, _DATA_PAGE, _DICTIONARY_PAGE = 7, 9, 11
-_CHUNKS = {_ROW_GROUPS: [{_COLUMNS: [{_META_DATA: {_BYTES: int, _DATA_PAGE: int, _DICTIONARY_PAGE: int}}]}]}
 
 
 def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
     with arrow_errors(_NOT_READ, name):
-        if _holds_two(file, size, _footer(file, size, name)):
+        footer = _footer(file, size, name)
+        groups = read_groups(footer)
+        if _holds_two(file, size - _TAIL_BYTES - len(footer), groups):
             raise InputError("two Parquet files in one? Give them as two sources", source=name)
+        if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # one that is far away is not read twice
+            check_pages(file, groups, name)
         parquet = open_parquet(file)
         schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
     num_done = 0
@@ -39,7 +37,7 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         nonlocal num_done
         num_done = 0
         with arrow_errors(_NOT_READ, name):
-            incoming = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns)
+            incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)
         while True:
             with arrow_errors(f"{_NOT_READ} after row {num_done}", name):
                 batch = next(incoming, None)
@@ -80,18 +78,17 @@ def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
     return footer
 
 
-def _holds_two(file: pa.NativeFile, size: int, footer: bytes) -> bool:
+def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool:
     """Whether a file ends inside this one: its magic and the next one's lie back to back.
 
     Where a file of n bytes precedes, n bytes more lie between the last column and the footer than the
     footer knows of; so the other's end is looked for in the first n bytes, which without page
     indexes and filters are none.
+
+    num_bytes : up to the footer
     """
-    # pyarrow's own view of the chunks ends the process where the footer is damaged.
-    groups = read_struct(footer, _CHUNKS).get(_ROW_GROUPS, [])
-    chunks = [column.get(_META_DATA, {}) for group in groups for column in group.get(_COLUMNS, [])]
-    end = max((_end_of_chunk(chunk) for chunk in chunks), default=len(MAGIC))
-    unknown = size - _TAIL_BYTES - len(footer) - end
+    chunks = [chunk for group in groups for chunk in group.chunks]
+    unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(MAGIC))
     seam, found, at = MAGIC * 2, False, 0
     while at < unknown and not found:
         file.seek(at)
@@ -99,8 +96,3 @@ def _holds_two(file: pa.NativeFile, size: int, footer: bytes) -> bool:
         at += _READ_BYTES
     file.seek(0)
     return found
-
-
-def _end_of_chunk(chunk: dict[int, Any]) -> int:
-    start: int = chunk.get(_DATA_PAGE, 0)
-    return min(start, chunk.get(_DICTIONARY_PAGE) or start) + int(chunk.get(_BYTES, 0))

@@ -1,4 +1,4 @@
-"""Sources → frames, each validated to its end before it is handed out.
+"""Sources → frames, each validated to its end before it is handed out, or with an audit that does the rest.
 
 A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch
 is a frame where batches mean something, and a change of contributor ends one too;
@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
-from penstock.io.decode import decode_rows, find_bad_rows
+from penstock.io.decode import decode_rows, find_bad_rows, may_be_bad
 from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles, column_hint, resolve
 from penstock.io.sources import Batch, Part, Source, open_sources
@@ -142,10 +142,11 @@ class FrameReader:
         place = Place(part.name, batch.index, batch.first_row)
         where = {"source": part.name, "batch": batch.index}
         decoded = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
-        bad = find_bad_rows(decoded, self.options.sizes)
+        unseen = self.options.unseen and not may_be_bad(decoded, self.options.sizes)
+        bad = None if unseen else find_bad_rows(decoded, self.options.sizes)
         unknown = decoded.no_step
         for start, stop, key in run_keys(decoded, None if unknown is None else unknown.row):
-            yield Piece(decoded, bad, start, stop, key, roles, place)
+            yield Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
 

@@ -21,6 +21,7 @@ from penstock.io.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.unpacking import Framing
 
 ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
 END_MARKER = CONTINUATION + bytes(4)
@@ -42,6 +43,7 @@ class Forward:
         self._stream, self._name = stream, name
         self._ahead, self._last, self._at = b"", b"", 0
         self._kept: list[bytes] | None = []
+        self._framing: Framing | None = None
         self.closed = False
 
     def peek(self, num_bytes: int) -> bytes:
@@ -61,7 +63,16 @@ class Forward:
         self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
         if self._kept is not None:
             self._kept.append(out)
+        if self._framing is not None:
+            self._framing.seen(out)
         return out
+
+    def expect_messages(self) -> None:
+        """From here on Arrow reads a stream; its batches are looked at before it gets them."""
+        self._framing = Framing(self._name)
+
+    def check_next(self) -> None:
+        """Done when the bytes come: they cannot be read twice."""
 
     def last_read(self) -> bytes:
         return self._last
@@ -115,6 +126,7 @@ def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: boo
     if not head:
         raise InputError("the input is empty (0 bytes): not even a schema", source=name)
     if not head.startswith((ARROW_FILE, PARQUET)):
+        forward.expect_messages()
         file = stack.enter_context(pa.PythonFile(forward, mode="r"))
         return ipc_stream_part(file, head, forward, name, allow_missing_end)
     # These two are read from their end.
@@ -159,7 +171,7 @@ def ipc_stream_part(
     def batches(columns: list[str]) -> Batches:
         index, first_row, end_of_last = 0, 0, file.tell()
         check = log_check(raw, name, schema, None)
-        while (read := _next_batch(reader, file, name, index)) is not None:
+        while (read := _next_batch(reader, file, raw, name, index)) is not None:
             batch, metadata = read
             end_of_last = file.tell()
             if not index and check is None and (check := log_check(raw, name, schema, metadata)) is None:
@@ -190,9 +202,10 @@ def ipc_stream_part(
 
 
 def _next_batch(
-    reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, name: str, index: int
+    reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, raw: RawBytes, name: str, index: int
 ) -> tuple[pa.RecordBatch, Any] | None:
     with arrow_errors("corrupt Arrow IPC stream", name, index):
+        raw.check_next()
         try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
         except StopIteration:

@@ -19,12 +19,18 @@ _MAX_DEPTH = 32
 
 def read_struct(data: bytes, wanted: dict[int, Wanted]) -> dict[int, Any]:
     """The fields wanted, as far as they are there; ValueError where one is of another type."""
-    return _Cursor(data).struct(wanted, 0)
+    return measure_struct(data, wanted)[0]
+
+
+def measure_struct(data: bytes, wanted: dict[int, Wanted]) -> tuple[dict[int, Any], int]:
+    """As read_struct, and how many bytes the struct takes up."""
+    cursor = _Cursor(data)
+    return cursor.struct(wanted, 0), cursor.at
 
 
 class _Cursor:
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self.at = data, 0
 
     def struct(self, wanted: dict[int, Wanted], depth: int) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -83,13 +89,13 @@ class _Cursor:
                     self._skip(1) if kind in (_TRUE, _FALSE) else self._value(kind, None, depth + 1)
 
     def _byte(self) -> int:
-        value = self._data[self._at]
-        self._at += 1
+        value = self._data[self.at]
+        self.at += 1
         return value
 
     def _skip(self, num_bytes: int) -> None:
-        self._at += num_bytes
-        if self._at > len(self._data):
+        self.at += num_bytes
+        if self.at > len(self._data):
             raise IndexError("cut inside a value")
 
     def _varint(self) -> int:

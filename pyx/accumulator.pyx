@@ -72,9 +72,7 @@ cdef class Accumulator:
                 self.index.entries = self.map.entries
             else:
                 self.seen_bytes = vocabulary_size // 8 + 1
-                self.index.seen = <uint8_t*>penstock_allocate_zeroed(self.seen_bytes)
-                if self.index.seen == NULL:
-                    raise MemoryError(f"cannot allocate {self.seen_bytes} bytes to count {vocabulary_size} ids")
+                self._allocate_seen()
         self._set_parts(1)
 
     def __dealloc__(self):
@@ -102,11 +100,12 @@ cdef class Accumulator:
 
     @property
     def nbytes(self):
-        """Bytes held for sums, ids, counts and the index."""
+        """Bytes held for sums, ids, counts and the index, and for those to come."""
         per_id = self.dim * self.dtype.itemsize + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
         per_slot = 16
         slots = sum(self.parts[p].table.capacity for p in range(self.num_parts))
-        return len(self) * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
+        index = slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
+        return len(self) * per_id + index + self._pool.nbytes
 
     # ---- a frame in
 
@@ -216,7 +215,14 @@ cdef class Accumulator:
         if self.map is not None:
             self.map.run_base = self.map.base
         elif self.index.seen != NULL:
-            memset(self.index.seen, 0, self.seen_bytes)
+            # New memory, not cleared memory: most of it was never touched.
+            penstock_release(self.index.seen, self.seen_bytes)
+            self.index.seen = NULL
+            self._allocate_seen()
+
+    def _give_out(self, Py_ssize_t num_indices):
+        """For tests: as if so many indices had been given out before."""
+        self.map._give_out(num_indices)
 
     def get_state(self):
         """What has been summed and not drained, as arrays that are copies."""
@@ -245,6 +251,12 @@ cdef class Accumulator:
 
     # ---- inside
 
+    cdef int _allocate_seen(self) except -1:
+        self.index.seen = <uint8_t*>penstock_allocate_zeroed(self.seen_bytes)
+        if self.index.seen == NULL:
+            raise MemoryError(f"cannot allocate {self.seen_bytes} bytes to count distinct ids")
+        return 0
+
     cdef int _set_parts(self, Py_ssize_t num_parts) except -1:
         cdef Py_ssize_t p, distinct = self.num_distinct
         if num_parts < 1 or num_parts & (num_parts - 1):
@@ -271,15 +283,18 @@ cdef class Accumulator:
             raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
         free(self.sources)
         self.sources, self.num_sources, self._arrays = sources, 0, blocks
-        for s, (ids, grads, which) in enumerate(blocks):
+        for ids, grads, which in blocks:
             self._check(ids, grads, which)
+            if not len(ids):
+                continue
+            s = self.num_sources
+            self.num_sources += 1
             sources[s].ids = <const id_t*><uintptr_t>ids.ctypes.data
             sources[s].rows = <const char*><uintptr_t>grads.ctypes.data
             sources[s].stride = grads.strides[0]
             sources[s].which = NULL if which is None else <const index_t*><uintptr_t>which.ctypes.data
             sources[s].num_rows = len(ids)
             num_rows += len(ids)
-        self.num_sources = len(blocks)
         return num_rows
 
     def _check(self, ids, grads, which):
@@ -290,7 +305,7 @@ cdef class Accumulator:
             raise ValueError(f"grads: expected {self.dtype}, got {grads.dtype}")
         if grads.ndim != 2 or grads.shape[1] != self.dim or (which is None and len(grads) != len(ids)):
             raise ValueError(f"grads: expected shape ({len(ids)}, {self.dim}), got {grads.shape}")
-        if self.dim > 1 and grads.strides[1] != grads.itemsize:
+        if self.dim > 1 and len(ids) and grads.strides[1] != grads.itemsize:
             raise ValueError("grads: rows must be contiguous")
         if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
             raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")

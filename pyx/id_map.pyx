@@ -47,8 +47,7 @@ cdef class IdMap:
         self.run_base, self.base = SEEN, SEEN + 1
         return 0
 
-    def _renumber_after(self, Py_ssize_t num_indices):
+    def _give_out(self, Py_ssize_t num_indices):
         """For tests: as if so many indices had been given out before. Only while nothing is held."""
-        self.base = max(self.base, <uint32_t>num_indices)
-        self.run_base = self.base
+        self.base = self.run_base = <uint32_t>num_indices
 

@@ -21,7 +21,7 @@ ctypedef const char* row_t
 
 cdef enum:
     CHUNK = 1024     # rows looked at in one go
-    AHEAD = 16       # ids whose entry is asked for before it is needed
+    AHEAD = 32       # ids whose entry is asked for before it is needed
     NEIGHBOURS = 16  # entries of the direct map in a cache line
 
 
@@ -52,7 +52,7 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
             if part.marks != NULL:
                 mark(part, order, num_mine, frame)
             if part.num_carried:
-                count_carried(part, order, num_mine)
+                count_carried(part, index, order, num_mine)
             if wide:
                 odd = fold_rows_f64(<double*>part.sums, dim, order, <const double**>rows, num_mine)
             else:
@@ -171,12 +171,14 @@ cdef void mark(Part* part, const index_t* order, Py_ssize_t n, index_t frame) no
             its.frame = frame
 
 
-cdef void count_carried(Part* part, const index_t* order, Py_ssize_t n) noexcept nogil:
+cdef void count_carried(Part* part, const Index* index, const index_t* order, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t k
     for k in range(n):
         if 0 <= order[k] < part.num_carried and part.news[order[k]] == CARRIED:
             part.news[order[k]] = FRESH
             part.num_distinct += 1
+            if index.seen != NULL:
+                see(index.seen, part.ids[order[k]])
 
 
 cdef void part_carry(Part* part) noexcept nogil:

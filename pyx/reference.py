@@ -5,7 +5,7 @@ Readable, not fast. A kernel equals its twin here bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -92,3 +92,19 @@ def pad(
         out_rows[owner, : mine.sum()] = rows[mine]
         out_grads[owner, : mine.sum()] = grads[mine]
     return out_rows, out_grads
+
+
+def update_rows(
+    table: Float32,
+    segments: Iterable[tuple[Int64, Float32]],
+    equation: Callable[[Float32, Float32], Float32],
+    **where: Any,
+) -> None:
+    """One step on the physical table, in place: the twin of ``update.Step.update``.
+
+    table : float32 (owners, rows, parts, dim); where : the arguments of ``place`` after the ids
+    equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
+    """
+    for ids, grads in segments:
+        owners, rows, _ = place(ids, **where)
+        table[owners, rows] = equation(grads, table[owners, rows])

@@ -49,6 +49,9 @@ def write(path, batches, end=True):
     return str(path)
 
 
+LOG = log_of(range(12))
+
+
 def engine_of(config=None, mesh=None, num_required=3, **arguments):
     return ps.Engine(config or config_of(), mesh, num_required=num_required, **arguments)
 

@@ -1,5 +1,6 @@
 """What every test may use. Eight host devices are made here, before anything loads jax."""
 
+import importlib.util
 from pathlib import Path
 
 import jax
@@ -10,10 +11,11 @@ from jax.sharding import Mesh
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them
 
+ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mesh_of():
     """mesh_of(n): a mesh over the first n of eight host devices."""
     return lambda n: Mesh(np.asarray(jax.devices()[:n]), ("shard",))
@@ -30,3 +32,12 @@ def shared():
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def ulp():
+    """bench/questions/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
+    spec = importlib.util.spec_from_file_location("ulp", ULP)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

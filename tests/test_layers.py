@@ -20,7 +20,7 @@ ROOMS = [
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
     (
         "penstock.bridge",
-        {"penstock.bridge", "penstock.pyx.partition", "penstock.updates", "penstock.errors"},
+        {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
         {"jax", "numpy"},
     ),
     # Peers live in their own room, plots in theirs; what decides about threads is loaded before anything else.
@@ -38,6 +38,7 @@ ROOMS = [
             "penstock.errors",
             "penstock.frames",
             "penstock.io.durable",
+            "penstock.io.quarantine",
             "penstock.io.reader",
             "penstock.stats",
         },
@@ -81,10 +82,11 @@ ROOMS = [
         {"numpy"},
     ),
     ("penstock.store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
+    ("penstock.crew", {"penstock.arguments"}, set()),
     (
         "penstock.pipeline",
         {
-            "penstock.arguments",
+            "penstock.crew",
             "penstock.frames",
             "penstock.gate",
             "penstock.store",

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 
 from penstock.frames import Rows
-from penstock.store import TableStore, run_in
+from penstock.store import TableStore
 
 
 def add(store, ids, frame):
     rng = np.random.default_rng(frame)
     rows = Rows(np.array(ids, np.int64), rng.standard_normal((len(ids), 3), np.float32))
-    store.add([rows], frame, 1, run_in(None))
+    assert all(task() for task in store.begin([rows], frame, 1))
+    store.end()
 
 
 def drained(store):
-    return [(rows.ids.tolist(), rows.grads.tobytes()) for rows in store.drain()]
+    return [(ids.tolist(), sums.tobytes()) for rows in store.drain() for ids, sums in rows.parts]
 
 
 @pytest.mark.parametrize("accumulate", [True, False])

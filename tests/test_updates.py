@@ -1,8 +1,6 @@
 """The update equations by themselves: the order of the switches, what each must do exactly, NumPy against XLA."""
 
-import importlib.util
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +13,6 @@ from penstock.bridge.programs import _rounded
 from penstock.updates import UPDATES, Ops, UpdateRule, quantize, update
 
 NUMPY = Ops(np)
-ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
-
-
-@pytest.fixture(scope="module")
-def ulp():
-    """bench/questions/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
-    spec = importlib.util.spec_from_file_location("ulp", ULP)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def apply_once(rule, w, g, lr=0.5, slots=()):

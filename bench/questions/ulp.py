@@ -148,7 +148,7 @@ def ulps(got: Any, wanted: Any, before: Any) -> float:
     return float((np.abs(got.astype(np.float64) - wanted) / scale).max())
 
 
-def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0) -> float:
+def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0, variant: str | None = None) -> float:
     """The largest error of a table on the devices, each step from the state that it had reached there."""
     import jax
     from jax.sharding import Mesh
@@ -159,7 +159,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0)
     rng = np.random.default_rng(seed)
     mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))
     layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False)
-    table = DeviceTable(mesh, layout, rule, [0.0] * rule.num_slots)
+    table = DeviceTable(mesh, layout, rule, [0.0] * rule.num_slots, variant=variant)
     everything = np.arange(NUM_ROWS)
     parts = start(rule, rng, dim)
     for part, values in enumerate(parts):

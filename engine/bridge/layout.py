@@ -27,6 +27,9 @@ NUM_SHARDS = 1024
 # Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
 
+# Dispatches of a table that may be under way: the host's arrays that they read are alive until they have run.
+MAX_IN_FLIGHT = 4
+
 
 def bucket(num_rows: int) -> int:
     """The padded number of rows: a ladder of ×1.5 in multiples of 8, so that few programs serve all sizes."""

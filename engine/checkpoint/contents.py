@@ -45,6 +45,7 @@ def describe(engine: Engine) -> Contents:
         "seed": engine.seed,
         "learning_rates": engine._last_rates,
         "positions": engine._saves.positions.get_state(),
+        "quarantine": engine._saves.commit_aside(),
         "counters": engine._saves.totals.get_state(),
         "gate": engine.gate.get_state(),
         "pipeline": engine._pipeline.get_state(),
@@ -151,7 +152,7 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     rates = contents["learning_rates"]
     engine._last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    engine._saves.take_up(folder, commit, positions, totals)
+    engine._saves.take_up(folder, commit, positions, totals, contents.get("quarantine"))
 
 
 def _config_of(commit: Commit, where: str) -> EmbeddingConfig:

@@ -145,12 +145,13 @@ class Folder:
     def lock(self) -> None:
         """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
         durable.make_folders(self.path)
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.unlock()
-            raise UsageError(f"{self.path}: another process is writing checkpoints there") from None
+            os.close(file)
+            raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+        self._lock = file
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -173,7 +174,7 @@ class Folder:
     def _names(self) -> Sequence[str]:
         try:
             return os.listdir(self.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error

@@ -69,7 +69,7 @@ class Positions:
                 continue
             if number >= len(self.entries) or met.entries[number].frames == self.entries[number].frames:
                 raise self._too_short(met)
-            met.took(number, frame)
+            met.took(number, frame.audited())
             self._check_digest(self.entries[number], met.entries[number])
             waiting -= 1
         if waiting:
@@ -113,6 +113,6 @@ def _digest_with(before: str, frame: Frame) -> str:
         crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
         for block in blocks:
             crc = zlib.crc32(block.ids.tobytes(), crc)
-        ends = (blocks[0].grads[0].tobytes(), blocks[-1].grads[-1].tobytes()) if blocks else ()
+        ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
         said += [repr(table), str(crc), *(end.hex() for end in ends)]
     return hashlib.blake2b("\0".join(said).encode(), digest_size=16).hexdigest()

@@ -42,6 +42,11 @@ class RowMarks:
         self._cursor = 0
         self.num_waiting = len(self._marks) if everything else int(np.count_nonzero(self._marks))
 
+    def give_up(self) -> None:
+        """No row waits any more, nor is it known which ones have changed."""
+        self._marks.fill(0)
+        self.num_waiting = 0
+
     def take_among(self, ids: Int64) -> Int64:
         """Which of these distinct ids wait: ascending, and from now on they do not."""
         if not self.num_waiting:

@@ -58,12 +58,13 @@ class Contents(NamedTuple):
 
 
 class Saver:
-    """Writes commits of some tables into a folder, which it has locked until ``close``.
+    """Writes commits of some tables into a folder, and knows which rows have changed since the last one.
 
     describe : the rest of the state, asked for when a commit begins
-    since : the commit that the tables are equal to now, if any: the next one is a delta to it
+    last : the newest commit, which the tables are equal to but for the rows told of; None: there is none
+    delta : whether the next commit may be a delta to it
 
-    Every method is called with the gate still.
+    Every method is called with the gate still. What commits is called between ``open`` and ``close``.
     """
 
     def __init__(
@@ -71,26 +72,38 @@ class Saver:
         folder: Folder,
         tables: Mapping[str, Saved],
         describe: Callable[[], Contents],
-        keep: int = KEEP,
-        since: Commit | None = None,
+        last: Commit | None = None,
+        delta: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._folder, self._tables, self._describe, self._keep = folder, tables, describe, keep
-        self.folder = folder.path
-        self._clock = clock
+        self.folder, self._tables, self._describe, self._clock = folder, tables, describe, clock
         self._marks = {name: RowMarks(saved.num_rows) for name, saved in tables.items()}
         self._writer: CommitWriter | None = None
         self._closed = False  # every row of the commit under way is with the writer
         self._spent_s = self._began_s = 0.0
-        self.last = since
-        folder.lock()
+        self._keep, self._next_number = KEEP, 1
+        self._delta = delta and last is not None
+        self.last = last
+
+    def is_for(self, folder: Folder) -> bool:
+        """This folder is the saver's, and its newest commit the one the tables come from."""
+        return (
+            folder.path.is_dir()
+            and self.folder.path.is_dir()
+            and folder.path.samefile(self.folder.path)
+            and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
+        )
+
+    def open(self, keep: int = KEEP) -> None:
+        """Keep other writers out of the folder. keep : commits that stay."""
+        self.folder.lock()
         try:
-            numbers = folder.numbers()
-            folder.tidy(max(keep, len(numbers)))
+            numbers = self.folder.numbers()
+            self.folder.tidy(max(keep, len(numbers)))
         except BaseException:
-            folder.unlock()
+            self.folder.unlock()
             raise
-        self._next_number = numbers[-1] + 1 if numbers else 1
+        self._keep, self._next_number = keep, numbers[-1] + 1 if numbers else 1
 
     @property
     def is_busy(self) -> bool:
@@ -119,13 +132,13 @@ class Saver:
     def begin(self) -> None:
         """Begin a commit of what is now. Waits for the one under way."""
         self.finish()
-        files = self.last.files if self.last is not None and self._wants_delta(self.last) else ()
+        files = self.last.files if self.last is not None and self._delta and _is_short(self.last) else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
-        self._writer, self._closed = CommitWriter(self._folder, draft, self._keep), False
+        self._writer, self._closed = CommitWriter(self.folder, draft, self._keep), False
         self._spent_s, self._began_s = 0.0, self._clock()
         for record in contents.records:
             self._writer.put(record)
@@ -145,28 +158,32 @@ class Saver:
         """The commit under way is on disk."""
         if self._writer is None:
             return
-        while not self._closed:
-            self._copy_next()
-        writer, self._writer = self._writer, None
-        self.last = writer.result()
+        try:
+            while not self._closed:
+                self._copy_next()
+            self.last, self._delta = self._writer.result(), True
+        except BaseException:
+            self._give_up()
+            raise
+        self._writer = None
 
-    def commit(self) -> Commit:
+    def commit(self) -> None:
         """Commit what is now, and wait for it."""
         self.begin()
         self.finish()
-        assert self.last is not None
-        return self.last
 
     def close(self) -> None:
         """Give up what is under way, and let others write to the folder."""
         if self._writer is not None:
-            self._writer.cancel()
-            self._writer = None
-        self._folder.unlock()
+            self._give_up()
+        self.folder.unlock()
 
-    def _wants_delta(self, last: Commit) -> bool:
-        base, *deltas = last.files
-        return len(deltas) < MAX_DELTAS and sum(delta.num_bytes for delta in deltas) <= base.num_bytes
+    def _give_up(self) -> None:
+        assert self._writer is not None
+        self._writer.cancel()
+        for marks in self._marks.values():
+            marks.give_up()
+        self._writer, self._delta = None, False
 
     def _copy_next(self) -> None:
         """The next block of rows that wait; where there is none, the commit has all its records."""
@@ -202,3 +219,9 @@ class Saver:
 
 def _rows_at_once(saved: Saved) -> int:
     return max(1, BLOCK_BYTES // (4 * saved.dim * saved.table.num_parts))
+
+
+def _is_short(last: Commit) -> bool:
+    """One more delta may hang on its chain."""
+    base, *deltas = last.files
+    return len(deltas) < MAX_DELTAS and sum(delta.num_bytes for delta in deltas) <= base.num_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
@@ -13,14 +15,18 @@ from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
-from penstock.checkpoint.saver import KEEP, Saver
+from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
+from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
+
+# Between two looks at whether copying has to go on without frames.
+PAUSE_S = 0.01
 
 Shield = Callable[[], AbstractContextManager[Any]]
 
@@ -33,41 +39,51 @@ class Saves:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._saver: Saver | None = None
-        self._equal_to: tuple[Path, Commit] | None = None  # the tables are those of this commit
+        self._saver: Saver | None = None  # of the last folder: what has changed since
         self._before, self._running = Counters(), Counters()
         self.positions = Positions()
+        self._quarantine: QuarantineWriter | None = None
+        self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
 
     @property
     def totals(self) -> Counters:
         """Of all runs, also those before the checkpoint that this engine was made from."""
         return self._before.plus(self._running)
 
-    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
+    def take_up(
+        self, folder: Folder, commit: Commit, positions: Positions, totals: Counters, aside: Mapping[str, int] | None
+    ) -> None:
         """The engine is now what this commit says."""
-        self.positions, self._before = positions, totals
-        # Where the configuration is another one, what this one makes of a delta is not known: start with a base.
-        if commit.contents["config"] == encoded(self._engine.config):
-            self._equal_to = folder.path.resolve(), commit
+        self.positions, self._before, self._aside = positions, totals, aside
+        # Where the configuration is another one, what it makes of rows that no file holds is not known.
+        same = commit.contents["config"] == encoded(self._engine.config)
+        self._saver = self._new_saver(folder, commit, same)
 
     def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
         """A step is about to change these rows. Under the gate's lock."""
-        self._equal_to = None
         if self._saver is not None:
-            self._saver.before_step({name: [rows.ids for rows in several] for name, several in coalesced.items()})
+            self._saver.before_step(
+                {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
+            )
 
     def before_any_change(self) -> None:
         """Something else is about to change the tables. Under the gate's lock."""
-        self._equal_to = None
         if self._saver is not None:
             self._saver.before_any_change()
 
+    def commit_aside(self) -> Mapping[str, int] | None:
+        """The bad rows put aside so far are on disk, before the commit that says so."""
+        if self._quarantine is not None:
+            self._aside = self._quarantine.commit()
+        return self._aside
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
-        saver = self._saver_of(path, KEEP)
+        saver = self._saver_of(Folder(path))
+        saver.open()
         try:
             self._engine._state.wait()
-            self._equal_to = Path(path).resolve(), saver.commit()
+            saver.commit()
         finally:
             saver.close()
 
@@ -81,6 +97,7 @@ class Saves:
         every: int | None,
         keep: int,
         resume: bool,
+        quarantine: Path | None = None,
     ) -> Iterator[Run]:
         """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``Engine.run``."""
         if checkpoint is None and every is not None:
@@ -88,53 +105,68 @@ class Saves:
         every = None if every is None else whole("every", every, 1)
         met = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
         known = self.positions if resume else Positions()
+        saver = None
         if checkpoint is not None:
-            self._check_place(Folder(checkpoint), resume)
+            folder = Folder(checkpoint)
+            folder.check_place(resume)
             with self._engine.gate.still():
-                self._saver = self._saver_of(checkpoint, whole("keep", keep, 1))
+                saver = self._saver_of(folder)
+                if folder.numbers() and saver.last is None:
+                    raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
+                saver.open(whole("keep", keep, 1))
         self._before, self._running = self.totals, counters
-        run = Run(self, self._engine, self._saver, reader, known, met, every)
+        self._aside = self._aside if resume else None
+        run: Run | None = None
         try:
-            yield run
+            with self._put_aside(quarantine):
+                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine)
+                with self._ended(run, shield):
+                    yield run
+        finally:
+            if saver is not None:
+                with self._engine.gate.still():
+                    saver.close()
+            if run is not None:
+                run.join()
+
+    @contextmanager
+    def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             # What is whole is committed, but not after an error of the commit itself or of a step.
             if not run.failed and self._engine._failed is None:
-                with shield():
-                    self._end(run)
+                run.end(shield)
             raise
         else:
-            with shield():
-                self._end(run)
+            run.end(shield)
+
+    @contextmanager
+    def _put_aside(self, path: Path | None) -> Iterator[None]:
+        """The file of bad rows is whole and has its name when this ends, after the last commit."""
+        try:
+            self._quarantine = None if path is None else QuarantineWriter(path, self._aside)
+            yield
         finally:
-            if self._saver is not None:
-                self._saver.close()
-                self._saver = None
+            quarantine, self._quarantine = self._quarantine, None
+            if quarantine is not None:
+                quarantine.close()
 
-    def _end(self, run: Run) -> None:
-        if self._saver is not None:
-            with self._engine.gate.still():
-                self._engine._state.wait()
-                run.end()
-                if self._saver.last is not None:
-                    self._equal_to = self._saver.folder.resolve(), self._saver.last
+    def _saver_of(self, folder: Folder) -> Saver:
+        """The saver of the last folder where it is this one, else a new one."""
+        if self._saver is None or not self._saver.is_for(folder):
+            self._saver = self._new_saver(folder, None, False)
+        return self._saver
 
-    def _check_place(self, folder: Folder, resume: bool) -> None:
-        folder.check_place(resume)
-        if folder.numbers() and (self._equal_to is None or not self._equal_to[0].samefile(folder.path)):
-            raise UsageError(f"{folder.path}: is not what this engine was made from; Engine.restore it, then run")
-
-    def _saver_of(self, path: str | os.PathLike[str], keep: int) -> Saver:
-        folder, since = Folder(path), None
-        if self._equal_to is not None and folder.path.is_dir() and self._equal_to[0].samefile(folder.path):
-            since = self._equal_to[1]
-        return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), keep, since)
+    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
 
 
 class Run:
     """One run's side of it.
 
     skipped : frames that were left out
-    failed : a commit could not be written; there is no use in trying again
+    failed : a commit or a bad row could not be written; there is no use in trying again
     """
 
     def __init__(
@@ -146,12 +178,17 @@ class Run:
         known: Positions,
         met: Positions,
         every: int | None,
+        quarantine: QuarantineWriter | None,
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
+        self._quarantine = quarantine
         self._known, self._met, self._every = known, met, every
         self._source = 0
         self._step = engine.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
+        self._pace: threading.Thread | None = None
+        self._pacing = False
+        self._error: BaseException | None = None  # what the pace met
         self.skipped = known.num_frames
         self.failed = False
         if not known.num_frames:
@@ -168,26 +205,73 @@ class Run:
 
     def took(self, frame: Frame) -> None:
         """The frame has been applied, or was stale: commit where it is time, and copy a bit."""
+        self._put_aside(frame)
         self._met.took(self._source, frame)
         self._saves.positions, self._news = self._met, True
         if self._saver is None:
             return
         try:
             with self._engine.gate.still():
+                self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
                 if due and not self._saver.is_busy:
                     self._begin()
+                    self._start_pace()
                 self._saver.advance()
         except BaseException:
             self.failed = True
             raise
 
-    def end(self) -> None:
+    def _put_aside(self, frame: Frame) -> None:
+        """What fails here leaves a frame applied that no position counts: nothing is committed any more."""
+        if self._quarantine is None:
+            return
+        try:
+            self._quarantine.append(frame.bad_rows)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def end(self, shield: Shield) -> None:
         """Everything that was taken is on disk."""
+        if self._saver is None:
+            return
+        with shield(), self._engine.gate.still():
+            self._raise()
+            if self._news or self._engine.global_step != self._step:
+                self._engine._state.wait()
+                self._begin()
+            self._saver.finish()
+
+    def join(self) -> None:
+        """No thread of this run is left. The saver is closed."""
+        if self._pace is not None:
+            self._pace.join()
+
+    def _start_pace(self) -> None:
+        """Copying goes on where no frame comes in for a while, too."""
+        if self._pacing:
+            return
+        self._pacing = True
+        self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
+        self._pace.start()
+
+    def _keep_pace(self) -> None:
         assert self._saver is not None
-        if self._news or self._engine.global_step != self._step:
-            self._begin()
-        self._saver.finish()
+        while True:
+            time.sleep(PAUSE_S)
+            with self._engine.gate.still():
+                if not self._saver.is_busy:
+                    self._pacing = False
+                    return
+                try:
+                    self._saver.advance()
+                except BaseException as error:
+                    self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _begin(self) -> None:
         assert self._saver is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.cli.options import add_column_option, add_command, add_end_option,
 from penstock.cli.output import Output, count
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
+from penstock.io.bad_rows import is_quarantine, reasons_of
 from penstock.io.decode import decode
 from penstock.io.reader import run_keys
 from penstock.io.schema import Roles, resolve
@@ -163,10 +165,14 @@ def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
     steps: list[int] = []
     frames = rows = batches = 0
     last: Any = None
-    for batch in part.batches(roles.names()):
+    reasons: Counter[str] = Counter()
+    extra = ["reason"] if is_quarantine(part.schema) else []
+    for batch in part.batches([*roles.names(), *extra]):
         batches += 1
         if not batch.data.num_rows:
             continue
+        if extra:
+            reasons.update(reasons_of(batch.data, part.name))
         decoded = decode(batch.data, roles, UNNAMED, None, {"source": part.name, "batch": batch.index})
         rows += decoded.num_rows
         for start, stop, key in run_keys(decoded):
@@ -186,6 +192,9 @@ def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
         counts.end_frame()
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""
     out.say(f"  {count(rows)} rows in {count(batches)} batches, {count(frames)} frames{span}")
+    if extra:
+        told = ", ".join(f"{reason} {count(number)}" for reason, number in sorted(reasons.items()))
+        out.say(f"  quarantine of bad rows: {told or 'none'}")
     for name, counts in tables.items():
         out.say(f"  table {' '.join(name.split())}: {counts.to_text()}")
     return {
@@ -195,4 +204,5 @@ def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
         "step_min": steps[0] if steps else None,
         "step_max": steps[1] if steps else None,
         "tables": {name: counts.to_dict() for name, counts in tables.items()},
+        **({"reasons": dict(reasons)} if extra else {}),
     }

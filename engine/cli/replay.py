@@ -26,6 +26,7 @@ from penstock.cli.output import Output, ProgressLine, count, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
+from penstock.io.quarantine import check_new, parse_on_bad_row
 from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
 from penstock.rates import check_given
@@ -75,9 +76,10 @@ def add(commands: Any) -> None:
     )
     gate.add_argument(
         "--on-bad-row",
-        choices=("error", "drop"),
         default="error",
-        help="error (default): stop before the frame; drop: leave the row out and count it",
+        metavar="error|drop|quarantine=FILE",
+        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
+        "it into a new Arrow file, to be mended and replayed",
     )
     saving = command.add_argument_group("checkpoint")
     saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
@@ -103,6 +105,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     columns, rates = columns_of(args), learning_rates_of(args)
+    _, quarantine = parse_on_bad_row(args.on_bad_row)
     check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
@@ -110,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
     ReadOptions(config.sizes, table=args.table)
     open_sources(args.sources)
     check_checkpoint(args)
-    for place in (args.out, args.checkpoint):
+    if quarantine is not None and not args.resume:
+        check_new(quarantine)
+    for place in (args.out, args.checkpoint, quarantine and quarantine.parent):
         if place is not None:
             check_writable(place)
     out = Output(args.json)
@@ -138,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
+        if quarantine is not None:
+            kept = f"{kept}; bad rows are in {quarantine}"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     finally:
         progress.clear()
@@ -150,9 +157,12 @@ def run(args: argparse.Namespace) -> int:
         with writing(args.out):
             files = engine.write_tables(args.out)
     say_report(out, report)
+    if quarantine is not None:
+        out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
     for file in files:
         out.say(f"wrote     {file}")
-    out.result({**report.to_dict(), "out": [str(f) for f in files]})
+    aside = {} if quarantine is None else {"quarantine": str(quarantine)}
+    out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})
     return 0
 
 

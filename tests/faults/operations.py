@@ -5,7 +5,7 @@ import signal
 
 from penstock.io import durable
 
-NAMES = ("make_folder", "create", "write", "sync", "sync_folder", "rename", "remove")
+NAMES = ("make_folder", "create", "resume", "write", "sync", "sync_folder", "rename", "remove")
 
 
 class Watched(durable.Operations):

@@ -1,0 +1,212 @@
+"""A table on a CPU: updated in place by the handlers of pyx/update, which read the host's arrays where they lie.
+
+On a CPU the host's memory is the device's. A program gets the table and, per device, one small constant
+array that names a Step: host memory that says what to do with which arrays. Only as many Steps exist as
+may be under way, so the constants are put on the devices once; a call passes nothing but arrays that are
+already there, compiles nothing whatever the number of rows, and does not depend on the caller's mesh or
+transfer guard.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import cache, lru_cache
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.bridge.layout import MAX_IN_FLIGHT, NUM_SHARDS, Layout
+from penstock.bridge.programs import AXIS, Program, row_sharding
+from penstock.pyx import update
+from penstock.updates import UpdateRule
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+# A row-wise sum has its terms on a thread's stack (MAX_SUMMED_DIM of pyx/update_rules.h).
+MAX_SUMMED_DIM = 4096
+
+
+@cache
+def registered() -> bool:
+    """Whether this jaxlib takes the handlers: it refuses versions of its interface that it does not know."""
+    try:
+        for name, handler in update.handlers().items():
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    except Exception:  # whatever its kind: the other variant works everywhere
+        return False
+    return True
+
+
+def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
+    """Whether a table can be updated here: on a CPU, by a rule that is no program of the user's."""
+    if rule.program is not None or rule_name(rule) not in update.rules():
+        return False
+    if rule.algorithm == "row_wise_adagrad" and dim > MAX_SUMMED_DIM:
+        return False
+    return mesh.devices.flat[0].platform == "cpu" and registered()
+
+
+def rule_name(rule: UpdateRule) -> str:
+    """The rule's name in pyx/update_rules.h. A power that is no square root is a rule of its own."""
+    hyper = dict(rule.hyper)
+    if rule.algorithm == "stochastic_gradient_descent":
+        return "sgd"
+    with_pow = {"adagrad_momentum": hyper.get("exponent") != 2, "ftrl": hyper.get("lr_power") != -0.5}
+    return f"{rule.algorithm}_pow" if with_pow.get(rule.algorithm) else rule.algorithm
+
+
+def numbers(rule: UpdateRule) -> dict[str, float]:
+    """A rule's parameters and switches as update.Plan takes them; a limit that is off is infinite."""
+    inf = float("inf")
+    switches = {
+        "gradient_min": -inf if rule.gradient_min is None else rule.gradient_min,
+        "gradient_max": inf if rule.gradient_max is None else rule.gradient_max,
+        "weight_min": -inf if rule.weight_min is None else rule.weight_min,
+        "weight_max": inf if rule.weight_max is None else rule.weight_max,
+        "weight_decay": rule.weight_decay,
+        "decay_times_learning_rate": rule.decay_times_learning_rate,
+    }
+    return dict(rule.hyper) | switches
+
+
+@lru_cache(maxsize=256)
+def create(mesh: Mesh, shape: tuple[int, int, int]) -> Program:
+    """(step i32[n,3]) → the table that the step's plan describes, every part at its start."""
+
+    def local(step: jax.Array) -> jax.Array:
+        part = jax.ShapeDtypeStruct((shape[0] // mesh.size, *shape[1:]), np.float32)
+        table: jax.Array = jax.ffi.ffi_call("penstock_create", part)(step)
+        return table
+
+    rows = PartitionSpec(AXIS)
+    program = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+    return _compiled(mesh, program, _step_shape(mesh))
+
+
+@lru_cache(maxsize=256)
+def touch(mesh: Mesh, shape: tuple[int, int, int]) -> Program:
+    """(table, step i32[n,3]) → (table after the step, in place, fence i32[n])."""
+
+    def local(table: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        results = (jax.ShapeDtypeStruct(table.shape, table.dtype), jax.ShapeDtypeStruct((1,), np.int32))
+        call = jax.ffi.ffi_call("penstock_touch", results, input_output_aliases={0: 0})
+        table, fence = call(table, step)
+        return table, fence
+
+    rows = PartitionSpec(AXIS)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(rows, rows), out_specs=(rows, rows), check_vma=False)
+    program = jax.jit(mapped, donate_argnums=(0,))
+    table = jax.ShapeDtypeStruct(shape, np.float32, sharding=row_sharding(mesh))
+    return _compiled(mesh, program, table, _step_shape(mesh))
+
+
+class DirectTable:
+    """See ``tables.DeviceTable``, whose methods these are.
+
+    threads : that update one device's rows at most; 0: as many as XLA's pool has
+    target : of ``update.targets()``; "": the best
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        rule: UpdateRule,
+        starts: Sequence[float],
+        threads: int = 0,
+        target: str = "",
+    ) -> None:
+        if not registered():
+            raise RuntimeError(f"the jaxlib of jax {jax.__version__} does not take penstock's handlers")
+        self.layout, self._non_lazy = layout, rule.non_lazy
+        plan = update.Plan(
+            rule_name(rule),
+            numbers(rule),
+            (0.0, *starts),
+            layout.dim,
+            layout.vocabulary_size,
+            NUM_SHARDS,
+            layout.mod,
+            layout.rows_per_shard,
+            layout.shards_per_device,
+            rule.non_lazy,
+            threads,
+            target,
+        )
+        steps = [update.Step(plan) for _ in range(MAX_IN_FLIGHT + 1)]
+        self._free = deque((step, _operand(mesh, step)) for step in steps)
+        self._under_way: deque[tuple[jax.Array, update.Step, jax.Array]] = deque()
+        self._lock = threading.Lock()
+        self._touch = touch(mesh, layout.shape)
+        self.array: jax.Array = create(mesh, layout.shape)(self._free[0][1]).block_until_ready()
+        # What a handler still reads outlives the table, also where Python ends.
+        weakref.finalize(self, _wait_for, self._under_way, self._free)
+
+    def apply(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
+        if not self._non_lazy and not any(len(ids) for ids, _ in segments):
+            return
+        with self._lock:
+            step, operand = self._free[0]
+            step.update(segments, learning_rate)
+            self._dispatch(step, operand)
+
+    def write(self, ids: Int64 | int, values: Float32, part: int) -> None:
+        with self._lock:
+            step, operand = self._free[0]
+            step.copy(ids, values, part, True)
+            self._dispatch(step, operand)
+
+    def read(self, ids: Int64 | int, out: Float32, part: int) -> None:
+        with self._lock:
+            step, operand = self._free[0]
+            step.copy(ids, out, part, False)
+            self._dispatch(step, operand)
+            _wait_for(self._under_way, self._free)
+
+    def wait(self) -> None:
+        with self._lock:
+            _wait_for(self._under_way, self._free)
+
+    def _dispatch(self, step: update.Step, operand: jax.Array) -> None:
+        """The first free step, which has been set, is under way; no more than MAX_IN_FLIGHT are afterwards."""
+        self.array, fence = self._touch(self.array, operand)
+        self._free.popleft()
+        self._under_way.append((fence, step, operand))
+        if len(self._under_way) > MAX_IN_FLIGHT:
+            _wait_for(self._under_way, self._free, MAX_IN_FLIGHT)
+
+
+def _wait_for(under_way: deque, free: deque, left: int = 0) -> None:  # type: ignore[type-arg]
+    """Until so many are left under way; their steps are free again. An error of one comes out here."""
+    while len(under_way) > left:
+        fence, step, operand = under_way.popleft()
+        try:
+            fence.block_until_ready()
+        finally:
+            step.release()
+            free.append((step, operand))
+
+
+def _operand(mesh: Mesh, step: update.Step) -> jax.Array:
+    """int32[devices, 3]: the step's address, low half first, and the number of the device."""
+    low, high = np.array([step.address], np.uint64).view(np.int32)
+    rows = np.array([(low, high, device) for device in range(mesh.size)], np.int32)
+    with jax.transfer_guard("allow"):
+        operand: jax.Array = jax.device_put(rows, row_sharding(mesh)).block_until_ready()
+    return operand
+
+
+def _step_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((mesh.size, 3), np.int32, sharding=NamedSharding(mesh, PartitionSpec(AXIS)))
+
+
+def _compiled(mesh: Mesh, program: jax.stages.Wrapped, *shapes: jax.ShapeDtypeStruct) -> Program:
+    """Compiled once and for all: a call then asks for nothing of the context it is made in."""
+    with jax.set_mesh(mesh):
+        return program.lower(*shapes).compile()

@@ -1,0 +1,102 @@
+"""One case of the fuzzer: damaged bytes, and the command that reads them."""
+
+import functools
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz import seeds, server
+from fuzz.craft import crafted_inputs
+from fuzz.mutate import mutate
+from fuzz.seeds import Seed
+
+COMMANDS = ("validate", "validate", "inspect", "replay")
+
+
+@dataclass(frozen=True)
+class Case:
+    """name : how it is asked for again; kind : of the input, for the figures; what : was done to it, in words"""
+
+    name: str
+    kind: str
+    what: str
+    content: bytes
+    suffix: str
+    command: str
+    is_config: bool = False
+    is_log: bool = False
+
+    def written(self, folder: Path) -> list[str]:
+        """The words of the command line, once the files are there."""
+        damaged = folder / f"damaged{self.suffix}"
+        damaged.write_bytes(self.content)
+        return _words(self.command, folder, damaged, self.is_config, self.is_log)
+
+    def kept(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"case-{self.name.replace('/', '-')}{self.suffix}"
+        path.write_bytes(self.content)
+        return path
+
+    def wrong(self, ended: server.Ended) -> str | None:
+        """A log that is read without complaint must give what was written."""
+        if not self.is_log or self.command != "replay" or ended.code != 0:
+            return None
+        got = json.loads(ended.stdout)
+        if got["verified"] and got["dropped"] == {} and got["rows"] == seeds.NUM_BATCHES * seeds.NUM_ROWS:
+            return None
+        return "a damaged log was read as whole, with another result"
+
+
+def drawn(seed: int, number: int, no_replay: bool) -> Case:
+    rng = random.Random(f"{seed} {number}")
+    one = rng.choice(_seeds())
+    what, content = mutate(one, rng)
+    command = rng.choice(COMMANDS)
+    # A damaged number in a configuration may ask for tables of any size, and be right to.
+    if command == "replay" and (no_replay or one.is_config):
+        command = "validate"
+    told = f"{command} of {one.name}, {what}"
+    return Case(str(number), _kind(one), told, content, one.suffix, command, one.is_config, one.is_log)
+
+
+def crafted(no_replay: bool) -> list[Case]:
+    """Every crafted input through every command."""
+    commands = sorted(set(COMMANDS) - ({"replay"} if no_replay else set()))
+    return [
+        Case(f"{name}-{command}", "crafted", f"{command} of {name}", content, suffix, command)
+        for name, (suffix, content) in crafted_inputs().items()
+        for command in commands
+    ]
+
+
+def good(command: str, folder: Path) -> list[str]:
+    """The command on a small good file."""
+    one = next(seed for seed in _seeds() if seed.name == "plain/parquet-none")
+    path = folder / "good.parquet"
+    path.write_bytes(one.content)
+    return _words(command, folder, path, False, False)
+
+
+def _words(command: str, folder: Path, path: Path, is_config: bool, is_log: bool) -> list[str]:
+    config = folder / "good.pbtxt"
+    config.write_text(seeds.CONFIG)
+    source = folder / "good.arrows"
+    if is_config and not source.exists():
+        source.write_bytes(_seeds()[0].content)
+    if command == "inspect":
+        return ["inspect", str(path)]
+    told = [str(path), str(source)] if is_config else [str(config), str(path)]
+    return [command, *told, *(["--json"] if is_log and command == "replay" else [])]
+
+
+def _kind(seed: Seed) -> str:
+    layout, container = seed.name.split("/")
+    layout = layout if layout in ("config", "example") else "rows"
+    return f"{layout} {container.partition('-')[0]}"
+
+
+@functools.cache
+def _seeds() -> list[Seed]:
+    return seeds.all_seeds()

@@ -1,0 +1,187 @@
+"""A checkpoint's folder: what is whole, what is damaged, what is kept; and the data files in it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import LOG, commits, engine_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.records import MAGIC, Record, read_records
+from penstock.errors import StateError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with commits 1 to 3: a base and two deltas."""
+    folder = tmp_path_factory.mktemp("made") / "c"
+    engine = engine_of()
+    for n in range(3):
+        engine.run(iter(LOG[3 * n : 3 * n + 3]))
+        engine.save(folder)
+    assert commits(folder) == [
+        "00000001.base",
+        "00000001.commit",
+        "00000002.commit",
+        "00000002.delta",
+        "00000003.commit",
+        "00000003.delta",
+    ]
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "copied")
+
+
+def refused(folder):
+    with pytest.raises(StateError) as caught:
+        ps.Engine.restore(folder)
+    return str(caught.value)
+
+
+# ---- whole or not
+
+
+def test_a_copied_folder_is_a_checkpoint(made, folder):
+    assert ps.Engine.restore(folder).state_hash() == ps.Engine.restore(made).state_hash()
+
+
+@pytest.mark.parametrize("name", ["00000001.base", "00000002.delta", "00000003.delta"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "longer", "flipped"])
+def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
+    path = folder / name
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[:-1])
+    elif damage == "longer":
+        path.write_bytes(data + b"\0")
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    said = refused(folder)
+    assert said.startswith(f"{path}: ")
+    assert "to go back to commit 2, remove 00000003.commit" in said
+    assert {"missing": "is missing", "cut": "cut", "longer": "mixed up", "flipped": "digest does not fit"}[
+        damage
+    ] in said
+
+
+def test_the_older_commit_is_there_when_the_newer_one_is_removed_as_told(folder):
+    (folder / "00000003.delta").write_bytes(b"")
+    (folder / "00000003.commit").unlink()
+    assert ps.Engine.restore(folder).global_step == 2
+
+
+def test_two_files_that_changed_places(folder):
+    two, three = folder / "00000002.delta", folder / "00000003.delta"
+    data = two.read_bytes()
+    two.write_bytes(three.read_bytes())
+    three.write_bytes(data)
+    assert str(two) in refused(folder)
+
+
+def test_a_manifest_under_another_name(folder):
+    (folder / "00000002.commit").rename(folder / "00000009.commit")
+    assert "00000009.commit: is commit 2 under another name" in refused(folder)
+
+
+@pytest.mark.parametrize("at", [0, 10, 500, -2])
+def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, at):
+    path = folder / "00000003.commit"
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:at] if at else b"")
+    assert f"{path}: its digest does not fit" in refused(folder)
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert f"{path}: its digest does not fit" in refused(folder)
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    assert "no such checkpoint" in refused(tmp_path / "nothing")
+    assert "holds no commit" in refused(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "a checkpoint is a folder" in refused(tmp_path / "file")
+
+
+def test_a_version_of_the_future_is_refused(folder):
+    commit = Folder(folder).newest()
+    path = folder / "00000003.commit"
+    text = commit.encoded().replace(b'"penstock.checkpoint": 1', b'"penstock.checkpoint": 2').rpartition(b"\n")[0]
+    from penstock.checkpoint.folder import digest_of
+
+    body = text.rpartition(b"\n")[0]
+    path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")
+    assert "version 2; this penstock reads version 1" in refused(folder)
+
+
+@pytest.mark.parametrize("missing", ["tables", "gate", "positions", "seed"])
+def test_a_manifest_that_lacks_something_is_refused_by_name(folder, missing):
+    commit = Folder(folder).newest()
+    contents = {key: value for key, value in commit.contents.items() if key != missing}
+    (folder / "00000003.commit").write_bytes(type(commit)(3, commit.files, contents).encoded())
+    assert f"KeyError: '{missing}'" in refused(folder)
+
+
+def test_what_was_cut_short_counts_for_nothing_and_is_tidied_up(folder):
+    for name in ("00000004.delta", ".00000004.delta.123.part", ".00000004.commit.123.part"):
+        (folder / name).write_bytes(b"half")
+    engine = ps.Engine.restore(folder)
+    assert engine.global_step == 3
+    engine.save(folder)
+    assert sorted(p.name for p in folder.iterdir() if p.name.startswith(".")) == [".lock"]
+    assert ps.Engine.restore(folder).state_hash() == engine.state_hash()
+
+
+def test_files_of_others_in_the_folder_stay(folder):
+    (folder / "README").write_text("ours")
+    for _ in range(4):
+        ps.Engine.restore(folder).save(folder)
+    assert (folder / "README").read_text() == "ours"
+
+
+def test_deltas_that_have_outgrown_their_base_become_a_new_one(tmp_path):
+    engine = engine_of(num_required=1)
+    engine.save(tmp_path)
+    for n in range(8):
+        engine.apply({"user": (np.arange(400), np.full((400, 4), n, np.float32))})
+        engine.save(tmp_path)
+    chain = Folder(tmp_path).newest().files
+    assert chain[0].name != "00000001.base"
+    assert len(commits(tmp_path)) < 12
+    assert ps.Engine.restore(tmp_path).state_hash() == engine.state_hash()
+
+
+# ---- data files
+
+ARRAYS = st.lists(
+    st.tuples(st.sampled_from(["<i8", ">i8", "<f4", ">f4", "|u1"]), st.lists(st.integers(0, 4), max_size=3)), max_size=4
+)
+
+
+@given(ARRAYS)
+@settings(max_examples=40, deadline=None)
+def test_records_come_back_whatever_their_arrays_and_are_little_endian(tmp_path_factory, shapes):
+    arrays = {str(n): np.ones(shape, dtype) * (n + 1) for n, (dtype, shape) in enumerate(shapes)}
+    path = tmp_path_factory.mktemp("records") / "data"
+    records = [Record("rows", {"table": "é"}, arrays), Record("end")]
+    path.write_bytes(MAGIC + b"".join(bytes(piece) for record in records for piece in record.pieces()))
+    first, last = read_records(path)
+    assert (first.kind, first.about, last) == ("rows", {"table": "é"}, Record("end"))
+    assert {name: array.tolist() for name, array in first.arrays.items()} == {n: a.tolist() for n, a in arrays.items()}
+    length = int.from_bytes(path.read_bytes()[12:16], "little")
+    header = json.loads(path.read_bytes()[16 : 16 + length])
+    assert not any(dtype.startswith(">") for _, dtype, _ in header["arrays"])
+
+
+def test_a_data_file_of_another_kind(tmp_path):
+    (tmp_path / "data").write_bytes(b"PAR1" * 10)
+    with pytest.raises(StateError, match="not a data file of this version"):
+        list(read_records(tmp_path / "data"))

@@ -1,0 +1,129 @@
+"""``replay --checkpoint``: committed whatever ends the run, gone on with by the same line."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+from checkpoints import LOG, ROWS, batch, commits, config_of, write
+
+import penstock as ps
+from penstock.cli import main
+
+
+@pytest.fixture
+def config(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    return str(tmp_path / "tables.pbtxt")
+
+
+@pytest.fixture
+def replay(config, tmp_path, capsys):
+    """replay(flags…) → the report of --json; with code=: the error's text"""
+
+    def run(*flags, source=None, code=0):
+        source = source or write(tmp_path / "log.arrows", LOG)
+        assert main(["replay", config, source, "--num-required", "3", "--json", *map(str, flags)]) == code
+        said = capsys.readouterr()
+        assert said.err.count("penstock: ") == bool(code)
+        report = json.loads(said.out)
+        return report["error"] if code else report
+
+    return run
+
+
+def test_the_same_line_begins_goes_on_and_ends(replay, tmp_path):
+    whole = replay("--flush", "--seed", 3)
+    line = ["--seed", 3, "--checkpoint", tmp_path / "c", "--every", 2, "--resume"]
+    first = replay(*line, "--limit", 10)
+    line.append("--flush")
+    assert (first["skipped"], first["frames"]) == (0, 10)
+    second = replay(*line)
+    assert (second["skipped"], second["frames"], second["state_hash"]) == (10, 26, whole["state_hash"])
+    third = replay(*line)
+    assert (third["skipped"], third["frames"], third["state_hash"]) == (36, 0, whole["state_hash"])
+
+
+def test_a_full_checkpoint_is_gone_on_with_only_when_that_is_said(replay, tmp_path):
+    replay("--checkpoint", tmp_path / "c")
+    assert "holds a checkpoint; resume it (--resume)" in replay("--checkpoint", tmp_path / "c", code=2)
+
+
+@pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])
+def test_flags_of_a_checkpoint_that_is_not_named(replay, flag):
+    assert "say which checkpoint: --checkpoint DIR" in replay(*flag, code=2)
+
+
+def test_every_whole_frame_before_bad_input_is_committed(replay, tmp_path):
+    bad = batch(6).set_column(3, "id", pa.array([ROWS] * 40))
+    source = write(tmp_path / "bad.arrows", [*LOG[:17], bad])
+    assert "id_out_of_range" in replay("--checkpoint", tmp_path / "c", "--resume", source=source, code=3)
+    resumed = replay("--checkpoint", tmp_path / "c", "--resume")
+    assert (resumed["skipped"], resumed["state_hash"]) == (17, replay()["state_hash"])
+
+
+def test_a_truncated_log_is_gone_on_with_when_it_has_grown(replay, tmp_path):
+    source = write(tmp_path / "cut.arrows", LOG[:17], end=False)
+    assert "no end marker" in replay("--checkpoint", tmp_path / "c", "--resume", source=source, code=3)
+    # The last frame of a source that has no end is not known to be whole.
+    assert replay("--checkpoint", tmp_path / "c", "--resume")["skipped"] == 16
+
+
+def test_another_configuration_another_gate_and_a_damaged_file_are_exit_5(replay, tmp_path, config):
+    line = ["--checkpoint", tmp_path / "c", "--resume"]
+    replay(*line)
+    assert "made with num_required 3, not 4" in replay(*line, "--num-required", 4, code=5)
+    config_of(rows=ROWS - 1).save(config)
+    assert "a table may grow, not shrink" in replay(*line, code=5)
+    config_of().save(config)
+    (tmp_path / "c" / "00000001.base").write_bytes(b"")
+    assert f"{tmp_path}/c/00000001.base: 0 bytes" in replay(*line, code=5)
+
+
+def test_another_log_is_exit_5_and_changes_nothing(replay, tmp_path):
+    line = ["--checkpoint", tmp_path / "c", "--resume"]
+    replay(*line)
+    before = commits(tmp_path / "c")
+    source = write(tmp_path / "other.arrows", LOG[::-1])
+    assert "other.arrows: its first 36 frames are not those" in replay(*line, source=source, code=5)
+    assert commits(tmp_path / "c") == before
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(replay, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "a checkpoint is a folder, this is a file" in replay("--checkpoint", tmp_path / "file", code=2)
+    assert "is not a directory" in replay("--checkpoint", tmp_path / "file" / "c", code=6)
+
+
+def test_the_report_for_people_says_where_it_went_on_and_what_was_committed(replay, config, tmp_path, capsys):
+    replay("--checkpoint", tmp_path / "c", "--limit", 9)
+    line = ["replay", config, str(tmp_path / "log.arrows"), "--checkpoint", str(tmp_path / "c"), "--resume"]
+    assert main(line) == 0
+    out = capsys.readouterr().out
+    assert "resumed   after 9 frames, step 3\n" in out
+    assert f"committed {tmp_path}/c, step 12\n" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_frame_commits_and_says_so(config, tmp_path, replay, number):
+    folder, log = tmp_path / "c", write(tmp_path / "log.arrows", LOG)
+    content = (tmp_path / "log.arrows").read_bytes()
+    line = [sys.executable, "-m", "penstock", "replay", config, "-", "--num-required", "3", "--every", "1"]
+    line += ["--checkpoint", str(folder)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(content[: len(content) * 3 // 4])
+        process.stdin.flush()
+        while not (folder.exists() and any(name.endswith("commit") for name in commits(folder))):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = re.fullmatch(rf"penstock: interrupted after step (\d+); committed to {folder} .*\n", err.decode())
+    assert ps.Engine.restore(folder).global_step == int(found[1])
+    resumed = replay("--checkpoint", folder, "--resume", source=log)
+    assert resumed["state_hash"] == replay()["state_hash"]

@@ -1,0 +1,53 @@
+"""A small number of the fuzzer's cases (``make fuzz`` runs thousands), and that the fuzzer sees what it looks for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def python(*words):
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, *words], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+
+
+def test_damaged_input_ends_in_a_result_or_one_line(tmp_path):
+    done = python("-m", "fuzz", "--cases", "60", "--no-crafted", "--keep", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "60 cases, 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise KeyError('no')", "a traceback"),
+        ("import os; os.kill(os.getpid(), 11)", "signal SIGSEGV"),
+        ("import time; time.sleep(60)", "hangs"),
+        ("held = b'1' * (400 << 20); raise ps.errors.InputError('no')", "MiB more"),
+        ("raise ps.errors.StateError('no')", "exit code 5"),
+        ("import sys; print('a\\nb', file=sys.stderr)", "2 lines on stderr"),
+        ("return 3", "without a line"),
+        ("raise ps.errors.InputError('no')", "None"),
+    ],
+)
+def test_the_fuzzer_sees_what_must_not_be(code, problem):
+    # The command's place is taken by what goes wrong.
+    script = f"""
+import penstock as ps, penstock.errors
+from fuzz import server
+def broken(words, interrupts=None):
+    {code}
+    return 0
+import penstock.cli.main, sys
+sys.modules["penstock.cli.main"].run = broken
+baseline = server.run(["--version"], 5).anon_mib if "400" not in {code!r} else 100
+print(server.run(["x"], 2).problem(baseline, 256))
+"""
+    done = python("-c", script)
+    assert problem in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,440 @@
+"""``--on-bad-row quarantine=FILE``: what lands in the file, when it is whole, and that it can be replayed."""
+
+import errno
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from faults.operations import failing, short_write
+
+import penstock as ps
+from penstock.cli import main
+from penstock.io import durable
+from penstock.io.quarantine import QuarantineWriter
+
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { stochastic_gradient_descent {} learning_rate { constant: 1.0 } }
+}
+table_descriptor {
+  name: "item" vocabulary_size: 20 dimension: 3
+  optimization_parameters { stochastic_gradient_descent {} learning_rate { constant: 1.0 } }
+}
+mode: TRAINING
+"""
+COLUMNS = ["source", "batch", "row_index", "table", "id", "id_text", "origin_step", "reason", "gradient"]
+GOOD = ("user", 1, [1.0, 2.0])
+LISTS = pa.list_(pa.float32())
+
+
+def batch(step, *rows, ids=None, gradients=LISTS):
+    """Rows of (table, id, gradient)."""
+    columns = {
+        "table": pa.array([r[0] for r in rows], pa.utf8()),
+        "id": pa.array([r[1] for r in rows], ids or pa.int64()),
+        "gradient": pa.array([r[2] for r in rows], gradients),
+    }
+    if step is not None:
+        columns["step"] = pa.array([step] * len(rows), pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def write(path, *batches):
+    with pa.ipc.new_stream(str(path), batches[0].schema) as writer:
+        for one in batches:
+            writer.write_batch(one)
+    return str(path)
+
+
+def read(path):
+    """The file's batches, whichever of the two IPC formats it has."""
+    data = path.read_bytes()
+    opened = pa.ipc.open_file(data) if data.startswith(b"ARROW1") else pa.ipc.open_stream(data)
+    table = opened.read_all()
+    table.validate(full=True)
+    return table.to_batches()
+
+
+def rows_of(path):
+    return [row for one in read(path) for row in one.to_pylist()]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tables.pbtxt"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture
+def replay(config, capsys):
+    """replay(words…) → (exit code, the object that --json prints, stderr)."""
+
+    def run(*words):
+        code = main(["replay", config, "--json", *map(str, words)])
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    return run
+
+
+def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
+    log = write(
+        tmp_path / "log.arrows",
+        batch(
+            7,
+            GOOD,
+            ("User", 2, [1.0, 2.0]),
+            (None, 2, [1.0, 2.0]),
+            ("user", None, [1.0, 2.0]),
+            ("user", 50, [3.0, 4.0]),
+            ("item", -1, [1.0, 2.0, 3.0]),
+        ),
+        batch(
+            8,
+            ("user", 1, None),
+            ("user", 2, [1.0, None]),
+            ("user", 3, [1.0]),
+            ("item", 4, []),
+            GOOD,
+            ("user", 5, [float("nan"), float("-inf")]),
+        ),
+    )
+    file = tmp_path / "bad.arrows"
+    code, report, _ = replay(log, "--on-bad-row", f"quarantine={file}")
+    found = rows_of(file)
+    assert code == 0
+    assert [list(row) for row in found] == [COLUMNS] * 10
+    assert {row["source"] for row in found} == {log}
+    assert [(row["batch"], row["row_index"]) for row in found] == [
+        *((0, row) for row in range(1, 6)),
+        *((1, row) for row in (0, 1, 2, 3, 5)),
+    ]
+    assert [row["table"] for row in found] == ["User", None, "user", "user", "item", *["user"] * 3, "item", "user"]
+    assert [row["id"] for row in found] == [2, 2, None, 50, -1, 1, 2, 3, 4, 5]
+    assert [row["origin_step"] for row in found] == [7] * 5 + [8] * 5
+    assert [row["reason"] for row in found] == [
+        *["unknown_table"] * 2,
+        "id_null",
+        *["id_out_of_range"] * 2,
+        *["gradient_null"] * 2,
+        *["length_mismatch"] * 2,
+        "gradient_not_finite",
+    ]
+    assert [row["gradient"] for row in found[3:9]] == [[3, 4], [1, 2, 3], None, [1, None], [1], []]
+    assert np.isnan(found[9]["gradient"][0])
+    assert found[9]["gradient"][1] == -np.inf
+    assert report["quarantine"] == str(file)
+
+
+def test_the_report_and_the_tables_are_those_of_drop(replay, tmp_path):
+    log = write(tmp_path / "log.arrows", batch(0, GOOD, ("user", 99, [1.0, 2.0])), batch(1, GOOD))
+    _, dropped, _ = replay(log, "--on-bad-row", "drop")
+    _, aside, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    for key in ("state_hash", "rows", "frames", "dropped", "steps", "tables"):
+        assert aside[key] == dropped[key]
+    assert aside["dropped"] == {"id_out_of_range": 1}
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.int8(), pa.uint16()])
+def test_an_id_of_any_integer_type_is_carried(kind, replay, tmp_path):
+    largest = 2**64 - 1 if kind == pa.uint64() else 100
+    log = write(tmp_path / "log.arrows", batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind))
+    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    found = [(row["id"], row["id_text"]) for row in rows_of(tmp_path / "bad.arrows")]
+    assert found == [(60, None), (None, str(largest)) if kind == pa.uint64() else (100, None)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.float32(), 2),
+        pa.list_(pa.float64(), 2),
+        pa.large_list(pa.float16()),
+        pa.fixed_shape_tensor(pa.float32(), [2]),
+        pa.list_(pa.field("v", pa.uint16(), metadata={"dtype": "bfloat16"})),
+    ],
+    ids=str,
+)
+def test_a_gradient_of_any_type_is_carried(kind, replay, tmp_path):
+    storage = getattr(kind, "storage_type", kind)
+    one, nan = (0x3F80, 0x7FC0) if storage.value_type == pa.uint16() else (np.float16(1), np.float16("nan"))
+    values = pa.array([[one, one], [one, nan], None, [one, None], [one, one]], storage)
+    column = pa.ExtensionArray.from_storage(kind, values) if storage is not kind else values
+    whole = pa.RecordBatch.from_pydict({"table": ["user"] * 5, "id": [1, 1, 1, 1, 99], "gradient": column})
+    log = write(tmp_path / "log.arrows", whole.slice(1))
+    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    first, *rest = (row["gradient"] for row in rows_of(tmp_path / "bad.arrows"))
+    assert np.isnan(first[1])
+    assert rest == [None, [1, None], [1, 1]]
+
+
+def test_without_bad_rows_the_file_is_there_and_empty(replay, tmp_path):
+    for name in ("bad.arrows", "bad.arrow"):
+        assert replay(write(tmp_path / "log.arrows", batch(0, GOOD)), "--on-bad-row", f"quarantine={tmp_path / name}")
+        assert rows_of(tmp_path / name) == []
+
+
+def test_the_suffix_says_which_arrow_format(replay, tmp_path):
+    log = write(tmp_path / "log.arrows", batch(0, ("user", 99, [1.0, 2.0])))
+    for name, start in (("a.arrow", b"ARROW1"), ("a.feather", b"ARROW1"), ("a.arrows", b"\xff\xff\xff\xff")):
+        replay(log, "--on-bad-row", f"quarantine={tmp_path / name}")
+        assert (tmp_path / name).read_bytes().startswith(start)
+        assert [row["id"] for row in rows_of(tmp_path / name)] == [99]
+    code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'a.parquet'}")
+    assert (code, "name it .arrows" in said["error"]) == (2, True)
+
+
+def test_a_parquet_source_has_rows_and_no_batches(replay, tmp_path):
+    table = pa.Table.from_batches([batch(0, GOOD, GOOD, ("user", 99, [1.0, 2.0]))])
+    pa.parquet.write_table(table, tmp_path / "log.parquet")
+    replay(tmp_path / "log.parquet", "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    (row,) = rows_of(tmp_path / "bad.arrows")
+    assert (row["batch"], row["row_index"]) == (None, 2)
+
+
+def test_one_frame_is_one_batch_however_it_came(replay, tmp_path):
+    bad = ("user", 99, [1.0, 2.0])
+    log = write(tmp_path / "log.arrows", batch(0, bad), batch(0, bad, GOOD), batch(1, bad), batch(2, GOOD))
+    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    assert [one.num_rows for one in read(tmp_path / "bad.arrows")] == [2, 1]
+
+
+def test_many_bad_rows_of_one_frame_are_still_one_batch(replay, tmp_path):
+    log = write(tmp_path / "log.arrows", batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)]))
+    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    (one,) = read(tmp_path / "bad.arrows")
+    assert one.column("id").to_pylist() == list(range(50, 10_050))
+
+
+def test_a_stale_frame_has_its_bad_rows_put_aside_too(replay, tmp_path):
+    bad = ("user", 99, [1.0, 2.0])
+    log = write(tmp_path / "log.arrows", batch(5, GOOD), batch(0, bad))
+    _, report, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    assert (report["stale"], report["dropped"]) == (1, {"id_out_of_range": 1})
+    assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrows")] == [0]
+
+
+def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay, tmp_path):
+    bad = ("user", 99, [1.0, 2.0])
+    batches = [batch(step, GOOD, bad) for step in range(4)]
+    path = tmp_path / "log.arrows"
+    write(path, *batches)
+    path.write_bytes(path.read_bytes()[:-40])
+    code, said, _ = replay(path, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrow'}")
+    assert (code, "cut" in said["error"]) == (3, True)
+    # The third frame was not known to be whole.
+    assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrow")] == [0, 1]
+
+
+def test_an_interrupt_leaves_a_whole_file(config, tmp_path):
+    log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+
+    def stop(counters, gate, share):
+        if counters.frames == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(log, on_bad_row=f"quarantine={tmp_path / 'bad.arrows'}", progress=stop)
+    assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrows")] == [0, 1, 2]
+
+
+def test_an_existing_file_is_not_touched(replay, tmp_path):
+    log = write(tmp_path / "log.arrows", batch(0, GOOD))
+    file = tmp_path / "bad.arrows"
+    file.write_text("mine")
+    code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
+    assert (code, err.count("\n"), file.read_text()) == (2, 1, "mine")
+    assert "exists; a quarantine is never written over" in said["error"]
+
+
+@pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
+def test_what_is_no_way_to_treat_bad_rows_is_said(given, replay, tmp_path):
+    code, said, _ = replay(write(tmp_path / "log.arrows", batch(0, GOOD)), "--on-bad-row", given)
+    assert (code, "on_bad_row" in said["error"]) == (2, True)
+
+
+def test_where_nothing_can_be_written_is_said_before_the_work(replay, tmp_path):
+    log = write(tmp_path / "log.arrows", batch(0, GOOD))
+    (tmp_path / "file").write_text("")
+    code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'file' / 'bad.arrows'}")
+    assert (code, "directory" in said["error"]) == (6, True)
+
+
+def test_a_mended_file_is_replayed_a_frame_per_batch_and_never_stale(replay, config, tmp_path):
+    bad = ("user", 99, [1.0, 2.0])
+    log = write(tmp_path / "log.arrows", batch(0, bad), batch(5, bad), batch(6, bad, bad))
+    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+    mended = []
+    for one in read(tmp_path / "bad.arrows"):
+        ids = pa.array([7] * one.num_rows, pa.int64())
+        mended.append(one.set_column(one.schema.get_field_index("id"), "id", ids))
+    code, report, _ = replay(write(tmp_path / "mended.arrows", *mended), "--init", out_of(config, tmp_path))
+    assert code == 0
+    assert [report[key] for key in ("frames", "steps", "stale", "rows")] == [3, 3, 0, 4]
+
+
+def out_of(config, tmp_path):
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    engine.write_tables(tmp_path / "tables")
+    return tmp_path / "tables"
+
+
+def test_an_unmended_file_is_refused_for_the_same_reasons(replay, config, tmp_path, capsys):
+    log = write(tmp_path / "log.arrows", batch(0, ("user", 99, [1.0, 2.0]), ("user", 1, [1.0]), ("user", 1, None)))
+    file = tmp_path / "bad.arrows"
+    _, first, _ = replay(log, "--on-bad-row", f"quarantine={file}")
+    _, again, _ = replay(file, "--on-bad-row", "drop")
+    assert again["dropped"] == first["dropped"]
+    assert main(["validate", config, str(file)]) == 3
+    assert "[id_out_of_range]" in capsys.readouterr().out
+
+
+def test_inspect_says_what_is_in_it(replay, tmp_path, capsys):
+    log = write(
+        tmp_path / "log.arrows", batch(3, ("user", 99, [1.0, 2.0]), ("user", 1, [1.0]), ("user", 98, [1.0, 1.0]))
+    )
+    file = tmp_path / "bad.arrows"
+    replay(log, "--on-bad-row", f"quarantine={file}")
+    assert main(["inspect", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "quarantine of bad rows: id_out_of_range 2, length_mismatch 1" in text
+    assert main(["inspect", str(file), "--json"]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["parts"]
+    assert part["reasons"] == {"id_out_of_range": 2, "length_mismatch": 1}
+
+
+# ---- the writer, as a checkpoint uses it
+
+
+def aside(number):
+    from penstock.io.bad_rows import SCHEMA
+
+    row = dict.fromkeys(COLUMNS) | {"source": "log", "row_index": number, "reason": "id_null", "gradient": [1.0]}
+    return [pa.RecordBatch.from_pylist([row], schema=SCHEMA)]
+
+
+def kill(writer):
+    """Its process is gone: what it wrote stays as it is."""
+    writer._file.flush()
+    writer._file.give_up()
+
+
+@pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
+@pytest.mark.parametrize("num_committed", [0, 1, 3])
+def test_a_killed_run_goes_on_where_it_last_committed(name, num_committed, tmp_path):
+    unbroken = QuarantineWriter(tmp_path / f"unbroken-{name}")
+    killed = QuarantineWriter(tmp_path / name)
+    for number in range(num_committed):
+        killed.append(aside(number))
+    committed = json.loads(json.dumps(killed.commit()))
+    killed.append(aside(99))  # never committed
+    kill(killed)
+    resumed = QuarantineWriter(tmp_path / name, committed)
+    for number in range(num_committed, 5):
+        resumed.append(aside(number))
+    for number in range(5):
+        unbroken.append(aside(number))
+    resumed.close()
+    unbroken.close()
+    assert [row["row_index"] for row in rows_of(tmp_path / name)] == list(range(5))
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"unbroken-{name}").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
+def test_a_run_that_ended_can_be_gone_on_with(name, tmp_path):
+    first = QuarantineWriter(tmp_path / name)
+    first.append(aside(0))
+    committed = first.commit()
+    first.close()
+    second = QuarantineWriter(tmp_path / name, committed)
+    assert not (tmp_path / name).exists()
+    second.append(aside(1))
+    second.close()
+    assert [row["row_index"] for row in rows_of(tmp_path / name)] == [0, 1]
+
+
+def test_another_file_than_the_checkpoints_is_refused(tmp_path):
+    for name in ("a.arrows", "b.arrows"):
+        writer = QuarantineWriter(tmp_path / name)
+        writer.append(aside(ord(name[0])))
+        committed = writer.commit()
+        writer.close()
+    with pytest.raises(ps.StateError, match="other rows than the checkpoint says"):
+        QuarantineWriter(tmp_path / "a.arrows", committed)
+    with pytest.raises(ps.StateError, match="cannot be read"):
+        QuarantineWriter(tmp_path / "none.arrows", committed)
+    assert rows_of(tmp_path / "b.arrows")
+
+
+def test_a_file_that_came_in_between_is_not_replaced(tmp_path):
+    writer = QuarantineWriter(tmp_path / "bad.arrows")
+    committed = writer.commit()
+    kill(writer)
+    (tmp_path / "bad.arrows").write_text("mine")
+    with pytest.raises(ps.UsageError, match="exists"):
+        QuarantineWriter(tmp_path / "bad.arrows", committed)
+
+
+def every_call(monkeypatch, tmp_path, work, make):
+    """Run ``work`` with the n-th file operation going wrong, n = 1, 2, … until one run gets through."""
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        operations = make(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "operations", operations)
+            failed = None
+            try:
+                work(folder)
+            except OSError as error:
+                failed = error
+        if len(operations.calls) < number:
+            return
+        yield folder, failed
+    raise AssertionError("no run got through")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("make", [failing, short_write])
+def test_a_file_operation_that_fails_leaves_the_last_commit(make, code, monkeypatch, tmp_path):
+    committed = {}
+
+    def work(folder):
+        committed.clear()
+        writer = QuarantineWriter(folder / "bad.arrow")
+        try:
+            for number in range(3):
+                writer.append(aside(number))
+                committed.update(writer.commit())
+        finally:
+            writer.close()
+
+    num_failed = 0
+    for folder, failed in every_call(monkeypatch, tmp_path, work, lambda n: make(n, *[code] * (make is failing))):
+        if failed is None:
+            continue
+        num_failed += 1
+        assert str(folder) in str(failed.filename)
+        if not committed:
+            assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+            continue
+        rest = QuarantineWriter(folder / "bad.arrow", dict(committed))
+        rest.append(aside(9))
+        rest.close()
+        assert [row["row_index"] for row in rows_of(folder / "bad.arrow")] == [*range(committed["rows"]), 9]
+    assert num_failed >= 5
+
+
+def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
+    log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
+    file = tmp_path / "bad.arrows"
+    monkeypatch.setattr(durable, "operations", failing(2, errno.ENOSPC, also_after=True))
+    code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
+    assert (code, err.count("\n")) == (6, 1)
+    assert "bad.arrows" in said["error"]
+    assert list(tmp_path.glob("*bad*")) == list(tmp_path.glob(".*")) == []

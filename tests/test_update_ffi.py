@@ -1,0 +1,354 @@
+"""The CPU's own update: NumPy's bits for every rule, whatever the devices, threads, instruction set and pieces."""
+
+import gc
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bridge import direct
+from penstock.bridge.layout import MAX_IN_FLIGHT, NUM_SHARDS, Layout
+from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.pyx import reference
+from penstock.pyx.update import rules, targets
+from penstock.updates import UPDATES, Ops, UpdateRule, update
+
+NUM_SLOTS = {**rules(), "stochastic_gradient_descent": 0}
+NAMES = sorted(set(UPDATES) - {"user_defined_program"})
+ADAM = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)))
+ADAGRAD = UpdateRule("adagrad", 1)
+
+
+def table_of(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
+    layout = Layout("t", rows, dim, rule.num_slots, devices, mod)
+    starts = [0.5] * rule.num_slots
+    return DeviceTable(make_mesh(mesh_of(devices)), layout, rule, starts, variant="ffi", **options)
+
+
+def some_rows(seed, num_rows, vocabulary, dim):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
+
+
+def parts_of(table):
+    return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(table.num_parts)]
+
+
+def stepped(rule, lr, parts, ids, grads):
+    """All parts of the table after one step, by the equations in NumPy."""
+    if rule.non_lazy:
+        whole = np.zeros_like(parts[0])
+        whole[ids] = grads
+        ids, grads = np.arange(len(whole)), whole
+    with np.errstate(all="ignore"):
+        weights, slots = update(Ops(np), rule, np.float32(lr), grads, parts[0][ids], tuple(p[ids] for p in parts[1:]))
+    after = [part.copy() for part in parts]
+    for part, rows in zip(after, (weights, *slots), strict=True):
+        part[ids] = rows
+    return after
+
+
+def bits(values):
+    """To compare; which NaN it is says nothing."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
+
+
+# ---- every rule
+
+# From the smallest subnormal to beyond float32's square root: products underflow and overflow.
+scales = st.sampled_from([0.0, 1e-45, 1e-38, 1e-20, 1e-3, 1.0, 1e10, 1e20])
+share = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1, width=32))
+positive = st.one_of(st.just(0.0), st.floats(0, 16, width=32))
+VALUES = dict.fromkeys(["momentum", "beta1", "beta2", "rho", "tau"], share)
+VALUES |= dict.fromkeys(
+    ["l1", "l2", "beta", "epsilon", "max_var_update", "max_accumulator", "max_delta", "outlier_threshold"], positive
+)
+VALUES |= {"lr_power": st.just(-0.5), "exponent": st.just(2.0)}
+FLAGS = ["use_nesterov", "use_sum_inside_sqrt", "update_accumulator_first", "multiply_linear_by_lr"]
+VALUES |= dict.fromkeys(FLAGS, st.booleans())
+limits = st.one_of(st.none(), st.floats(-4, 4, width=32))
+
+
+@st.composite
+def any_rule(draw):
+    name = draw(st.sampled_from(NAMES))
+    hyper = tuple((key, draw(values)) for key, values in VALUES.items())
+    switches = {key: draw(limits) for key in ("gradient_min", "gradient_max", "weight_min", "weight_max")}
+    switches |= {key: draw(st.booleans()) for key in ("decay_times_learning_rate", "non_lazy")}
+    return UpdateRule(name, NUM_SLOTS[name], hyper, weight_decay=draw(share), **switches)
+
+
+def any_floats(rng, shape, scale):
+    values = (rng.standard_normal(shape) * scale).astype(np.float32)
+    special = rng.integers(0, 40, shape)
+    values[special == 0], values[special == 1] = 0.0, -0.0
+    return values
+
+
+@given(
+    rule=any_rule(),
+    dim=st.integers(1, 200),
+    rows=st.sampled_from([1, 700, 1024, 2500]),
+    devices=st.sampled_from([1, 2, 3, 8]),
+    mod=st.booleans(),
+    target=st.sampled_from(targets()),
+    scale=st.tuples(scales, scales, scales),
+    lr=st.one_of(st.floats(0, 2, width=32), scales),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=150, deadline=None)
+def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices, mod, target, scale, lr, seed, mesh_of):
+    rng = np.random.default_rng(seed)
+    table = table_of(mesh_of, rule, rows, dim, devices, mod, target=target)
+    parts = [any_floats(rng, (rows, dim), scale[0])]
+    parts += [np.abs(any_floats(rng, (rows, dim), scale[1])) for _ in range(rule.num_slots)]
+    for part, values in enumerate(parts):
+        table.write(np.arange(rows), values, part)
+    for _ in range(2):
+        ids = rng.permutation(rows)[: rng.integers(0, rows + 1)]
+        grads = any_floats(rng, (len(ids), dim), scale[2])
+        table.apply(ids, grads, lr)
+        if len(ids) or rule.non_lazy:
+            parts = stepped(rule, lr, parts, ids, grads)
+    for got, wanted in zip(parts_of(table), parts, strict=True):
+        assert bits(got) == bits(wanted)
+
+
+@pytest.mark.parametrize("algorithm", ["ftrl", "adagrad_momentum"])
+def test_with_pow_an_update_is_within_the_stated_bound(algorithm, ulp):
+    with_pow = [rule for rule in ulp.rules(algorithm, [{}]) if ulp.bound(rule) == ulp.WITH_POW]
+    assert len(with_pow) >= 8 - 4 * (algorithm == "adagrad_momentum")
+    for rule in with_pow:
+        assert ulp.error_on_device(rule, 17, 4, variant="ffi") <= ulp.WITH_POW
+
+
+def test_a_power_of_one_is_exact(mesh_of):
+    rule = UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5)))
+    table, (ids, grads) = table_of(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
+    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
+    table.apply(ids, grads, 0.1)
+    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
+
+
+def test_subnormal_numbers_are_not_flushed(mesh_of):
+    table = table_of(mesh_of, UpdateRule("stochastic_gradient_descent", 0), 4, 2)
+    smallest = np.float32(1e-45)
+    table.apply(np.arange(4), np.full((4, 2), -smallest), 1.0)
+    assert (table.read(np.arange(4)) == smallest).all()
+
+
+# ---- what the bits do not depend on
+
+
+@pytest.mark.parametrize("rule", [ADAM, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
+def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
+    tables = [table_of(mesh_of, rule, 30_011, 9, threads=threads) for threads in (0, 1, 2, 5)]
+    tables += [table_of(mesh_of, rule, 30_011, 9, target=target) for target in targets()]
+    for step in range(3):
+        ids, grads = some_rows(step, 10_000 * step + 1, 30_011, 9)
+        for table in tables:
+            table.apply(ids, grads, 0.1)
+    first, *others = [[bits(part) for part in parts_of(table)] for table in tables]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("rule", [ADAGRAD, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("variant", ["ffi", "xla"])
+def test_segments_are_one_step(rule, devices, variant, mesh_of):
+    layout = Layout("t", 5000, 8, rule.num_slots, devices, False)
+    whole, cut = (
+        DeviceTable(make_mesh(mesh_of(devices)), layout, rule, [1.0] * rule.num_slots, variant=variant)
+        for _ in range(2)
+    )
+    for step in range(7):
+        ids, grads = some_rows(step, 4500, 5000, 8)
+        at = sorted(np.random.default_rng(step).integers(0, 4500, step))
+        whole.apply(ids, grads, 0.1)
+        cut.apply_segments(list(zip(np.split(ids, at), np.split(grads, at), strict=True)), 0.1)
+    assert [bits(part) for part in parts_of(cut)] == [bits(part) for part in parts_of(whole)]
+
+
+@pytest.mark.parametrize("mod", [False, True])
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 1000, 1024, 2047])
+def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
+    table = table_of(mesh_of, ADAGRAD, rows, 3, devices, mod)
+    layout = table.layout
+    wanted = np.zeros((devices, layout.rows_per_device, 2, 3), np.float32)
+    wanted[:, :, 1] = 0.5
+    ids, grads = some_rows(0, max(1, rows // 2), rows, 3)
+
+    def equation(grads, parts):
+        weights, slots = update(Ops(np), ADAGRAD, np.float32(0.1), grads, parts[:, 0], (parts[:, 1],))
+        return np.stack([weights, *slots], axis=1)
+
+    where = {"vocabulary_size": rows, "num_shards": NUM_SHARDS, "mod": mod, "num_owners": devices}
+    where |= {"shards_per_owner": layout.shards_per_device, "rows_per_shard": layout.rows_per_shard}
+    reference.update_rows(wanted, [(ids, grads)], equation, **where)
+    table.apply(ids, grads, 0.1)
+    table.wait()
+    assert np.asarray(table._rows.array).tobytes() == wanted.tobytes()
+
+
+def test_the_arrays_of_steps_under_way_are_kept(mesh_of):
+    table = table_of(mesh_of, ADAGRAD, 50_000, 16)
+    parts = parts_of(table)
+    for step in range(3 * MAX_IN_FLIGHT):
+        ids, grads = some_rows(step, 40_000, 50_000, 16)
+        parts = stepped(ADAGRAD, 0.1, parts, ids, grads)
+        table.apply(ids, grads, 0.1)
+        del ids, grads
+        gc.collect()
+    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in parts]
+
+
+def test_a_table_that_is_dropped_with_steps_under_way_waits_for_them():
+    script = """if True:
+        import numpy as np
+        from penstock.bridge.layout import Layout
+        from penstock.bridge.tables import DeviceTable, make_mesh
+        from penstock.updates import UpdateRule
+        mesh, grads = make_mesh(), np.ones((300_000, 16), np.float32)
+        for _ in range(3):
+            layout = Layout("t", 300_000, 16, 1, 1, True)
+            table = DeviceTable(mesh, layout, UpdateRule("adagrad", 1), [1.0], variant="ffi")
+            for _ in range(4):
+                table.apply(np.arange(300_000), grads.copy(), 0.1)
+        print("done")
+    """
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
+# ---- reading and writing
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_reads_take_any_ids_and_writes_touch_one_part(devices, mesh_of):
+    table = table_of(mesh_of, ADAM, 5000, 6, devices, mod=False)
+    rng = np.random.default_rng(0)
+    wanted = rng.standard_normal((5000, 6), np.float32)
+    order = rng.permutation(5000)
+    table.write(order, wanted[order], part=1)
+    ids = rng.integers(0, 5000, 9000)
+    assert table.read(ids, 1).tobytes() == wanted[ids].tobytes()
+    assert (table.read(ids, 0) == 0).all()
+    assert (table.read(ids, 2) == 0.5).all()
+    assert np.concatenate(list(table.stream(1))).tobytes() == wanted.tobytes()
+    assert table.read(np.zeros(0, np.int64)).shape == (0, 6)
+
+
+# ---- what can go wrong
+
+
+@pytest.mark.parametrize("bad", [-1, 3000, 2**40, -(2**63), 2**63 - 1])
+def test_an_id_outside_the_table_is_an_error_and_no_crash(bad, mesh_of):
+    table = table_of(mesh_of, ADAGRAD, 3000, 4)
+
+    def apply_and_wait():
+        table.apply(np.array([5, bad, 7]), np.ones((3, 4), np.float32), 0.1)
+        table.wait()
+
+    # JAX raises a step that ran on the calling thread at once, and as ValueError.
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="penstock: an id outside the table"):
+        apply_and_wait()
+
+
+def test_arrays_of_other_shapes_are_refused_before_anything_runs(mesh_of):
+    table = table_of(mesh_of, ADAGRAD, 3000, 4)
+    with pytest.raises(ValueError, match="expected rows of 4 floats, got 5"):
+        table.apply(np.arange(3), np.ones((3, 5), np.float32), 0.1)
+    with pytest.raises(ValueError, match="expected 2 rows for as many ids, got 3"):
+        table.apply(np.arange(2), np.ones((3, 4), np.float32), 0.1)
+    with pytest.raises(ValueError, match="expected 0 <= part < 2, got 2"):
+        table.read(np.arange(2), 2)
+    table.apply(np.arange(3), np.ones((3, 4), np.float32), 0.1)
+    assert (table.read(np.arange(3)) != 0).all()
+
+
+def test_where_jaxlib_does_not_take_the_handlers_xla_updates_the_table(monkeypatch, mesh_of):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("Unsupported API version: 0.3")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    direct.registered.cache_clear()
+    try:
+        table = DeviceTable(make_mesh(mesh_of(1)), Layout("t", 100, 4, 1, 1, True), ADAGRAD, [1.0])
+    finally:
+        direct.registered.cache_clear()
+    assert table.variant == "xla"
+
+
+def test_what_the_handlers_cannot_do_xla_does(mesh_of):
+    mesh = make_mesh(mesh_of(1))
+    program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
+    assert not direct.possible(mesh, program, 4)
+    assert direct.possible(mesh, UpdateRule("row_wise_adagrad", 1), direct.MAX_SUMMED_DIM)
+    assert not direct.possible(mesh, UpdateRule("row_wise_adagrad", 1), direct.MAX_SUMMED_DIM + 1)
+
+
+def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
+    rule = UpdateRule("row_wise_adagrad", 1)
+    table = table_of(mesh_of, rule, 5, direct.MAX_SUMMED_DIM)
+    ids, grads = some_rows(0, 5, 5, direct.MAX_SUMMED_DIM)
+    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
+    table.apply(ids, grads, 0.1)
+    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
+
+
+def test_our_declarations_agree_with_jaxlibs_header(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    ours = Path(__file__).resolve().parents[1] / "pyx"
+    source = tmp_path / "agree.c"
+    source.write_text(AGREE)
+    run = [compiler, "-fsyntax-only", f"-I{ours}", f"-I{jax.ffi.include_dir()}", str(source)]
+    assert subprocess.run(run, capture_output=True, text=True, check=False).stderr == ""
+
+
+SAME = {
+    ("FfiFrame", "XLA_FFI_CallFrame"): {"extensions": "extension_start", "api": "api", "context": "ctx"}
+    | {"stage": "stage", "args": "args", "rets": "rets"},
+    ("FfiBuffers", "XLA_FFI_Args"): {"size": "size", "buffers": "args"},
+    ("FfiBuffers", "XLA_FFI_Rets"): {"size": "size", "buffers": "rets"},
+    ("FfiBuffer", "XLA_FFI_Buffer"): {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"},
+    ("FfiApi", "XLA_FFI_Api"): {"version": "api_version", "create_error": "XLA_FFI_Error_Create"}
+    | {"destroy_error": "XLA_FFI_Error_Destroy", "schedule": "XLA_FFI_ThreadPool_Schedule"}
+    | {"num_threads": "XLA_FFI_ThreadPool_NumThreads"},
+    ("FfiVersion", "XLA_FFI_Api_Version"): {"major": "major_version", "minor": "minor_version"},
+    ("FfiExtension", "XLA_FFI_Extension_Base"): {"type": "type", "next": "next"},
+    ("FfiMetadata", "XLA_FFI_Metadata"): {"version": "api_version", "traits": "traits"},
+    ("FfiMetadataExtension", "XLA_FFI_Metadata_Extension"): {"metadata": "metadata"},
+    ("FfiErrorCreate", "XLA_FFI_Error_Create_Args"): {"message": "message", "code": "errc"},
+    ("FfiErrorDestroy", "XLA_FFI_Error_Destroy_Args"): {"error": "error"},
+    ("FfiSchedule", "XLA_FFI_ThreadPool_Schedule_Args"): {"context": "ctx", "task": "task", "data": "data"},
+    ("FfiNumThreads", "XLA_FFI_ThreadPool_NumThreads_Args"): {"context": "ctx", "num_threads": "num_threads"},
+}
+CONSTANTS = {
+    "FFI_MAJOR": "XLA_FFI_API_MAJOR",
+    "FFI_EXTENSION_METADATA": "XLA_FFI_Extension_Metadata",
+    "FFI_STAGE_EXECUTE": "XLA_FFI_ExecutionStage_EXECUTE",
+    "FFI_S32": "XLA_FFI_DataType_S32",
+    "FFI_F32": "XLA_FFI_DataType_F32",
+    "FFI_INVALID_ARGUMENT": "XLA_FFI_Error_Code_INVALID_ARGUMENT",
+    "FFI_RESOURCE_EXHAUSTED": "XLA_FFI_Error_Code_RESOURCE_EXHAUSTED",
+    "FFI_INTERNAL": "XLA_FFI_Error_Code_INTERNAL",
+}
+AGREE = "\n".join(
+    ['#include "xla_ffi.h"', '#include "xla/ffi/api/c_api.h"']
+    + [
+        f'_Static_assert(offsetof({mine}, {a}) == offsetof({theirs}, {b}), "{mine}.{a}");'
+        for (mine, theirs), fields in SAME.items()
+        for a, b in fields.items()
+    ]
+    + [f'_Static_assert((int){mine} == (int){theirs}, "{mine}");' for mine, theirs in CONSTANTS.items()]
+    + [""]
+)
