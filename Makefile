@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h)
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
 .PHONY: demo test lint types checked tsan sanitize fuzz faults bench dist proto clean
 
@@ -23,7 +23,8 @@ types: .venv/installed
 		--allow-incomplete-defs ../../tests/typing_examples.py
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.pyx.update
+		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.pyx.update \
+		penstock.bench.traffic
 
 # The kernels with bounds checks, the tests, then the release kernels again. `--force`: a change of
 # directives alone rebuilds nothing.
@@ -52,8 +53,9 @@ fuzz: .venv/installed
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 
+# Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed
-	$(BIN)/python bench/memory.py --rows 1000000,2000000
+	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
 dist: .venv/installed
 	rm -rf dist
@@ -73,4 +75,4 @@ proto: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info pyx/*.so
+	rm -rf .venv build dist *.egg-info pyx/*.so bench/*.so

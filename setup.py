@@ -15,6 +15,8 @@ CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
 
 PACKAGE_DIR = {
     "penstock": "engine",
+    "penstock.bench": "bench",
+    "penstock.bench.peers": "bench/peers",
     "penstock.bridge": "engine/bridge",
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
@@ -27,6 +29,8 @@ PACKAGE_DIR = {
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
 KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "update"]
+MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
+MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
 # Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
@@ -41,7 +45,7 @@ def link_tree() -> str:
     tree = ROOT / "build" / "tree" / "penstock"
     tree.mkdir(parents=True, exist_ok=True)
     wanted = {p.name: p for p in (ROOT / "engine").iterdir() if p.name != "__pycache__"}
-    wanted |= {"io": ROOT / "io", "pyx": ROOT / "pyx"}
+    wanted |= {"bench": ROOT / "bench", "io": ROOT / "io", "pyx": ROOT / "pyx"}
     for link in tree.iterdir():
         if link.is_symlink() and link.name not in wanted:
             link.unlink()
@@ -55,18 +59,17 @@ def link_tree() -> str:
 setup(
     packages=list(PACKAGE_DIR),
     package_dir=PACKAGE_DIR,
-    package_data={"penstock": ["py.typed"], "penstock.config": ["*.proto", "*.pyi"], "penstock.pyx": ["*.pyi"]},
+    package_data={
+        "penstock": ["py.typed"],
+        "penstock.bench": ["*.pyi"],
+        "penstock.config": ["*.proto", "*.pyi"],
+        "penstock.pyx": ["*.pyi"],
+    },
     exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.sh"]},
     ext_modules=cythonize(
         [
-            Extension(
-                f"penstock.pyx.{k}",
-                [f"pyx/{k}.pyx"],
-                include_dirs=["pyx"],
-                depends=HEADERS,
-                extra_compile_args=COMPILE_ARGS,
-            )
-            for k in KERNELS
+            Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)
+            for name, path in MODULES.items()
         ],
         include_path=[link_tree()],
         build_dir="build/checked" if CHECKED else "build/release",

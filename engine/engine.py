@@ -24,6 +24,7 @@ from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
+from penstock.crew import num_threads
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.gate import Gate
@@ -70,7 +71,8 @@ class Engine:
     reduction : "mean" divides each row's sum by the frames that held it, "sum" does not; None: the
         configuration's, else "mean"
     seed : of the tables' random start
-    threads : of the host's coalescing; None: all that the process may use. Results do not depend on it.
+    threads : of the host's coalescing, and of each device where it is a CPU; None: all that the process may use.
+        Results do not depend on it.
 
     May be used from several threads: frames enter one by one, in the order in which they get the gate's lock,
     and tables are read and written between two steps.
@@ -98,7 +100,7 @@ class Engine:
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
-        self._state = State(config, mesh, self.seed)
+        self._state = State(config, mesh, self.seed, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
         self._saves = Saves(self)
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)

@@ -36,9 +36,12 @@ WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slo
 
 
 class State:
-    """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax."""
+    """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
-    def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int) -> None:
+    threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
+    """
+
+    def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge.layout import Layout
         from penstock.bridge.tables import DeviceTable, check_memory, make_mesh
 
@@ -49,7 +52,8 @@ class State:
         check_memory(mesh, sum(4 * s.vocabulary_size * s.dim * (1 + len(s.slots)) for s in self.specs.values()))
         for name, spec in self.specs.items():
             layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
-            table = DeviceTable(mesh, layout, spec.rule, [start for _, start in spec.slots], outside)
+            starts = [start for _, start in spec.slots]
+            table = DeviceTable(mesh, layout, spec.rule, starts, outside, threads=threads)
             table.fill(start_of(spec, seed))
             self._tables[name] = table
 

@@ -113,7 +113,7 @@ def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
     gradients = decoded.gradients
     if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
         return True
-    dims = {sizes[name][1] if name in sizes else -1 for name in decoded.tables}
+    dims = {-1 if name is None else sizes.get(name, (0, -1))[1] for name in decoded.tables}
     if -1 in dims or (decoded.codes is not None and bool((decoded.codes < 0).any())):
         return True
     if decoded.codes is None or len(dims) == 1:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them
 
-ULP = Path(__file__).resolve().parents[1] / "bench" / "ulp.py"
+ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -36,7 +36,7 @@ def shared():
 
 @pytest.fixture(scope="session")
 def ulp():
-    """bench/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
+    """bench/questions/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
     spec = importlib.util.spec_from_file_location("ulp", ULP)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -299,13 +299,14 @@ def test_another_dtype_is_refused_and_nothing_is_counted():
         Accumulator(2, np.float16)
 
 
-def test_memory_held_is_told_and_given_back_by_drain():
+def test_memory_held_is_told_and_handed_over_by_drain():
     accumulator = Accumulator(8)
     accumulator.add(np.arange(10_000), np.ones((10_000, 8), np.float32), 0)
     before = accumulator.nbytes
     assert before >= 10_000 * (8 * 4 + 8)
-    accumulator.drain()
+    kept = accumulator.drain()  # the caller's now
     assert accumulator.nbytes <= before - 10_000 * (8 * 4 + 8)
+    assert len(kept[0]) == 10_000
 
 
 # ---- partition

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy"}
+# Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
+PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The first row whose prefix a module has is its room.
@@ -21,6 +23,12 @@ ROOMS = [
         {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
         {"jax", "numpy"},
     ),
+    # Peers live in their own room, plots in theirs; what decides about threads is loaded before anything else.
+    ("penstock.bench.machine", set(), set()),
+    ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
+    ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
+    ("penstock.bench.plots", {"penstock.bench"}, {"matplotlib"}),
+    ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
         {
@@ -36,7 +44,7 @@ ROOMS = [
         },
         {"numpy"},
     ),
-    ("penstock.cli", {"penstock"}, OUTSIDE),
+    ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
@@ -91,9 +99,10 @@ ROOMS = [
 
 
 def modules():
-    for folder, package in (("engine", "penstock"), ("io", "penstock.io"), ("pyx", "penstock.pyx")):
+    folders = {"engine": "penstock", "bench": "penstock.bench", "io": "penstock.io", "pyx": "penstock.pyx"}
+    for folder, package in folders.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.name.endswith("_pb2.py"):
+            if path.name.endswith("_pb2.py") or "questions" in path.parts:  # scripts, not part of the package
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([package, *(p for p in parts if p != "__init__")]), path

@@ -123,19 +123,20 @@ def together(acc, broken: str | None, producers: list, takers: list) -> None:
 
 
 def parts(broken: str | None) -> None:
-    """One block's rows folded in parts by a pool, as TableStore does, frame after frame."""
+    """One block's rows added in parts by a pool, as the pipeline does, frame after frame."""
     rng = np.random.default_rng(0)
     for dtype in ("float32", "float64"):
-        acc = Accumulator(DIM, dtype)
+        acc = Accumulator(DIM, dtype, vocabulary_size=3000)
         wanted = np.zeros(3000)
         with ThreadPoolExecutor(4) as pool:
             for frame in range(10):
                 ids = rng.integers(0, 3000, 20_000)
                 np.add.at(wanted, ids, 1)
-                order, ones = acc.resolve(ids, frame), np.ones((len(ids), DIM), dtype)
+                acc.begin([(ids, np.ones((len(ids), DIM), dtype), None)], frame, 4)
                 shares = [part // 2 for part in range(4)] if broken else range(4)
-                for done in [pool.submit(acc.fold, order, ones, share, 4) for share in shares]:
+                for done in [pool.submit(acc.add_part, share, frame) for share in shares]:
                     done.result()
+                acc.end()
         ids, sums, _ = acc.drain(ascending=True)
         assert broken or (sums[:, 0] == wanted[ids]).all()
 

@@ -1,6 +1,6 @@
 """What the checksums of penstock's own log cost: MB/s of writing and reading, with and without, the best of 5.
 
-    python bench/log_cost.py [ROWS_PER_BATCH]
+    python bench/questions/log_cost.py [ROWS_PER_BATCH]
 
 2 million rows of dim 32 (288 MB), from the page cache; every figure is of one thread.
 """

@@ -1,8 +1,8 @@
 """How far the compiled updates are from the equations in NumPy: the largest error of one step, per optimizer.
 
-    python bench/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
-    python bench/ulp.py --check    measures and compares with what is written there; exit code 1 where they differ
-    python bench/ulp.py --check --variant xla    the same of XLA's own programs, on a CPU too
+    python bench/questions/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
+    python bench/questions/ulp.py --check    measures and compares with what is written there; exit code 1: they differ
+    python bench/questions/ulp.py --check --variant xla    the same of XLA's own programs, on a CPU too
 
 Unit: the last place of max(|old value|, |change|), float32, over weights and slots. Every parameter of every
 optimizer is taken both ways, and the switches, dims 1 to 128, and one and four host devices in turn. Rows and
@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.updates import UPDATES, Ops, UpdateRule, update
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "optimizers.md"
-BEGIN, END = "<!-- bench/ulp.py: begin -->\n", "<!-- bench/ulp.py: end -->\n"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
+BEGIN, END = "<!-- bench/questions/ulp.py: begin -->\n", "<!-- bench/questions/ulp.py: end -->\n"
 DIMS = (1, 2, 3, 8, 17, 128)
 NUM_ROWS, NUM_TOUCHED = 1024, 40  # one row for each of the layout's shards, so that four devices share them
 RATES = (0.1, 0.3, 0.01, 1.0)

@@ -1,7 +1,7 @@
 """How fast is the optimizer's step by itself: the CPU's own handler against XLA's gather and scatter.
 
-    python bench/update.py                     the whole table of figures, some minutes
-    python bench/update.py --rules adam --dims 32 --threads 1 --variants ffi
+    python bench/questions/update.py                     the whole table of figures, some minutes
+    python bench/questions/update.py --rules adam --dims 32 --threads 1 --variants ffi
 
 Times ``DeviceTable.apply`` followed by ``wait``: 200,000 distinct random ids of a table of 10,000,000 rows, their
 gradients in one host array, no reading, summing or gate. One variant after the other, each with a table of its own,

@@ -12,7 +12,7 @@ is in its time; ours includes its Python. Both sum on one thread.
 What it cannot say: how either does with many producers at once, or with ids in any order, where TensorFlow's
 result is another one (docs/accumulators.md).
 
-    python bench/accumulators.py            # with TensorFlow installed; without it, ours alone
+    python bench/questions/accumulators.py            # with TensorFlow installed; without it, ours alone
 """
 
 from __future__ import annotations

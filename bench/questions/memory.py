@@ -11,7 +11,7 @@ as long as nobody needs the room, so that number grows with every log, whatever 
 mapped files are shown beside it, as "file". RssAnon has no high-water mark: it is sampled every 20 ms, and a peak
 shorter than that may be missed. Linux only: it reads /proc.
 
-    python bench/memory.py --rows 2000000,10000000
+    python bench/questions/memory.py --rows 2000000,10000000
 """
 
 from __future__ import annotations

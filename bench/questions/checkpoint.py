@@ -7,7 +7,7 @@ percentile and the longest time of a frame of both, and how much RssAnon grew ov
 every 20 ms; what the files take in the page cache is the kernel's). The last commit of a run, which it waits for, is
 not a step and is told apart. Linux only.
 
-    python bench/checkpoint.py --gb 2
+    python bench/questions/checkpoint.py --gb 2
 """
 
 from __future__ import annotations

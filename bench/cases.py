@@ -1,0 +1,119 @@
+"""What can be measured, by name: ``w1/adagrad`` is a workload and a kind, ``growth/rows`` a row of sizes.
+
+A case is one or more points; a growth case has one for each size. Nothing here draws or measures anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from penstock.bench.draws import reused, uniform, zipf
+from penstock.bench.sides import SLOTS
+from penstock.bench.workloads import STEP_ROWS, WORKLOADS, TableSize, Workload, make, one_table, with_batches_of
+from penstock.errors import UsageError
+
+KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay")
+COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
+GROWTH = tuple(f"growth/{what}" for what in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
+CASES = (*COMPARED, *GROWTH, "latency")
+
+LATENCY_ROWS, LATENCY_STEPS = 100, 200
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large. rows : of a step; scale : of the vocabularies of w1 to w4; short : growth stops early, too"""
+
+    rows: int = STEP_ROWS
+    scale: float = 1.0
+    short: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SHORT = Sizes(rows=1 << 16, scale=1 / 64, short=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure. x : the size that grows, in a growth case; threads : where the case itself says"""
+
+    case: str
+    kind: str
+    workload: Workload
+    x: int | None = None
+    threads: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that ours needs at least: the steps, the tables with their slots, what the gate holds."""
+        parts = 1 + SLOTS.get(self.kind, 1)
+        tables = 0 if self.kind == "coalesce" else parts * self.workload.table_bytes
+        return (self.workload.num_steps + 2) * self.workload.step_bytes + tables
+
+
+def select(patterns: Sequence[str]) -> list[str]:
+    """The cases that any of the names or globs means, in their order; none given: the compared ones."""
+    for pattern in patterns:
+        if not any(fnmatchcase(case, pattern) for case in CASES):
+            near = difflib.get_close_matches(pattern, CASES, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(
+                f"case '{pattern}': there is none of that name{meant} "
+                "(w1 to w4 with /coalesce, /sgd, /adagrad …, growth/…, latency; penstock bench --list)"
+            )
+    return [c for c in CASES if (any(fnmatchcase(c, p) for p in patterns) if patterns else c in COMPARED)]
+
+
+def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
+    """What is measured for a case. cpus : that may be used; growth/threads goes up to them"""
+    if case in COMPARED:
+        name, kind = case.split("/")
+        return [Point(case, kind, make(name, sizes.rows, sizes.scale))]
+    if case == "latency":
+        workload = one_table("latency", "100 rows a step", 1_000_000, 32, LATENCY_ROWS, zipf(1.1), LATENCY_STEPS)
+        return [Point(case, "latency", workload)]
+    what = case.split("/")[1]
+    if what == "threads":
+        counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < cpus), cpus})
+        return [Point(case, "adagrad", make("w1", sizes.rows, sizes.scale), n, n) for n in counts]
+    if what == "batch":
+        w1 = make("w1", sizes.rows, sizes.scale)
+        return [Point(case, "adagrad", with_batches_of(w1, n), n) for n in (8192, 16384, 32768, 65536)]
+    return [Point(case, "adagrad", workload, x) for x, workload in _growing(what, sizes.short)]
+
+
+def _growing(what: str, short: bool) -> list[tuple[int, Workload]]:
+    """(size, workload) of a growth case; only the one size changes."""
+    rows = STEP_ROWS >> (4 if short else 2)
+    if what == "vocabulary":
+        xs = [10**n for n in range(4, 7 if short else 9)]
+        return [(x, _grown(what, f"{x:,} ids of dim 8", x, 8, rows, zipf(1.1))) for x in xs]
+    if what == "rows":
+        xs = [10**n for n in range(3, 6 if short else 8)]
+        return [(x, _grown(what, f"{x:,} rows a step", 1_000_000, 16, x, zipf(1.1))) for x in xs]
+    if what == "dim":
+        xs = [2**n for n in range(8 if short else 10)]
+        return [(x, _grown(what, f"dim {x}", 100_000, x, rows // 2, zipf(1.1))) for x in xs]
+    if what == "reuse":
+        xs = [1, 3, 10, 30, 100, 300, 1000]
+        return [(x, _grown(what, f"every id {x} times", 1_000_000, 32, rows, reused(x))) for x in xs]
+    assert what == "tables"
+    xs = [1, 3, 10, 30, 100] if short else [1, 3, 10, 30, 100, 300, 1000]
+    return [(x, _many(x, rows)) for x in xs]
+
+
+def _grown(what: str, title: str, vocabulary_size: int, dim: int, rows: int, draw: Any) -> Workload:
+    # 10^7 rows are their own cycle: no cache holds them.
+    return one_table(what, title, vocabulary_size, dim, rows, draw, 3 if rows <= STEP_ROWS else 1)
+
+
+def _many(num: int, rows: int) -> Workload:
+    size = max(1, 1_000_000 // num)
+    tables = [TableSize(f"table_{i:04}", size, 16, rows // num, uniform) for i in range(num)]
+    return replace(make("w4"), name="tables", title=f"{num} tables, 1,000,000 ids in all", tables=tuple(tables))

@@ -1,0 +1,68 @@
+"""Whether a side did its first step rightly: sampled rows against the equations in float64.
+
+Every side starts from the same constant weights and slots (sides.py), so one step from there needs no copy of a
+table. Sums of up to 10^5 float32 gradients differ with their order: what counts as equal allows for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bench.draws import Int64
+from penstock.bench.sides import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, Side
+from penstock.bench.workloads import Step
+
+Float64 = npt.NDArray[np.float64]
+
+SAMPLED_ROWS = 2000  # of each table
+# Of the larger of a number's change and a hundredth of the rate.
+TOLERANCE = 1e-3
+# Share of the sampled numbers that may be off: an optimizer that divides by a gradient's size magnifies what a sum near
+# zero lost to float32. One wrong row of 2000 is more than that.
+OUTLIERS = 2e-4
+
+
+def wrong(side: Side, kind: str, step: Step, corrects_bias: bool = False) -> str | None:
+    """What is wrong with the side after it has done ``step`` and nothing else; None where nothing is."""
+    for table, (ids, grads) in step.parts.items():
+        sample = np.unique(np.random.default_rng(1).choice(ids, SAMPLED_ROWS))
+        wanted = expected(kind, float64_sums(ids, grads, sample), corrects_bias)
+        got = side.seen(table, sample)
+        if got.shape != wanted.shape:
+            return f"table {table}: expected shape {wanted.shape}, got {got.shape}"
+        scale = np.maximum(np.abs(wanted - (0.0 if kind == "coalesce" else WEIGHT)), RATE * 1e-2)
+        off = ~(np.abs(got - wanted) <= TOLERANCE * scale)
+        if off.sum() > max(2, OUTLIERS * off.size):
+            row, column = np.argwhere(off)[0]
+            return (
+                f"table {table}: {int(off.any(axis=1).sum())} of {len(sample)} sampled rows differ; id {sample[row]}, "
+                f"column {column}: expected {wanted[row, column]:.9g}, got {got[row, column]:.9g}"
+            )
+    return None
+
+
+def float64_sums(ids: Int64, grads: npt.NDArray[np.float32], sample: Int64) -> Float64:
+    """The gradient of every sampled id (ascending), summed in float64."""
+    at = np.minimum(np.searchsorted(sample, ids), len(sample) - 1)
+    rows = np.flatnonzero(sample[at] == ids)
+    rows = rows[np.argsort(at[rows], kind="stable")]
+    starts = np.searchsorted(at[rows], np.arange(len(sample)))
+    sums: Float64 = np.add.reduceat(grads[rows].astype(np.float64), starts, axis=0)
+    return sums
+
+
+def expected(kind: str, g: Float64, corrects_bias: bool = False) -> Float64:
+    """Sums (coalesce), or the weights after one step with gradient sums ``g`` from the start of sides.py."""
+    if kind in ("coalesce", "sgd"):
+        return g if kind == "coalesce" else WEIGHT - RATE * g
+    if kind == "adam":
+        rate = RATE * np.sqrt(1 - BETA2) / (1 - BETA1) if corrects_bias else RATE
+        moment: Float64 = (1 - BETA1) * g / (np.sqrt((1 - BETA2) * g * g) + EPSILON)
+        return WEIGHT - rate * moment
+    square = (g * g).mean(axis=1, keepdims=True) if kind == "rowwise_adagrad" else g * g
+    root: Float64 = np.sqrt(ACCUMULATOR + square)
+    if kind == "ftrl":
+        linear: Float64 = g - (root - np.sqrt(ACCUMULATOR)) / RATE * WEIGHT
+        return -linear * RATE / root
+    return WEIGHT - RATE * g / root  # adagrad, row-wise adagrad, replay

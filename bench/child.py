@@ -1,0 +1,78 @@
+"""A fresh interpreter for one workload and number of threads: ``python -m penstock.bench.child FD``, started by runner.
+
+Its order on stdin (JSON), its events to the file descriptor FD (a JSON object a line): ``begin`` names what is tried
+next, so that the parent knows who killed the process; ``case`` is a result. Libraries may print what they like.
+
+Before anything that starts threads is imported, the process is pinned to its CPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from penstock.bench import machine
+
+
+def main() -> int:
+    order = json.load(sys.stdin)
+    machine.settle(order["threads"])
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
+
+        def say(event: str, **values: Any) -> None:
+            print(json.dumps({"event": event, **values}), file=events, flush=True)
+
+        measure(order, say)
+        say("done")
+    return 0
+
+
+def measure(order: dict[str, Any], say: Any) -> None:
+    """All points of the order, one after the other."""
+    import jax
+    import pyarrow as pa
+
+    from penstock.bench import duel, limit
+    from penstock.bench.cases import Sizes, points
+
+    jax.config.update("jax_num_cpu_devices", 1)
+    pa.set_cpu_count(order["threads"])
+    pa.set_io_thread_count(max(1, order["threads"]))
+    ways = load_ways(order, say)
+    settings = duel.Settings(order["threads"], order["rounds"], ways, say)
+    sizes = Sizes(**order["sizes"])
+    made = [p for case in order["cases"] for p in points(case, sizes, order["cpus"])]
+    todo = [p for p in made if [p.case, p.x] in order["points"]]
+    drawn: tuple[Any, list[Any], limit.Rates | None] = (None, [], None)
+    for point in todo:
+        say("begin", case=point.case, x=point.x, side="penstock")
+        # The cases of w1 to w4 share their steps; every growth point has its own.
+        key = (point.workload.name, point.x)
+        if drawn[0] != key:
+            drawn = (None, [], None)
+            steps = point.workload.steps()
+            kinds = duel.kinds_with_limits([p for p in todo if (p.workload.name, p.x) == key])
+            rates = limit.measure(point.workload, kinds, order["threads"], machine.free_bytes()) if kinds else None
+            drawn = (key, steps, rates)
+        say("case", result=duel.measure(point, drawn[1], drawn[2], settings))
+
+
+def load_ways(order: dict[str, Any], say: Any) -> list[Any]:
+    """The ways of the peers; a library that cannot be loaded is told and left out."""
+    from penstock.bench import peers
+
+    ways = []
+    for name in order["peers"]:
+        say("begin", side=name)
+        try:
+            ways += peers.ways(name, order["threads"])
+        except Exception as error:
+            first = (str(error).strip() or "no message").splitlines()[0]
+            say("unusable", peer=name, problem=f"{type(error).__name__}: {first}"[:300])
+    return [w for w in ways if (order["slow"] or not w.slow) and w.name not in order["without"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

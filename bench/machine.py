@@ -1,0 +1,96 @@
+"""The machine and the versions that a result belongs to; and what of the environment decides about threads.
+
+Imports nothing that starts threads: ``settle`` must come before numpy and the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Read by the libraries when they are imported, never later.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "POLARS_MAX_THREADS",
+    "RAYON_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
+DEPENDENCIES = ("jax", "jaxlib", "numpy", "pyarrow")
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment of a process that may use ``threads`` threads."""
+    threads_of = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "1", "JAX_PLATFORMS": "cpu"}
+    return {**os.environ, **threads_of, "TF_NUM_INTEROP_THREADS": "1", **quiet}
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def settle(threads: int) -> None:
+    """Pin this process to as many CPUs as it may have threads; XLA and others count them when they start."""
+    if hasattr(os, "sched_setaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cpus[:threads])
+
+
+def free_bytes() -> int:
+    """Memory that can be had without anything being swapped out."""
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def busy_s() -> float:
+    """Seconds that the CPUs this process may use were not idle, time taken by the host included; 0 if nobody says."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ticks = 0
+    for line in _lines("/proc/stat"):
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, fields[:8])
+            ticks += user + nice + system + interrupts + soft_interrupts + stolen
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def describe() -> dict[str, Any]:
+    """What numbers depend on; nothing that names the computer."""
+    model = next((l.partition(":")[2].strip() for l in _lines("/proc/cpuinfo") if l.startswith("model name")), "")  # noqa: E741
+    pages = "".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return {
+        "cpu": model or platform.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "cpus": usable_cpus(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "huge_pages": pages.partition("[")[2].partition("]")[0] or "unknown",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def versions(distributions: Sequence[str]) -> dict[str, str]:
+    """Of Python, what penstock stands on and those of the named distributions that are installed."""
+    found = {"python": platform.python_version()}
+    for name in (*DEPENDENCIES, *distributions):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

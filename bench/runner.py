@@ -1,0 +1,212 @@
+"""Starts a child per workload and number of threads, and joins what they found into one result.
+
+A library may kill its process. Then the child is started again for what is left, without the way that did it, and
+the result says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import penstock
+from penstock.bench import machine
+from penstock.bench.cases import CASES, Point, Sizes, points
+from penstock.bench.peers import PEERS
+
+BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
+OURS = "penstock"
+Told = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and how. peers : names in PEERS; slow : slow ways take part; told : hears each result"""
+
+    cases: Sequence[str]
+    threads: Sequence[int]
+    rounds: int
+    sizes: Sizes
+    peers: Sequence[str] = ()
+    slow: bool = False
+    told: Told = lambda result: None
+
+
+@dataclass
+class Found:
+    """What came of a plan. unusable : peer → why it could not be loaded; died : way → how its process ended"""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    unusable: dict[str, str] = field(default_factory=dict)
+    died: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[str]:
+        """The cases in which our own check failed."""
+        return [name_of(run) for run in self.runs if any(side.startswith(OURS) for side in run["failed"])]
+
+
+def name_of(run: dict[str, Any]) -> str:
+    return str(run["case"]) + (f" {run['x']}" if run["x"] is not None else "")
+
+
+def run(plan: Plan) -> Found:
+    """Measure everything. Raises MemoryError before anything starts where a case cannot fit."""
+    orders = list(grouped(plan))
+    for _, of in orders:
+        check_memory(of)
+    found = Found()
+    for threads, of in orders:
+        measure_group(plan, threads, of, found)
+    order = {case: number for number, case in enumerate(CASES)}
+    found.runs.sort(key=lambda r: (order[r["case"]], r["threads"], r["x"] or 0))
+    return found
+
+
+def as_json(plan: Plan, found: Found) -> dict[str, Any]:
+    """The whole result: what a report is made of."""
+    return {
+        "penstock_bench": 1,
+        "machine": machine.describe(),
+        "versions": versions(plan),
+        "sizes": plan.sizes.as_json(),
+        "rounds": plan.rounds,
+        "peers": list(plan.peers),
+        "unusable": found.unusable,
+        "died": found.died,
+        "failed": found.failed,
+        "runs": found.runs,
+    }
+
+
+def versions(plan: Plan) -> dict[str, str]:
+    """Of everything that takes part; ours is that of the code that runs, installed or not."""
+    return {"penstock": penstock.__version__} | machine.versions([PEERS[name][1] for name in plan.peers])
+
+
+def grouped(plan: Plan) -> Iterator[tuple[int, list[Point]]]:
+    """(threads, points) of each child: the points of a workload share its steps."""
+    cpus = machine.usable_cpus()
+    groups: dict[tuple[str, int], list[Point]] = {}
+    for case in plan.cases:
+        for point in points(case, plan.sizes, cpus):
+            for threads in (point.threads,) if point.threads else plan.threads:
+                of = case if case.startswith("growth/") else point.workload.name
+                groups.setdefault((of, threads), []).append(point)
+    yield from ((threads, of) for (_, threads), of in groups.items())
+
+
+def check_memory(of: Sequence[Point]) -> None:
+    free = machine.free_bytes()
+    for point in of:
+        needed = point.num_bytes + BASE_BYTES
+        if needed > free:
+            size = f" at {point.x:,}" if point.x is not None else ""
+            raise MemoryError(
+                f"{point.case}{size} needs about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
+                "leave the case out, or make it smaller with --vocabulary-scale, --rows or --short"
+            )
+
+
+def measure_group(plan: Plan, threads: int, of: Sequence[Point], found: Found) -> None:
+    """One child after the other until every point has its result."""
+    todo = [[point.case, point.x] for point in of]
+    without: list[str] = []
+    peers = [peer for peer in plan.peers if peer not in found.unusable]
+    while todo:
+        order = {
+            "cases": list(dict.fromkeys(case for case, _ in todo)),
+            "points": todo,
+            "threads": threads,
+            "cpus": machine.usable_cpus(),
+            "rounds": plan.rounds,
+            "sizes": plan.sizes.as_json(),
+            "peers": peers,
+            "slow": plan.slow,
+            "without": without,
+        }
+        state = listen(plan, order, found)
+        todo = [one for one in todo if one not in state.finished]
+        if state.ended is None:
+            return
+        if state.side in peers:  # died while it was imported
+            peers.remove(state.side)
+            found.unusable[state.side] = state.ended
+        elif state.side not in (OURS, *without) and todo:
+            without.append(state.side)
+            found.died[f"{state.side} in {state.case}"] = state.ended
+        else:
+            case, x = todo.pop(0)
+            lost = {"case": case, "x": x, "threads": threads, "sides": {}, "failed": {OURS: state.ended}}
+            found.runs.append(lost)
+            plan.told(lost)
+
+
+@dataclass
+class Heard:
+    """Of one child. ended : how it died, None where it did all it was told; side, case : what it tried last"""
+
+    finished: list[list[Any]] = field(default_factory=list)
+    side: str = OURS
+    case: str = ""
+    ended: str | None = None
+
+
+def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
+    """Start a child, and take in its events until it ends."""
+    heard, done = Heard(), False
+    ours, its = os.pipe()
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "penstock.bench.child", str(its)],
+            stdin=subprocess.PIPE,
+            stdout=errors,
+            stderr=errors,
+            text=True,
+            pass_fds=[its],
+            env=machine.environment(order["threads"]),
+        )
+        os.close(its)
+        try:
+            with os.fdopen(ours) as events:
+                assert child.stdin is not None
+                with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # how it ended is told below
+                    json.dump(order, stdin)
+                for line in events:
+                    done = take_in(json.loads(line), heard, plan, found) or done
+            child.wait()
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if not done:
+            heard.ended = how_it_ended(child.returncode, errors)
+    return heard
+
+
+def take_in(event: dict[str, Any], heard: Heard, plan: Plan, found: Found) -> bool:
+    """One event of a child; True for the last one."""
+    if event["event"] == "begin":
+        heard.side, heard.case = event["side"], event.get("case", heard.case)
+    elif event["event"] == "unusable":
+        found.unusable[event["peer"]] = event["problem"]
+    elif event["event"] == "case":
+        result = event["result"]
+        heard.finished.append([result["case"], result["x"]])
+        found.runs.append(result)
+        plan.told(result)
+    return bool(event["event"] == "done")
+
+
+def how_it_ended(code: int, errors: Any) -> str:
+    errors.seek(0)
+    last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "it said nothing")
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"the process {how}: {last}"[:400]

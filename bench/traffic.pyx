@@ -1,0 +1,58 @@
+"""The least that a step must do to memory, by itself: read a stream, write one, read and write random rows.
+
+Measured by limit.py beside every case. No penstock code is in here on purpose. Memory is the caller's; all loops run
+without the GIL, so that Python threads over parts of an array are real threads.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+cdef extern from *:
+    """
+    #define BENCH_PREFETCH(address) __builtin_prefetch(address, 1)
+    """
+    void prefetch "BENCH_PREFETCH" (const void* address) noexcept nogil
+
+cdef enum:
+    AHEAD = 24        # rows asked for before they are needed; 16 to 32 measured alike
+    LINE_FLOATS = 16  # of a cache line of 64 bytes
+
+
+def read_stream(const uint64_t[::1] words not None):
+    """The sum of all words modulo 2^64: integers, so that the compiler may add many at once."""
+    cdef uint64_t total = 0
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(words.shape[0]):
+            total += words[i]
+    return total
+
+
+def write_stream(uint64_t[::1] words not None, int byte):
+    """Set every byte. libc writes large blocks past the caches, which is what a result that is only written wants."""
+    with nogil:
+        if words.shape[0]:
+            memset(&words[0], byte, words.shape[0] * sizeof(uint64_t))
+
+
+def update_rows(float[::1] table not None, const int64_t[::1] rows not None, Py_ssize_t width):
+    """table[row*width : (row+1)*width] += 1 for every row, in order, prefetched. Rows must lie inside the table."""
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    cdef Py_ssize_t i, j, n = rows.shape[0], num_rows = table.shape[0] // width
+    cdef float* row
+    cdef bint inside = True
+    with nogil:
+        for i in range(n):
+            inside = inside and 0 <= rows[i] < num_rows
+        if inside:
+            for i in range(n):
+                if i + AHEAD < n:
+                    row = &table[rows[i + AHEAD] * width]
+                    for j in range((width + LINE_FLOATS - 1) // LINE_FLOATS):
+                        prefetch(row + j * LINE_FLOATS)
+                row = &table[rows[i] * width]
+                for j in range(width):
+                    row[j] += 1
+    if not inside:
+        raise IndexError(f"a row lies outside the table of {num_rows} rows")

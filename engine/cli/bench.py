@@ -1,0 +1,177 @@
+"""``penstock bench``: ours against the libraries that are installed, and against the memory of this machine."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import MAX_THREADS, add_command, whole
+from penstock.cli.output import Output, count, writing
+from penstock.errors import UsageError
+
+ROUNDS, SHORT_ROUNDS = 9, 3
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "bench",
+        run,
+        "measure penstock against other libraries and against the memory of this machine, side by side",
+        "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report",
+    )
+    command.add_argument(
+        "sources",
+        nargs="*",
+        metavar="CASE",
+        help="names or globs, such as w1/adagrad, '*/coalesce', 'growth/*', latency (default: w1 to w4, every kind)",
+    )
+    command.add_argument("--list", action="store_true", help="say which cases there are, and measure nothing")
+    command.add_argument("--threads", metavar="N,N", help="thread counts to measure with (default: all CPUs)")
+    command.add_argument(
+        "--peers",
+        metavar="A,B",
+        help="which other libraries take part: numpy, jax, torch, fbgemm, tensorflow, polars, duckdb, "
+        "jax-tpu-embedding; all (slow ways, too) or none (default: those that are installed, without slow ways)",
+    )
+    command.add_argument("--rounds", type=whole(1), metavar="N", help=f"turns of every side (default {ROUNDS})")
+    command.add_argument("--rows", type=whole(1), metavar="N", help="rows of a step of w1 to w4 (default 1048576)")
+    command.add_argument(
+        "--vocabulary-scale", type=positive, metavar="F", help="factor on the vocabularies of w1 to w4 (default 1)"
+    )
+    command.add_argument("--short", action="store_true", help="small and quick: to see it work, not to quote")
+    command.add_argument("--report", metavar="DIR", help="write the result, plots and a page that shows them")
+
+
+def positive(text: str) -> float:
+    """An argument type: a number above 0 and at most 1000."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 1000:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, at most 1000, got '{text}'")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    from penstock.bench import cases, peers, runner
+
+    out = Output(args.json)
+    names = cases.select(args.sources)
+    if args.list:
+        for name in names if args.sources else cases.CASES:
+            out.say(name)
+        out.result({"cases": names if args.sources else list(cases.CASES)})
+        return 0
+    wanted, slow = peers.chosen(args.peers)
+    absent = peers.missing(wanted)
+    plan = runner.Plan(
+        cases=names,
+        threads=threads_of(args.threads),
+        rounds=args.rounds or (SHORT_ROUNDS if args.short else ROUNDS),
+        sizes=sizes_of(args),
+        peers=[name for name in wanted if name not in absent],
+        slow=slow,
+        told=lambda result: say_run(out, result),
+    )
+    report = checked_report(args.report)
+    say_plan(out, plan, absent)
+    found = runner.run(plan)
+    result = runner.as_json(plan, found) | {"absent": absent}
+    say_end(out, found)
+    if report is not None:
+        from penstock.bench.report import write_report
+
+        with writing(report):
+            index = write_report(report, result)
+        out.say(f"report    {index}")
+    out.result(result)
+    return int(bool(found.failed))
+
+
+def checked_report(text: str | None) -> Path | None:
+    """A place that can be written to is found out before the measuring, not after it."""
+    if text is None:
+        return None
+    path = Path(text)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def sizes_of(args: argparse.Namespace) -> Any:
+    from penstock.bench.cases import SHORT, Sizes
+
+    sizes = SHORT if args.short else Sizes()
+    return replace(
+        sizes,
+        rows=sizes.rows if args.rows is None else args.rows,
+        scale=sizes.scale if args.vocabulary_scale is None else args.vocabulary_scale,
+    )
+
+
+def threads_of(text: str | None) -> list[int]:
+    """``--threads 1,2`` → the counts, each once. None: all CPUs that this process may use."""
+    from penstock.bench.machine import usable_cpus
+
+    cpus = usable_cpus()
+    if text is None:
+        return [cpus]
+    try:
+        counts = [whole(1, MAX_THREADS)(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--threads {text}: {error}") from None
+    if max(counts) > cpus:
+        raise UsageError(f"--threads {text}: this process may use {cpus} CPUs")
+    return sorted(set(counts))
+
+
+# ---- what is said
+
+
+def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
+    from penstock.bench import machine, runner
+
+    where = machine.describe()
+    out.say(
+        f"machine   {where['cpu']}, {where['cpus']} CPUs, {where['memory_gb']} GB, {where['system']}, "
+        f"huge pages {where['huge_pages']}"
+    )
+    out.say("versions  " + ", ".join(f"{name} {version}" for name, version in runner.versions(plan).items()))
+    out.say(
+        f"peers     {', '.join(plan.peers) or 'none'}" + (f"; not installed: {', '.join(absent)}" if absent else "")
+    )
+    out.say(f"rounds    {plan.rounds}, {count(plan.sizes.rows)} rows a step; times are ms per step: median (min–max)")
+
+
+def say_run(out: Output, run: dict[str, Any]) -> None:
+    """A line for ours, one for each peer, one for each that failed."""
+    title = run["case"] + (f" {count(run['x'])}" if run["x"] is not None else "")
+    threads = f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}"
+    sides = dict(run["sides"])
+    ours = sides.pop("penstock", None)
+    if ours is not None:
+        rows_per_s = run["workload"]["rows"] / ours["median_ms"] * 1e3
+        limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the memory's limit" if "limit_ms" in run else ""
+        out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
+        for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
+            beside = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
+            out.say(f"    {name:28} {spread(side)}  {beside}")
+    for name, problem in run["failed"].items():
+        out.say(f"    {title}, {threads}: {name} FAILED, not timed: {problem}")
+
+
+def spread(side: dict[str, Any]) -> str:
+    few = "" if side["clean"] * 2 >= len(side["samples_ms"]) else " (disturbed)"
+    return f"{side['median_ms']:9.3f} ms ({side['min_ms']:.3f}–{side['max_ms']:.3f}){few}"
+
+
+def say_end(out: Output, found: Any) -> None:
+    out.say()
+    for what, problem in (found.unusable | found.died).items():
+        out.say(f"left out  {what}: {problem}")
+    if found.failed:
+        out.say(f"FAILED    our own result is wrong or missing in: {', '.join(found.failed)}")

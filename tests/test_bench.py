@@ -1,0 +1,396 @@
+"""``penstock bench``: what is measured, that wrong results are seen, what a result says. No timing is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.bench import cases, check, duel, limit, machine, meet, ours, peers, report, runner, sides, traffic
+from penstock.bench.draws import hot, reused, spread, uniform, zipf
+from penstock.bench.peers import of_jax, of_numpy
+from penstock.bench.table import markdown, written
+from penstock.bench.workloads import TableSize, Workload, make
+from penstock.cli import main
+from penstock.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+WAYS = of_numpy.ways(1) + of_jax.ways(1)
+
+
+@pytest.fixture
+def workload():
+    """Two tables of different dims, two steps, batches that end in the middle of a table."""
+    tables = (TableSize("a", 500, 8, 700, zipf(1.1)), TableSize("b", 90, 3, 300, uniform))
+    return Workload("two", "two tables", tables, num_steps=2, batch_rows=256)
+
+
+# ---- what is drawn
+
+
+@pytest.mark.parametrize("name", ["w1", "w2", "w3", "w4"])
+def test_a_workload_is_the_same_every_time_and_inside_its_tables(name):
+    first, again = (make(name, rows=20_000, scale=1 / 500).steps() for _ in range(2))
+    for step, same in zip(first, again, strict=True):
+        assert np.array_equal(step.ids, same.ids)
+        assert np.array_equal(step.values, same.values)
+        for table in step.workload.tables:
+            ids, grads = step.parts[table.name]
+            assert grads.shape == (len(ids), table.dim)
+            assert ids.min() >= 0
+            assert ids.max() < table.vocabulary_size
+    assert not np.array_equal(first[0].ids, first[1].ids)
+    assert first[0].ids.ctypes.data % 64 == first[0].values.ctypes.data % 64 == 0
+
+
+def test_the_batches_of_a_step_are_its_rows_in_order(workload):
+    for step in workload.steps():
+        assert [batch.num_rows for batch in step.batches] == [256, 256, 256, 232]
+        ids = np.concatenate([batch["id"].to_numpy() for batch in step.batches])
+        assert np.array_equal(ids, step.ids)
+        rows = [row for batch in step.batches for row in batch["gradient"].to_pylist()]
+        assert np.array_equal(np.concatenate(rows).astype(np.float32), step.values)
+        tables = [name for batch in step.batches for name in batch["table"].to_pylist()]
+        assert tables == ["a"] * 700 + ["b"] * 300
+
+
+def test_dlrm_lands_near_the_reuse_of_the_published_traces():
+    step = make("w4").steps()[0]
+    assert step.workload.rows == 1 << 20
+    assert 6.5 < step.workload.rows / sum(step.num_unique.values()) < 8.5
+
+
+def test_spread_is_a_bijection():
+    assert len(np.unique(spread(np.arange(10_000), 10_000))) == 10_000
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 16, 300_000])
+def test_zipf_ids_are_as_frequent_as_zipf_says(size):
+    ids = zipf(1.1)(np.random.default_rng(0), 400_000, size)
+    weights = np.arange(1, size + 1) ** -1.1
+    counts = np.bincount(ids, minlength=size)[spread(np.arange(size), size)]
+    # Grouped by powers of two of the rank, so that every group has thousands of draws.
+    edges = np.unique(np.minimum(2 ** np.arange(20), size)) - 1
+    wanted = np.add.reduceat(weights, edges[:-1]) / weights.sum() * len(ids)
+    got = np.add.reduceat(counts, edges[:-1])
+    assert np.abs(got - wanted).max() < 5 * np.sqrt(wanted.max())
+
+
+def test_reuse_is_what_was_asked_for():
+    rng = np.random.default_rng(0)
+    assert len(np.unique(reused(10)(rng, 5000, 100_000))) == 500
+    assert len(np.unique(hot(50)(rng, 5000, 100_000))) == 50
+
+
+# ---- who is right
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_ours_does_its_first_step_rightly(workload, kind, tmp_path):
+    steps = workload.steps()
+    side = duel.our_side(cases.Point("x", kind, workload), steps, 1, tmp_path)
+    duel.check(side, kind, steps)
+    side.run([0, 1])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.name}-{way.kind}")
+def test_a_peer_does_its_first_step_rightly(workload, way):
+    steps = workload.steps()
+    duel.check(sides.PerTable(way, workload, steps), way.kind, steps, way.corrects_bias)
+
+
+@pytest.mark.parametrize("kind", ["coalesce", *sides.UPDATES])
+def test_one_wrong_row_is_seen(workload, kind):
+    steps = workload.steps()
+    way = next(w for w in WAYS if w.kind == kind)
+
+    class OneRowOff(sides.PerTable):
+        def seen(self, table, ids):
+            rows = super().seen(table, ids)
+            rows[len(rows) // 2] += 0.01
+            return rows
+
+    with pytest.raises(duel.WrongError, match="sampled rows differ") as told:
+        duel.check(OneRowOff(way, workload, steps), kind, steps)
+    assert "table a" in str(told.value)
+
+
+def test_a_missing_and_a_repeated_id_are_seen():
+    ids, sums = np.array([5, 3]), np.ones((2, 2), np.float32)
+    assert np.isnan(sides.look_up(ids, sums, np.array([3, 4]))).tolist() == [[False] * 2, [True] * 2]
+    assert np.isnan(sides.look_up(np.array([3, 3]), sums, np.array([3]))).all()
+
+
+def test_the_reference_sums_in_float64():
+    ids, grads = np.array([1, 2, 1, 9]), np.float32([[1], [2], [3], [4]])
+    sums = check.float64_sums(ids, grads, np.array([1, 9]))
+    assert (sums.dtype, sums.tolist()) == (np.float64, [[4.0], [4.0]])
+
+
+def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path):
+    def fails(state, ids, grads):
+        raise RuntimeError("no such kernel\nand more")
+
+    def nothing(state, ids, grads):
+        return ids[:0], grads[:0]
+
+    ways = [sides.Way("bad", "x", "coalesce", fails), sides.Way("none", "x", "coalesce", nothing), WAYS[0]]
+    settings = duel.Settings(1, 2, ways, lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
+    assert set(run["sides"]) == {"penstock", "numpy_argsort_reduceat"}
+    assert run["failed"]["bad"] == "RuntimeError: no such kernel"
+    assert run["failed"]["none"].startswith("wrong result: table a")
+    assert len(run["sides"]["penstock"]["samples_ms"]) == 2
+
+
+def test_a_way_that_takes_ids_only_gets_no_ratio(workload):
+    keeps = sides.Way("keeps", "x", "coalesce", lambda _, ids, grads: ids, ids_kept=len)
+    loses = sides.Way("loses", "x", "coalesce", lambda _, ids, grads: ids[1:], ids_kept=len)
+    settings = duel.Settings(1, 2, [keeps, loses], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
+    assert run["sides"]["keeps"]["ids_only"]
+    assert "ratio" not in run["sides"]["keeps"]
+    assert run["failed"] == {"loses": "wrong result: 2 of 1000 ids are not in its result"}
+
+
+def test_peers_that_do_not_fit_into_memory_together_come_in_waves(workload, monkeypatch):
+    ways = [sides.Way(str(n), "x", "sgd", None) for n in range(5)]
+    size = ways[0].num_bytes(workload)
+    monkeypatch.setattr(machine, "free_bytes", lambda: 2.6 * size)
+    assert [[w.name for w in wave] for wave in duel.waves(ways, workload.steps())] == [["0", "1"], ["2", "3"], ["4"]]
+    monkeypatch.setattr(machine, "free_bytes", lambda: 0)
+    assert [len(wave) for wave in duel.waves(ways, workload.steps())] == [1] * 5
+
+
+def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
+    monkeypatch.setattr(ours.Update, "seen", lambda self, table, ids: np.zeros((len(ids), 8), np.float32))
+    settings = duel.Settings(1, 2, [], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
+    assert run["sides"] == {}
+    assert "wrong result" in run["failed"]["penstock"]
+    assert runner.Found(runs=[run]).failed == ["w1/sgd"]
+
+
+# ---- samples and limits
+
+
+def test_disturbed_samples_do_not_count_where_enough_others_remain():
+    clean = [meet.Sample(ms, False) for ms in (3.0, 1.0, 2.0)]
+    loud = meet.Sample(100.0, True)
+    assert meet.Timing((*clean, loud)).as_json()["max_ms"] == 3.0
+    assert meet.Timing((*clean[:2], loud)).as_json() == {
+        "median_ms": 3.0,
+        "min_ms": 1.0,
+        "max_ms": 100.0,
+        "clean": 2,
+        "samples_ms": [3.0, 1.0, 100.0],
+    }
+
+
+def test_the_traffic_kernels_do_what_they_say():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**63, 1001, dtype=np.uint64) * np.uint64(2)
+    assert traffic.read_stream(words) == sum(words.tolist()) % 2**64
+    traffic.write_stream(words, 1)
+    assert (words == 0x0101010101010101).all()
+    for width in (1, 3, 16, 40):
+        table, rows = np.zeros(50 * width, np.float32), rng.integers(0, 50, 200)
+        traffic.update_rows(table, rows, width)
+        assert np.array_equal(table.reshape(50, width), np.bincount(rows, minlength=50)[:, None] * np.ones(width))
+    with pytest.raises(IndexError, match="outside the table of 3 rows"):
+        traffic.update_rows(np.zeros(9, np.float32), np.array([3]), 3)
+    with pytest.raises(ValueError, match="at least 1"):
+        traffic.update_rows(np.zeros(9, np.float32), np.array([0]), 0)
+
+
+def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
+    step = workload.steps()[0]
+    a, b = (step.num_unique[name] for name in ("a", "b"))
+    rates = limit.Rates(read=1e9, write=2e9, update_s={32: 1e-6, 64: 1.5e-6, 96: 9e-6, 12: 1e-6, 24: 3e-6, 36: 1e-6})
+    read = (700 * (8 + 32) + 300 * (8 + 12)) / 1e9
+    assert limit.limit_ms("coalesce", step, rates) == pytest.approx(1e3 * (read + (a * 40 + b * 20) / 2e9))
+    assert limit.limit_ms("sgd", step, rates) == pytest.approx(1e3 * (read + (a + b) * 1e-6))
+    # Slots beside the weights or apart, whichever is faster.
+    assert limit.limit_ms("adagrad", step, rates) == pytest.approx(1e3 * (read + a * 1.5e-6 + b * 2e-6))
+    assert limit.limit_ms("replay", step, rates) == limit.limit_ms("adagrad", step, rates)
+    assert limit.limit_ms("adam", step, rates) == pytest.approx(1e3 * (read + a * 3e-6 + b * 1e-6))
+    assert limit.limit_ms("rowwise_adagrad", step, rates) == pytest.approx(1e3 * (read + 1.15e-6 * (a + b)))
+
+
+# ---- what is shown
+
+
+def test_readmes_table_is_what_the_kept_result_says():
+    newest = max((ROOT / "bench" / "results").glob("bench-*.json"))
+    readme = (ROOT / "README.md").read_text()
+    assert written(readme, markdown(json.loads(newest.read_text()))) == readme
+
+
+def fake_run(case, kind, x=None, threads=2, **peers_ms):
+    def side(ms):
+        return {"median_ms": ms, "min_ms": ms * 0.9, "max_ms": ms * 1.2, "clean": 3, "samples_ms": [ms] * 3}
+
+    others = {name: side(ms) | {"ratio": ms / 10.0} for name, ms in peers_ms.items()}
+    workload = {"title": "made up", "rows": 1000, "unique": 10, "reuse": 100, "step_mb": 1, "tables_mb": 1}
+    sides_ = {"penstock": side(10.0)} | others
+    of = {"case": case, "kind": kind, "x": x, "threads": threads, "workload": workload}
+    return of | {"sides": sides_, "failed": {"torch_x": "wrong <result>"}, "limit_ms": 4.0}
+
+
+@pytest.fixture
+def result():
+    """Two compared cases, and one that grows."""
+    runs = [
+        fake_run("w1/sgd", "sgd", numpy_reduceat=30.0, torch_add=5.0),
+        fake_run("w2/adagrad", "adagrad", fbgemm_tbe=40.0),
+        *(fake_run("growth/rows", "adagrad", x) for x in (1000, 10_000)),
+    ]
+    return runner.as_json(plan(), runner.Found(runs=runs, unusable={"polars": "broken"})) | {"absent": ["duckdb"]}
+
+
+def test_the_table_has_a_row_per_kind_and_names_the_best_peer(result):
+    lines = markdown(result).splitlines()
+    assert lines[0] == "| ms per step | W1 zipf | W2 no reuse |"
+    assert lines[2] == "| SGD | 10 ms, 0.5× torch, 40% of limit | – |"
+    assert lines[3] == "| Adagrad | – | 10 ms, 4× fbgemm, 40% of limit |"
+    assert lines[-1].startswith("2 threads of ")
+
+
+def test_the_table_says_when_the_machine_was_not_quiet(result):
+    assert "disturbed" not in markdown(result)
+    result["runs"][0]["sides"]["penstock"]["clean"] = 1
+    assert "Other work on the machine disturbed 1 of 4 cases." in markdown(result)
+
+
+def test_the_page_needs_no_other_file_and_says_what_failed(result, tmp_path):
+    page = report.write_report(tmp_path / "new" / "folder", result).read_text()
+    for text in ("growth/rows 10,000", "wrong &lt;result&gt;", "Not installed: duckdb", "Left out, polars: broken"):
+        assert text in page
+    assert "src=" not in page
+    assert "href=" not in page.replace("xlink:href", "")
+
+
+def test_every_case_with_numbers_is_drawn(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.write_report(tmp_path, result)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {"w1-2.png", "w2-2.png", "limit-2.png", "growth-rows.png"}
+
+
+# ---- the command
+
+
+def test_names_and_globs_choose_cases():
+    assert cases.select(["w1/adagrad"]) == ["w1/adagrad"]
+    assert cases.select(["*/coalesce", "w2/*"])[:3] == ["w1/coalesce", "w2/coalesce", "w2/sgd"]
+    assert cases.select([]) == list(cases.COMPARED)
+    with pytest.raises(UsageError, match="did you mean w1/adagrad"):
+        cases.select(["w1/adagrda"])
+    for case in cases.CASES:
+        assert cases.points(case, cases.Sizes(), 2), case
+
+
+def test_peers_are_chosen_by_name():
+    assert peers.chosen("none") == ([], False)
+    assert peers.chosen("torch, numpy") == (["torch", "numpy"], True)
+    assert peers.chosen("all")[1]
+    assert not peers.chosen(None)[1]
+    with pytest.raises(UsageError, match="--peers scipy: expected numpy"):
+        peers.chosen("scipy")
+
+
+SMALL = ["--short", "--rows", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
+
+
+def test_the_command_measures_and_reports(tmp_path, capsys):
+    folder = tmp_path / "report"
+    argv = ["bench", "w4/sgd", "w1/coalesce", *SMALL, "--peers", "numpy", "--json", "--report", str(folder)]
+    assert main(argv) == 0
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert [run["case"] for run in result["runs"]] == ["w1/coalesce", "w4/sgd"]
+    for run in result["runs"]:
+        assert set(run["sides"]) > {"penstock"}
+        assert run["failed"] == {}
+        assert run["limit_ms"] > 0
+    assert result["failed"] == []
+    assert result["versions"]["numpy"] == np.__version__
+    assert "w4/sgd, 1 thread:" in said.err
+    assert json.loads((folder / "result.json").read_text()) == result
+    page = (folder / "index.html").read_text()
+    assert "numpy_reduceat_fancy" in page
+    assert "<svg" in page or "matplotlib was not installed" in page
+
+
+def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
+    assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6
+    said = capsys.readouterr().err
+    assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in said
+
+
+def test_list_measures_nothing(capsys):
+    assert main(["bench", "--list"]) == 0
+    assert capsys.readouterr().out.split() == list(cases.CASES)
+    assert main(["bench", "w3/*", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cases"] == [f"w3/{kind}" for kind in cases.KINDS]
+
+
+BAD = {
+    "w9/adagrad": "there is none of that name",
+    "w1/sgd --threads 0": "at least 1",
+    "w1/sgd --threads 1,x": "whole number",
+    "w1/sgd --threads 1000": "may use",
+    "w1/sgd --peers torhc": "--peers torhc: expected numpy",
+    "w1/sgd --rounds 0": "at least 1",
+    "w1/sgd --vocabulary-scale -1": "above 0",
+    "w1/sgd --vocabulary-scale nan": "above 0",
+}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_a_wrong_flag_is_a_usage_error(flags, capsys):
+    assert main(["bench", *flags.split()]) == 2
+    assert BAD[flags] in capsys.readouterr().err
+
+
+def plan(**changes):
+    return runner.Plan(**({"cases": ["w1/sgd"], "threads": [1], "rounds": 1, "sizes": cases.SHORT} | changes))
+
+
+def test_a_peer_that_kills_its_process_is_told_and_the_rest_is_measured(monkeypatch):
+    heard = [
+        runner.Heard([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
+        runner.Heard([["w1/adagrad", None]]),
+    ]
+    orders = []
+    monkeypatch.setattr(runner, "listen", lambda plan, order, found: orders.append(order) or heard.pop(0))
+    found = runner.run(plan(cases=["w1/sgd", "w1/adagrad"], peers=["torch"]))
+    assert orders[1]["points"] == [["w1/adagrad", None]]
+    assert orders[1]["without"] == ["torch_bad"]
+    assert found.died == {"torch_bad in w1/adagrad": "the process was killed by signal 6: abort"}
+    assert found.failed == []
+
+
+def test_our_own_death_fails_the_case(monkeypatch):
+    monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
+    found = runner.run(plan())
+    assert found.failed == ["w1/sgd"]
+    assert found.runs[0]["failed"] == {"penstock": "gone"}
+
+
+def test_a_child_that_dies_is_heard(monkeypatch):
+    monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
+    assert heard.ended == "the process ended with exit code 1: it said nothing"
+
+
+def test_thread_settings_come_before_any_import():
+    code = "import sys, penstock.bench.child; print(*[m for m in ('numpy', 'jax', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert machine.environment(3)["OMP_NUM_THREADS"] == "3"
