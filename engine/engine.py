@@ -71,8 +71,7 @@ class Engine:
     reduction : "mean" divides each row's sum by the frames that held it, "sum" does not; None: the
         configuration's, else "mean"
     seed : of the tables' random start
-    threads : of the host's coalescing, and of each device where it is a CPU; None: all that the process may use.
-        Results do not depend on it.
+    threads : of the host, and of a device that is a CPU; None: all of this process. Results do not depend on it.
 
     May be used from several threads: frames enter one by one, in the order in which they get the gate's lock,
     and tables are read and written between two steps.
