@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -211,14 +210,14 @@ class Engine:
             raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
         local_step = None if local_step is None else whole("local_step", local_step)
         rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
-        frame = one_frame(gradients, self.config.sizes, local_step)
+        frame = one_frame(gradients, self.config.sizes, local_step, contributor)
         if rates.missing:
             raise ConfigError(
                 "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
                 f"(0 to {self.config.num_tags - 1})"
             )
         self._rates = rates
-        return self._push(replace(frame, contributor=contributor), rates, self._counters)[1]
+        return self._push(frame, rates, self._counters)[1]
 
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
