@@ -293,7 +293,9 @@ cdef class Accumulator:
             sources[s].ids = <const id_t*>start_of(ids)
             sources[s].rows = <const char*>start_of(grads)
             sources[s].stride = grads.strides[0]
-            sources[s].which = NULL if which is None else <const index_t*>start_of(which)
+            sources[s].which = NULL
+            if which is not None:
+                sources[s].which = <const index_t*>start_of(which)
             sources[s].num_rows = len(ids)
             num_rows += len(ids)
         return num_rows
