@@ -58,7 +58,8 @@ class Ended:
             return "a traceback"
         if self.code not in (0, 3, 4):
             return f"exit code {self.code}"
-        lines = self.stderr.splitlines()
+        # With --json what is said to people goes to stderr.
+        lines = [] if self.code == 0 and self.stdout.startswith("{") else self.stderr.splitlines()
         if len(lines) > 1 or (lines and not lines[0].startswith("penstock: ")):
             return f"{len(lines)} lines on stderr"
         if self.code and not lines and not re.search(r"^error ", self.stdout, re.MULTILINE):
