@@ -8,7 +8,8 @@ for all of it (the last thing that can fail), ``add_part`` for every part, ``end
 
 import numpy as np
 
-from libc.stdint cimport uint8_t, uintptr_t
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -245,7 +246,7 @@ cdef class Accumulator:
         self.add(ids, sums, -1)
         if self.count:
             self._start_marks(0)
-            marks = self._marks[0].array(np.int64, (n, 2))
+            marks = self._marks[0].array(np.int64, n, 2)
             marks[:, 0], marks[:, 1] = frames, counts
         part_carry(&self.parts[0])
 
@@ -304,10 +305,10 @@ cdef class Accumulator:
                 continue
             s = self.num_sources
             self.num_sources += 1
-            sources[s].ids = <const id_t*><uintptr_t>ids.ctypes.data
-            sources[s].rows = <const char*><uintptr_t>grads.ctypes.data
+            sources[s].ids = <const id_t*>start_of(ids)
+            sources[s].rows = <const char*>start_of(grads)
             sources[s].stride = grads.strides[0]
-            sources[s].which = NULL if which is None else <const index_t*><uintptr_t>which.ctypes.data
+            sources[s].which = NULL if which is None else <const index_t*>start_of(which)
             sources[s].num_rows = len(ids)
             num_rows += len(ids)
         return num_rows
@@ -375,19 +376,27 @@ cdef class Accumulator:
         if n == 0:
             return np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
         (<Block>self._ids[p]).used, (<Block>self._sums[p]).used = n * 8, n * self.dim * self.dtype.itemsize
-        return self._ids[p].array(np.int64, (n,)), self._sums[p].array(self.dtype, (n, self.dim))
+        return (<Block>self._ids[p]).array(np.int64, n), (<Block>self._sums[p]).array(self.dtype, n, self.dim)
 
     def _counts(self, Py_ssize_t p):
         """In how many frames each id of a part occurred: a copy."""
         n = self.parts[p].num_ids
-        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, (n, 2))[:, 1].copy()
+        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, n, 2)[:, 1].copy()
 
     def _frames(self, Py_ssize_t p):
         """In which frame each id of a part occurred last: a copy."""
         n = self.parts[p].num_ids
         if self._marks[p] is None:
             return np.full(n, self.first_frame, np.int64)
-        return self._marks[p].array(np.int64, (n, 2))[:, 0].copy()
+        return self._marks[p].array(np.int64, n, 2)[:, 0].copy()
+
+
+cdef const void* start_of(array) except NULL:
+    """Where an array's memory begins; who keeps the array keeps that."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_STRIDES)
+    PyBuffer_Release(&view)
+    return view.buf
 
 
 def divide(sums not None, counts not None):
