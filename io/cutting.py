@@ -127,7 +127,8 @@ class FrameBuilder:
         if not self._num_rows:
             self._key, self._source = piece.key, piece.place.source
         self._take_rates(piece)
-        self._pieces.append(piece)
+        if self._options.unseen:  # else there will be no audit, and rows that are left out need no memory
+            self._pieces.append(piece)
         self._num_rows += piece.stop - piece.start
         decoded = piece.decoded
         rows: slice | Int64 = slice(piece.start, piece.stop)
