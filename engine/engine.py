@@ -142,6 +142,7 @@ class Engine:
         mode, quarantine = parse_on_bad_row(on_bad_row)
         options = ReadOptions(
             sizes=self.config.sizes,
+            features=self.config.features,
             num_tags=self.config.num_tags,
             rates_needed=rates.missing,
             table=table,
@@ -194,7 +195,7 @@ class Engine:
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """What a model sees of a batch: activations nested like ``features``, and what ``send_gradients`` needs.
 
-        features : ids (docs/activations.md), nested like the configuration's features; weights : the same, or None
+        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
         return self._exchange.recv(features, weights)
 
@@ -317,8 +318,7 @@ class Engine:
     def _take_in(self, frame: Frame, learning_rates: Given) -> bool:
         """One frame from memory. False where it was stale."""
         self._check_ready()
-        rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
-        self._rates = rates.complete()
+        self._rates = rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules).complete()
         return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
