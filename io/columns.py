@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.signedinteger[Any]]
 Float32 = npt.NDArray[np.float32]
 
 _FLOATS_AT_ONCE = 1 << 16  # the mask of a finiteness check stays in cache
@@ -72,9 +73,9 @@ class Lists:
     def length(self, row: int) -> int:
         return self.width if self.lengths is None else int(self.lengths[row])
 
-    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
+    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
         """Which rows are not of that length; one value for all rows where both are constant."""
-        return np.asarray((self.width if self.lengths is None else self.lengths) != dim, np.bool_)
+        return np.asarray((self.width if self.lengths is None else self.lengths[rows]) != dim, np.bool_)
 
     def not_finite(self) -> Bool | None:
         """Which rows hold a NaN or an infinity, None where none do."""
@@ -97,11 +98,14 @@ def integers(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None]:
     return _numpy(column if null is None else pc.fill_null(column, 0)), null
 
 
-def coded(column: pa.Array) -> tuple[Int64, list[Any]]:
-    """Codes into a list of distinct values, -1 for null."""
+def coded(column: pa.Array) -> tuple[Codes, list[Any]]:
+    """Codes into a list of distinct values, -1 for null: of whatever signed type they came in."""
     if not pa.types.is_dictionary(column.type):
         column = _without_views(column).dictionary_encode()
-    codes = pc.fill_null(column.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    if column.indices.null_count or pa.types.is_unsigned_integer(column.indices.type):
+        codes = pc.fill_null(column.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    else:
+        codes = _numpy(column.indices)
     dictionary = _without_views(column.dictionary)
     if len(dictionary) > len(codes):  # look only at the entries that occur
         used, codes = np.unique(codes, return_inverse=True)
@@ -128,11 +132,15 @@ def float_lists(column: pa.Array, bfloat16: bool = False) -> Lists:
     else:
         offsets = _numpy(column.offsets).astype(np.int64, copy=False)
         first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-        child = column.values.slice(first, last - first)
-        starts, lengths, width = offsets[:-1] - first, np.diff(offsets), 0
-        if null is None and (lengths == lengths[:1]).all():
+        child = column.values
+        if child.null_count or child.type != pa.float32():
+            # What is made anew is made for these rows only; else the offsets are good as they are.
+            child, offsets, first, last = child.slice(first, last - first), offsets - first, 0, last - first
+        starts, lengths, width = offsets[:-1], offsets[1:] - offsets[:-1], 0
+        if null is None and num_rows and int(lengths[0]) * num_rows == last - first and (lengths == lengths[0]).all():
             # Rows of one length, back to back: as good as a fixed-size list.
-            width, starts, lengths = int(lengths[0]) if num_rows else 0, None, None
+            width, starts, lengths = int(lengths[0]), None, None
+            child = child.slice(first, last - first)
     inside = _null(child)
     if inside is not None:
         child = pc.fill_null(child, 0)
@@ -174,6 +182,8 @@ def _numpy(column: pa.Array) -> npt.NDArray[Any]:
 def _float32(values: npt.NDArray[Any], bfloat16: bool) -> Float32:
     if bfloat16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if values.dtype == np.float32:
+        return values
     # What is finite in float64 only becomes infinite here, and a signalling NaN quiet: neither is finite.
     with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(np.float32, copy=False)
+        return values.astype(np.float32)

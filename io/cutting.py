@@ -154,6 +154,10 @@ class FrameBuilder:
             self._take_rows(decoded, 0, rows)
             return
         if isinstance(rows, slice):
+            if decoded.runs is not None:
+                for start, stop, code in decoded.runs:
+                    self._take_rows(decoded, code, slice(max(start, piece.start), min(stop, piece.stop)))
+                return
             rows = np.arange(piece.start, piece.stop)
         codes = decoded.codes[rows]
         if len(decoded.tables) < 1 << 15:
@@ -209,6 +213,9 @@ def run_keys(decoded: Decoded, num_rows: int | None = None) -> Iterator[tuple[in
     """The runs of equal (step, contributor) of a batch's rows, or of the first so many: (start, stop, key)."""
     num_rows = decoded.num_rows if num_rows is None else num_rows
     if not num_rows:
+        return
+    if decoded.steps is None and decoded.contributors is None:
+        yield 0, num_rows, (None, None)
         return
     change = np.zeros(num_rows, bool)
     change[0] = True

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InputError
-from penstock.io.columns import Bool, Float32, Int64, Lists, coded, float_lists, integers
+from penstock.io.columns import Bool, Codes, Float32, Int64, Lists, coded, float_lists, integers
 from penstock.io.parts import arrow_errors
 from penstock.io.schema import Roles, suggestion
 
@@ -28,6 +30,8 @@ REASONS = (
     "length_mismatch",
     "gradient_not_finite",
 )
+# Runs shorter than this on average are sorted by table instead of being looked at one by one.
+ROWS_OF_A_RUN = 256
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -51,16 +55,26 @@ class Decoded:
 
     num_rows: int
     tables: tuple[str | None, ...]
-    codes: Int64 | None
+    codes: Codes | None
     raw_ids: npt.NDArray[Any]
     ids: Int64
     ids_null: Bool | None
     gradients: Lists
     steps: Int64 | None
-    contributors: tuple[Int64, list[Any]] | None
+    contributors: tuple[Codes, list[Any]] | None
     rates: Float32 | None
     no_step: Broken | None = None
     no_rates: Broken | None = None
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]] | None:
+        """The runs of rows of one table, (start, stop, code), where they are few; else None."""
+        assert self.codes is not None
+        cuts = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
+        if len(cuts) > self.num_rows // ROWS_OF_A_RUN:
+            return None
+        bounds = [0, *cuts.tolist(), self.num_rows] if self.num_rows else [0]
+        return [(start, stop, int(self.codes[start])) for start, stop in pairwise(bounds)]
 
     def table_of(self, row: int) -> str | None:
         code = 0 if self.codes is None else int(self.codes[row])
@@ -119,6 +133,8 @@ def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
     if decoded.codes is None or len(dims) == 1:
         return bool(gradients.differ_from(dims.pop()).any())
     of_code = np.array([sizes[name][1] for name in decoded.tables if name is not None], np.int64)
+    if decoded.runs is not None:
+        return any(gradients.differ_from(of_code[code], slice(*rows)).any() for *rows, code in decoded.runs)
     return bool(gradients.differ_from(of_code[decoded.codes]).any())
 
 
@@ -199,7 +215,7 @@ def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> 
 
 def _tables(
     columns: Mapping[str, pa.Array], roles: Roles, default: str | None
-) -> tuple[tuple[str | None, ...], Int64 | None]:
+) -> tuple[tuple[str | None, ...], Codes | None]:
     if roles.table is None:
         return (roles.default_table or default,), None
     codes, names = coded(columns[roles.table.name])

@@ -6,7 +6,7 @@ cdef extern from "pages.h":
 
 
 cdef enum:
-    KEPT = 4                  # blocks a pool holds: as many steps as may be under way
+    KEPT = 16                 # blocks a pool holds: some arrays for each of some parts
 
 
 cdef struct Piece:

@@ -36,14 +36,17 @@ cdef class Pool:
         """A block of at least num_bytes, its contents undefined. Raises MemoryError."""
         cdef Block block = Block.__new__(Block)
         cdef Py_ssize_t size
-        cdef int at
+        cdef int at, best = -1
         for at in range(self._num_free):
-            if self._free[at].size >= num_bytes:
-                block.memory, block.size, block.touched = self._free[at].memory, self._free[at].size, self._free[at].touched
-                block.pool = self
-                self._num_free -= 1
-                self._free[at] = self._free[self._num_free]
-                return block
+            # The smallest that will do: ids must not take the room of sums, or sums would be new in every step.
+            if self._free[at].size >= num_bytes and (best < 0 or self._free[at].size < self._free[best].size):
+                best = at
+        if best >= 0:
+            block.memory, block.size = self._free[best].memory, self._free[best].size
+            block.touched, block.pool = self._free[best].touched, self
+            self._num_free -= 1
+            self._free[best] = self._free[self._num_free]
+            return block
         # Half as much again: a need that grows by a little in every step does not allocate in every step.
         size = (max(num_bytes + num_bytes // 2, 4096) + 4095) // 4096 * 4096
         block.memory = <char*>penstock_allocate(size)

@@ -115,20 +115,21 @@ cdef void find_direct(Part* part, const Index* index, const id_t* ids, Py_ssize_
     cdef id_t* held = part.ids
     cdef uint8_t* news = part.news
     cdef Py_ssize_t k, num_ids = part.num_ids, num_distinct = 0
-    cdef index_t found, is_new
+    cdef index_t found, mask
     for k in range(n):
         if k + AHEAD < n:
             prefetch(&entries[ids[k + AHEAD]])
         entry = entries[ids[k]]
-        is_new = entry < base
-        found = num_ids if is_new else <index_t>(entry - base)
-        # Written whether new or not, one beyond the end: cheaper than a branch that is often mispredicted.
+        mask = -<index_t>(entry < base)  # all ones where the id is new
+        found = <index_t>(entry - base)
+        found ^= (found ^ num_ids) & mask
+        # No branch, it would often be mispredicted: written whether new or not, one beyond the end.
         held[num_ids] = ids[k]
         news[num_ids] = entry < run_base
         num_distinct += entry < run_base
         entries[ids[k]] = base + <uint32_t>found
-        order[k] = found ^ -is_new
-        num_ids += is_new
+        order[k] = found ^ mask
+        num_ids -= mask
     part.num_ids = num_ids
     part.num_distinct += num_distinct
 

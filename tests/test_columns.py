@@ -38,7 +38,9 @@ def frames_of(source, sizes=SIZES, **options):
 def rows_of(frame):
     """table → [(id, gradient row), …] in arrival order."""
     return {
-        table: [(int(i), g.tolist()) for block in blocks for i, g in zip(block.ids, block.grads, strict=True)]
+        table: [
+            (int(i), g.tolist()) for block in blocks for row, i in enumerate(block.ids) for g in [block.gradient(row)]
+        ]
         for table, blocks in frame.rows.items()
     }
 

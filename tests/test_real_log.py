@@ -92,7 +92,8 @@ def spy_on_steps(engine):
     seen, apply = {}, engine._state.apply
 
     def spy(coalesced, rates):
-        seen.update({name: (parts[0].ids, parts[0].grads) for name, parts in coalesced.items() if parts})
+        for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
+            seen[name] = tuple(np.concatenate(of) for of in zip(*rows.parts, strict=True))
         apply(coalesced, rates)
 
     engine._state.apply = spy
