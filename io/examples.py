@@ -260,6 +260,8 @@ def _gradients(parts: Sequence[Expanded], order: Int64, position: Int64) -> List
     starts = np.cumsum(lengths) - lengths
     values = np.empty(int(lengths.sum()), np.float32)
     for part, dim, first, count in zip(parts, dims.tolist(), firsts, counts, strict=False):
+        if not count:
+            continue
         at = starts[position[first : first + count]]
         np.lib.stride_tricks.sliding_window_view(values, dim, writeable=True)[at] = part.gradients
     if (dims == dims[0]).all():
