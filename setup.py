@@ -16,6 +16,7 @@ CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
 
 PACKAGE_DIR = {
     "penstock": "engine",
+    "penstock.activations": "engine/activations",
     "penstock.bench": "bench",
     "penstock.bench.peers": "bench/peers",
     "penstock.bridge": "engine/bridge",

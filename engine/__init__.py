@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
+    from penstock.activations.deduplication import DeduplicationData
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.engine_config_pb2 import EngineConfig
     from penstock.config.features import FeatureConfig
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 # One line per room; the names load it when they are first used.
 _NAMES = {
+    "penstock.activations.deduplication": ("DeduplicationData",),
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),
     "penstock.config.features": ("FeatureConfig",),
@@ -128,6 +130,7 @@ __all__ = [
     "ConditionalAccumulator",
     "ConfigError",
     "Constant",
+    "DeduplicationData",
     "DynamicLearningRate",
     "EmbeddingConfig",
     "Engine",

@@ -11,14 +11,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.activations.deduplication import DeduplicationData
+from penstock.activations.exchange import Exchange
 from penstock.arguments import whole
+from penstock.between_steps import between_steps, checked_reduction
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Saves
@@ -41,24 +43,6 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 Progress = Callable[[Counters, Gate, float | None], None]
-REDUCTIONS = ("mean", "sum")
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _still(method: Callable[Concatenate[Engine, P], R]) -> Callable[Concatenate[Engine, P], R]:
-    """Between two steps: a step replaces the arrays on the devices, and other threads may be pushing.
-
-    Not after a step that failed half way: such tables are of no step.
-    """
-
-    @wraps(method)
-    def held(self: Engine, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.gate.still():
-            self._check_whole()
-            return method(self, *args, **kwargs)
-
-    return held
 
 
 class Engine:
@@ -85,15 +69,8 @@ class Engine:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        if not isinstance(config, EmbeddingConfig):
-            raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-        if mesh is not None and not hasattr(mesh, "devices"):
-            raise UsageError(f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}")
-        reduction = reduction or config.gate_reduction or "mean"
-        if reduction not in REDUCTIONS:
-            raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
+        self.reduction = reduction = checked_reduction(config, mesh, reduction)
         self.config = config
-        self.reduction = reduction
         self.seed = whole("seed", seed)
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
@@ -109,6 +86,7 @@ class Engine:
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
+        self._exchange = Exchange(config, self._seen, self._take_in, gate)
 
     # ---- gradients in
 
@@ -163,6 +141,7 @@ class Engine:
         mode, quarantine = parse_on_bad_row(on_bad_row)
         options = ReadOptions(
             sizes=self.config.sizes,
+            features=self.config.features,
             num_tags=self.config.num_tags,
             rates_needed=rates.missing,
             table=table,
@@ -209,15 +188,23 @@ class Engine:
         if not isinstance(gradients, Mapping) or not all(isinstance(g, tuple | list) for g in gradients.values()):
             raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
         local_step = None if local_step is None else whole("local_step", local_step)
-        rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
-        frame = one_frame(gradients, self.config.sizes, local_step, contributor)
-        if rates.missing:
-            raise ConfigError(
-                "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
-                f"(0 to {self.config.num_tags - 1})"
-            )
-        self._rates = rates
-        return self._push(frame, rates, self._counters)[1]
+        return self._take_in(one_frame(gradients, self.config.sizes, local_step, contributor), learning_rates)
+
+    def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
+        """What a model sees of a batch: activations nested like ``features``, and what ``send_gradients`` needs.
+
+        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
+        """
+        return self._exchange.recv(features, weights)
+
+    def send_gradients(
+        self, gradients: Any, learning_rates: Given = None, deduplication_data: DeduplicationData | None = None
+    ) -> bool:
+        """The gradients of activations, float32, nested like the features, as one frame; None at a leaf is zeros.
+
+        Returns False where the gate found it stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        """
+        return self._exchange.send(gradients, learning_rates, deduplication_data)
 
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
@@ -235,18 +222,18 @@ class Engine:
         """How often the gate has opened."""
         return self.gate.global_step
 
-    @_still
+    @between_steps
     def table(self, name: str) -> jax.Array:
         """A copy of the weights in id order, (vocabulary_size, dim); row-sharded where the mesh divides it."""
         return self._state.table(name).whole()
 
-    @_still
+    @between_steps
     def slots(self, name: str) -> dict[str, jax.Array]:
         """Copies of the optimizer's slots in id order, by TensorFlow's names."""
         table = self._state.table(name)
         return {slot: table.whole(part) for slot, part in self._state.parts(name).items() if part}
 
-    @_still
+    @between_steps
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
         """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows.
 
@@ -254,7 +241,7 @@ class Engine:
         """
         return self._state.lookup(name, ids, forward)
 
-    @_still
+    @between_steps
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
         """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
         return self._state.retrieve(name)
@@ -271,7 +258,7 @@ class Engine:
             for part, value in values.items():
                 self._state.table(name).write(where, value, part)
 
-    @_still
+    @between_steps
     def state_hash(self) -> str:
         """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
 
@@ -280,12 +267,12 @@ class Engine:
         """
         return self._state.hash(self.global_step)
 
-    @_still
+    @between_steps
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
         return self._state.write(directory)
 
-    @_still
+    @between_steps
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
 
@@ -295,7 +282,7 @@ class Engine:
             self._saves.before_any_change()
             self._state.read(directory)
 
-    @_still
+    @between_steps
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
         self._saves.save(path)
@@ -320,6 +307,17 @@ class Engine:
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
     # ---- inside
+
+    @between_steps
+    def _seen(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
+        """Rows by table as a forward pass sees them, and the step they are of."""
+        return {name: self._state.lookup(name, of, True) for name, of in ids.items()}, self.global_step
+
+    def _take_in(self, frame: Frame, learning_rates: Given) -> bool:
+        """One frame from memory. False where it was stale."""
+        self._check_ready()
+        self._rates = rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules).complete()
+        return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
         self._saves.before_step(coalesced)
@@ -365,7 +363,7 @@ class Engine:
         with self._whole(began):
             return self._pipeline.flush(begin, counters)
 
-    @_still
+    @between_steps
     def _wait(self) -> None:
         with self._whole():
             self._state.wait()
@@ -379,13 +377,13 @@ class Engine:
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 
-    @_still
+    @between_steps
     def _start_counting(self) -> Counters:
         for store in self._pipeline.stores.values():
             store.start_counting()
         return Counters()
 
-    @_still
+    @between_steps
     def _report(self, counters: Counters, seconds: float, reader: FrameReader, skipped: int) -> Report:
         tables = {n: TableReport(s.num_rows, s.num_distinct) for n, s in self._pipeline.stores.items()}
         return counters.report(

@@ -64,6 +64,15 @@ class LearningRates:
         """The tags that have a value nowhere but in the frames."""
         return tuple(t for t in range(self.num_tags) if t not in self._given and t not in self._schedules)
 
+    def complete(self) -> LearningRates:
+        """These rates, where no tag is missing. ConfigError otherwise."""
+        if self.missing:
+            raise ConfigError(
+                "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
+                f"(0 to {self.num_tags - 1})"
+            )
+        return self
+
     def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
         """One value per tag. frame_rates : of the frame that opens the gate."""
         if frame_rates is not None and len(frame_rates) != self.num_tags:

@@ -55,17 +55,33 @@ class Piece:
     place: Place
     batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
     unseen: bool = False  # whether ids are in range and values finite is for the audit to say
+    examples: Int64 | None = None  # of an example stream: which example of the batch each row is of, ascending
+    first: int = 0  # and its examples are first to last, with rows or without
+    last: int = 0
 
     def audited(self, sizes: Mapping[str, tuple[int, int]]) -> Piece:
         """The same after a look at every value."""
         return replace(self, bad=find_bad_rows(self.decoded, sizes), unseen=False) if self.unseen else self
 
+    @property
+    def num_units(self) -> int:
+        """Rows, or examples: what contribution_rows counts, and what makes a frame."""
+        return self.stop - self.start if self.examples is None else self.last - self.first
+
+    @property
+    def units(self) -> slice:
+        """Where the batch's steps, contributors and rates of this piece stand."""
+        return slice(self.start, self.stop) if self.examples is None else slice(self.first, self.last)
+
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
         """The first rows that there is room for, and the rest if any."""
-        if room is None or self.stop - self.start <= room:
+        if room is None or self.num_units <= room:
             return self, None
-        at = self.start + room
-        return replace(self, stop=at), replace(self, start=at)
+        if self.examples is None:
+            at = self.start + room
+            return replace(self, stop=at), replace(self, start=at)
+        at = int(np.searchsorted(self.examples, self.first + room))
+        return replace(self, stop=at, last=self.first + room), replace(self, start=at, first=self.first + room)
 
 
 class FrameBuilder:
@@ -86,14 +102,14 @@ class FrameBuilder:
         rest: Piece | None = piece
         while rest is not None:
             limit = self._options.contribution_rows
-            here, rest = rest.cut(None if limit is None else limit - self._num_rows)
+            here, rest = rest.cut(None if limit is None else limit - self._num_units)
             self._take(here)
-            if self._num_rows == limit:
+            if self._num_units == limit:
                 yield from self.end()
 
     def end(self) -> Iterator[Frame]:
         """The frame held, if any, is whole."""
-        if self._num_rows:
+        if self._num_units:
             yield self._frame()
             self._begin()
 
@@ -115,7 +131,7 @@ class FrameBuilder:
         return again._frame()
 
     def _begin(self) -> None:
-        self._num_rows, self._source = 0, ""
+        self._num_rows, self._num_units, self._source = 0, 0, ""
         self._key: Key = (None, None)
         self._rows: dict[str, list[Rows]] = {}
         self._dropped: Counter[str] = Counter()
@@ -124,12 +140,13 @@ class FrameBuilder:
         self._pieces: list[Piece] = []
 
     def _take(self, piece: Piece) -> None:
-        if not self._num_rows:
+        if not self._num_units:
             self._key, self._source = piece.key, piece.place.source
         self._take_rates(piece)
         if self._options.unseen:  # else there will be no audit, and rows that are left out need no memory
             self._pieces.append(piece)
         self._num_rows += piece.stop - piece.start
+        self._num_units += piece.num_units
         decoded = piece.decoded
         rows: slice | Int64 = slice(piece.start, piece.stop)
         if piece.bad is not None and piece.bad[rows].any():
@@ -181,15 +198,15 @@ class FrameBuilder:
         if rates is None or roles.learning_rates is None:
             return
         broken = piece.decoded.no_rates
-        if broken is not None and broken.row < piece.stop:
+        if broken is not None and broken.row < piece.units.stop:
             raise piece.place.error(broken.row, broken.problem, broken.column)
-        rates = rates[piece.start : piece.stop]
+        rates = rates[piece.units]
         wanted = rates[0] if self._rates is None else np.array(self._rates, np.float32)
         same = (rates == wanted).all(axis=1)
         if not same.all():
             row = int(np.argmin(same))
             problem = f"learning rates change inside a frame: {wanted.tolist()}, then {rates[row].tolist()}"
-            raise piece.place.error(piece.start + row, problem, roles.learning_rates.name)
+            raise piece.place.error(piece.units.start + row, problem, roles.learning_rates.name)
         self._rates = tuple(wanted.tolist())
 
 

@@ -100,11 +100,11 @@ def decode_rows(
     num_tags : how many learning rates a row must carry; None does not look at them
     place : source and batch, for messages
     """
-    columns = {name: _valid_column(batch, name, place) for name in roles.names()}
+    columns = {name: valid_column(batch, name, place) for name in roles.names()}
     raw_ids, ids_null = integers(columns[roles.id.name])
     tables, codes = _tables(columns, roles, default_table)
-    steps, no_step = _steps(columns, roles)
-    rates, no_rates = _rates(columns, roles, num_tags)
+    steps, no_step = steps_of(columns, roles)
+    rates, no_rates = rates_of(columns, roles, num_tags)
     return Decoded(
         num_rows=batch.num_rows,
         tables=tables,
@@ -199,7 +199,8 @@ def _unknown_table(table: str | None, sizes: Mapping[str, tuple[int, int]], role
     return wanted + near, roles.table.name
 
 
-def _valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
+def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
+    """A column that may be pointed into. Raises InputError."""
     try:
         with arrow_errors("corrupt Arrow data", **place):
             column = batch.column(name)
@@ -223,7 +224,8 @@ def _tables(
     return tuple(names), codes
 
 
-def _steps(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | None, Broken | None]:
+def steps_of(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | None, Broken | None]:
+    """The step of every row, and the first row without."""
     if roles.step is None:
         return None, None
     raw, null = integers(columns[roles.step.name])
@@ -238,7 +240,9 @@ def _steps(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | None,
     return steps, Broken(row, problem, roles.step.name)
 
 
-def _rates(columns: Mapping[str, pa.Array], roles: Roles, num_tags: int | None) -> tuple[Float32 | None, Broken | None]:
+def rates_of(
+    columns: Mapping[str, pa.Array], roles: Roles, num_tags: int | None
+) -> tuple[Float32 | None, Broken | None]:
     if roles.learning_rates is None or num_tags is None:
         return None, None
     name = roles.learning_rates.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError
 from penstock.io.schema import FLOATS, check_columns, suggestion
 
@@ -14,10 +15,11 @@ class ReadOptions:
     """How sources are to be read.
 
     sizes : table → (vocabulary_size, dim)
+    features : of the configuration, for example streams
     num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
     table : of rows that do not say theirs
     columns : role → name, where the streams use other names
-    contribution_rows : rows of a frame; None: the stream itself says where frames end
+    contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
     merge : "step" merges sources that are sorted by step
     on_bad_row : "error" (stop before the frame), "drop" (leave the row out, count it) or "quarantine" (also hand it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
@@ -25,6 +27,7 @@ class ReadOptions:
     """
 
     sizes: Mapping[str, tuple[int, int]]
+    features: tuple[FeatureSpec, ...] = ()
     num_tags: int = 0
     rates_needed: tuple[int, ...] = ()
     table: str | None = None

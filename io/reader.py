@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
 from penstock.io.decode import decode_rows, find_bad_rows, may_be_bad
+from penstock.io.examples import ExampleRoles, expand_batch, of_examples, resolve_examples
 from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles, column_hint, resolve
 from penstock.io.sources import Batch, Part, Source, open_sources
@@ -111,7 +112,9 @@ class FrameReader:
 
     def _roles(self, part: Part) -> Roles:
         options = self.options
-        roles = resolve(part.schema, part.name, options.columns, options.gradient_dtype)
+        roles = resolve_examples(part.schema, part.name, options) or resolve(
+            part.schema, part.name, options.columns, options.gradient_dtype
+        )
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
                 "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
@@ -139,14 +142,18 @@ class FrameReader:
         if batch.data.num_rows == 0:
             return
         self._check_frames_are_known(part, roles)
-        place = Place(part.name, batch.index, batch.first_row)
-        where = {"source": part.name, "batch": batch.index}
-        decoded = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
+        place, examples = Place(part.name, batch.index, batch.first_row), None
+        if isinstance(roles, ExampleRoles):
+            decoded, place, examples = expand_batch(batch.data, roles, self.options, place)
+        else:
+            where = {"source": part.name, "batch": batch.index}
+            decoded = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
         unseen = self.options.unseen and not may_be_bad(decoded, self.options.sizes)
         bad = None if unseen else find_bad_rows(decoded, self.options.sizes)
         unknown = decoded.no_step
-        for start, stop, key in run_keys(decoded, None if unknown is None else unknown.row):
-            yield Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
+        for start, stop, key in run_keys(decoded, batch.data.num_rows if unknown is None else unknown.row):
+            piece = Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
+            yield piece if examples is None else of_examples(piece, examples)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
 

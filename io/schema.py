@@ -69,7 +69,7 @@ def resolve(
 
 
 def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None) -> Roles:
-    fields = {role: _field(schema, source, role, columns.get(role)) for role in ROLES}
+    fields = {role: field_of(schema, source, role, columns.get(role)) for role in ROLES}
     gradient = fields["gradient"]
     assert gradient is not None
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
@@ -106,7 +106,8 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return folded[near[0]] if near else None
 
 
-def _field(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
+def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
+    """The field that plays a role, under its own name or ``name``; None where an optional one is absent."""
     wanted = name if name is not None else role
     found = schema.get_all_field_indices(wanted)
     if len(found) == 1:

@@ -108,3 +108,30 @@ def update_rows(
     for ids, grads in segments:
         owners, rows, _ = place(ids, **where)
         table[owners, rows] = equation(grads, table[owners, rows])
+
+
+def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:
+    """Weight times the scale of its sample: the twin of ``penstock.expand.gains``, one lookup after the other."""
+    one, zero = np.float32(1), np.float32(0)
+    totals = [zero] * num_samples
+    for sample, weight in zip(samples.tolist(), weights, strict=True):
+        totals[sample] += weight if combiner == "mean" else weight * weight
+    if combiner == "sum":
+        return weights.copy()
+    divisors = totals if combiner == "mean" else [np.sqrt(total) for total in totals]
+    scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
+    return np.array([w * scales[s] for s, w in zip(samples.tolist(), weights, strict=True)], np.float32)
+
+
+def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:
+    """Activations, one looked-up row after the other: the twin of ``penstock.expand.combine``."""
+    out = np.zeros((num_samples, rows.shape[1]), np.float32)
+    for row, sample, gain in zip(rows, samples.tolist(), by, strict=True):
+        out[sample] = out[sample] + row * gain
+    return out
+
+
+def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
+    """Gradients of rows, one lookup after the other: the twin of ``penstock.expand.row_gradients``."""
+    found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
+    return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])

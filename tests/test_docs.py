@@ -38,12 +38,13 @@ class Untimed(doctest.OutputChecker):
         return super().check_output(want, got, optionflags)
 
 
-def test_the_page_on_accumulators_says_what_comes_out():
-    text = (ROOT / "docs" / "accumulators.md").read_text()
-    examples = doctest.DocTestParser().get_doctest(text, {}, "accumulators.md", None, 0)
+@pytest.mark.parametrize(("page", "num_examples"), [("accumulators.md", 19), ("activations.md", 12)])
+def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
+    text = (ROOT / "docs" / page).read_text()
+    examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     said = []
     found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
-    assert (found.failed, found.attempted) == (0, 19), "".join(said)
+    assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
 
 
 def test_the_readmes_commands_parse():

@@ -16,7 +16,11 @@ OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
 # The first row whose prefix a module has is its room.
 ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
-    ("penstock.io", {"penstock.io", "penstock.frames", "penstock.config", "penstock.errors"}, {"numpy", "pyarrow"}),
+    (
+        "penstock.io",
+        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {"numpy", "pyarrow"},
+    ),
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
     (
         "penstock.bridge",
@@ -61,6 +65,20 @@ ROOMS = [
         },
         {"numpy"},
     ),
+    (
+        "penstock.activations",
+        {
+            "penstock.activations",
+            "penstock.config",
+            "penstock.errors",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.gate",
+        },
+        {"numpy", "pyarrow"},
+    ),
+    ("penstock.expand", set(), {"numpy"}),
+    ("penstock.between_steps", {"penstock.config", "penstock.errors"}, set()),
     ("penstock.arguments", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.frames", set(), {"numpy"}),

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     elif config is not None:
         options = ReadOptions(
             sizes=config.sizes,
+            features=config.features,
             num_tags=config.num_tags,
             table=args.table,
             columns=columns,

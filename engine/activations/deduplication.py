@@ -1,0 +1,172 @@
+"""Deduplication data: which rows a forward pass looked up and where each went, so that gradients find their way back.
+
+A typed value, and its form as TensorFlow's ops carry it: a vector of integers, one of floats, and a mask that says
+how to take them apart (SplitDedupData, MergeDedupData). docs/activations.md describes every element.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import InputError, StateError
+from penstock.expand import Float32, Int64
+
+UInt32 = npt.NDArray[np.uint32]
+Array = npt.NDArray[Any]
+Packed = tuple[Array, Float32, npt.NDArray[np.int32]]
+INTEGER, FLOAT = 0, 1  # an element's type in the mask
+_FINGERPRINT_WORDS = 8
+_HEADER_WORDS = _FINGERPRINT_WORDS + 4  # then step and number, two words each
+
+
+@dataclass(frozen=True)
+class FeatureUses:
+    """How one feature used the unique rows of its table.
+
+    rows : uint32, shape (n,), index into the table's unique ids; samples : uint32, shape (n,), ascending
+    gains : float32, shape (n,), what each row was multiplied by; None: all 1
+    truncated : ids that a sequence was too short for
+    """
+
+    rows: UInt32
+    samples: UInt32
+    gains: Float32 | None
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class DeduplicationData:
+    """What ``recv_activations`` looked up, for ``send_gradients`` of the same step.
+
+    fingerprint : of the configuration; step : the global step that was seen; number : of the receive
+    unique_ids : by table, int64, ascending; features : in the configuration's order
+    """
+
+    fingerprint: str
+    step: int
+    number: int
+    unique_ids: Mapping[str, Int64]
+    features: tuple[FeatureUses, ...]
+
+    @property
+    def truncated(self) -> int:
+        """Ids that were cut off sequences, over all features."""
+        return sum(feature.truncated for feature in self.features)
+
+    def ids(self, feature: int, table: str) -> Int64:
+        """The ids that a feature looked up, in order."""
+        return self.unique_ids[table][self.features[feature].rows]
+
+    def pack(self) -> Packed:
+        """(integers, floats, mask): uint32, or uint64 where an id needs it; float32; int32 (elements, 2)."""
+        return split(list(self._elements()))
+
+    @classmethod
+    def unpack(cls, config: EmbeddingConfig, integers: Any, floats: Any, mask: Any) -> DeduplicationData:
+        """The value again. StateError where it is of another configuration, InputError where it is not whole."""
+        elements = merge(integers, floats, mask)
+        tables, features = config.table_names, config.features
+        wanted = len(tables) + 3 * len(features) + 2
+        header = elements[-2] if len(elements) == wanted else np.zeros(0, np.uint32)
+        if len(header) != _HEADER_WORDS + len(features):
+            raise InputError(
+                f"deduplication data of {len(tables)} tables and {len(features)} features has {wanted} elements and "
+                f"ends in a header; got {len(elements)} elements, which are not of this configuration"
+            )
+        words = header.astype(np.uint32)
+        check_fingerprint(config, words[:_FINGERPRINT_WORDS].tobytes().hex())
+        step, number = (int(value) for value in words[_FINGERPRINT_WORDS:_HEADER_WORDS].view(np.int64))
+        unique = {name: ids.astype(np.int64) for name, ids in zip(tables, elements, strict=False)}
+        uses = []
+        for index, feature in enumerate(features):
+            rows, samples, gains = elements[len(tables) + 3 * index :][:3]
+            _check_uses(feature.name or str(index), rows, samples, gains, len(unique[feature.table]))
+            uses.append(
+                FeatureUses(
+                    rows.astype(np.uint32),
+                    samples.astype(np.uint32),
+                    gains.astype(np.float32) if len(gains) else None,
+                    int(words[_HEADER_WORDS + index]),
+                )
+            )
+        return cls(words[:_FINGERPRINT_WORDS].tobytes().hex(), step, number, unique, tuple(uses))
+
+    def _elements(self) -> Iterator[Array]:
+        yield from self.unique_ids.values()
+        for uses in self.features:
+            yield uses.rows
+            yield uses.samples
+            yield np.zeros(0, np.float32) if uses.gains is None else uses.gains
+        numbers = np.array([self.step, self.number], np.int64).view(np.uint32)
+        truncated = np.array([uses.truncated for uses in self.features], np.uint32)
+        yield np.concatenate([np.frombuffer(bytes.fromhex(self.fingerprint), np.uint32), numbers, truncated])
+        # TensorFlow refuses a slice that begins at a vector's end, empty or not: neither vector ends in an empty one.
+        yield np.ones(1, np.float32)
+
+
+def fingerprint(config: EmbeddingConfig) -> str:
+    """SHA-256 (hex) of the configuration's message."""
+    return hashlib.sha256(config.to_engine_proto().SerializeToString(deterministic=True)).hexdigest()
+
+
+def check_fingerprint(config: EmbeddingConfig, found: str) -> None:
+    wanted = fingerprint(config)
+    if found != wanted:
+        raise StateError(
+            f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {wanted[:12]}…); "
+            "send gradients to the engine that gave the activations"
+        )
+
+
+def split(elements: Sequence[Array]) -> Packed:
+    """Rank-1 arrays as two vectors and a mask: TensorFlow's SplitDedupData."""
+    integers = [e for e in elements if e.dtype.kind in "iu"]
+    floats = [e for e in elements if e.dtype.kind == "f"]
+    largest = max((int(e.max()) for e in integers if e.size), default=0)
+    kind = np.uint32 if largest < 1 << 32 else np.uint64
+    mask = np.array([(INTEGER if e.dtype.kind in "iu" else FLOAT, len(e)) for e in elements], np.int32).reshape(-1, 2)
+    return (
+        np.concatenate([np.zeros(0, kind), *(e.astype(kind) for e in integers)]),
+        np.concatenate([np.zeros(0, np.float32), *floats]).astype(np.float32),
+        mask,
+    )
+
+
+def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
+    """The arrays again: TensorFlow's MergeDedupData, with its checks. Raises InputError."""
+    vectors, mask = (np.asarray(integers), np.asarray(floats)), np.asarray(mask)
+    for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
+        if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):
+            raise InputError(f"deduplication data: expected a vector of {name}, got {vector.dtype} {vector.shape}")
+    if mask.size and (mask.ndim != 2 or mask.shape[1] != 2 or mask.dtype.kind not in "iu"):
+        raise InputError(f"deduplication mask: expected integers of shape (elements, 2), got {mask.shape}")
+    offsets, elements = [0, 0], []
+    for index, (kind, span) in enumerate(mask.reshape(-1, 2).tolist()):
+        if kind not in (INTEGER, FLOAT):
+            raise InputError(f"deduplication mask, element {index}: expected type 0 or 1, got {kind}")
+        vector, start = vectors[kind], offsets[kind]
+        if span < 0 or start >= len(vector) or start + span > len(vector):
+            raise InputError(
+                f"deduplication mask, element {index}: {span} entries from {start} on, but the vector has {len(vector)}"
+            )
+        elements.append(vector[start : start + span])
+        offsets[kind] += span
+    left = [len(vector) - offset for vector, offset in zip(vectors, offsets, strict=True)]
+    if any(left):
+        raise InputError(f"deduplication mask: {left[0]} integers and {left[1]} floats are left over")
+    return elements
+
+
+def _check_uses(name: str, rows: Array, samples: Array, gains: Array, num_unique: int) -> None:
+    if len(rows) != len(samples) or len(gains) not in (0, len(rows)):
+        lengths = f"{len(rows)} rows, {len(samples)} samples, {len(gains)} gains"
+        raise InputError(f"deduplication data of feature '{name}': expected as many of each, got {lengths}")
+    if len(rows) and int(rows.max()) >= num_unique:
+        raise InputError(f"deduplication data of feature '{name}': row {rows.max()} of {num_unique} unique ids")

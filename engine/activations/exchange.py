@@ -1,0 +1,188 @@
+"""The two halves of a training step around a model: activations out, their gradients in.
+
+Mirrors XlaRecvTPUEmbeddingActivations and XlaSendTPUEmbeddingGradients. Reads rows and sends frames through what it
+is given; knows nothing of devices or files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.activations.deduplication import DeduplicationData, FeatureUses, check_fingerprint, fingerprint
+from penstock.activations.inputs import lookups, num_samples
+from penstock.activations.nesting import features_of, leaves, name_of, structure_for
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.features import flatten, pack
+from penstock.errors import InputError, StateError, UsageError
+from penstock.expand import Float32, Lookups, combine, row_gradients
+from penstock.frames import Frame, Rows
+from penstock.gate import Gate
+
+Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
+
+
+class Exchange:
+    """recv and send of one engine; remembers what was sent, so that nothing is applied twice.
+
+    seen : ids by table → their rows as a forward pass sees them, and the global step they are of
+    push : takes a frame and the call's learning rates in; False where it was stale
+    gate : asked for its step, and how many frames one needs, at every send
+    """
+
+    def __init__(self, config: EmbeddingConfig, seen: Seen, push: Callable[[Frame, Any], bool], gate: Gate) -> None:
+        self._config, self._seen, self._push, self._gate = config, seen, push, gate
+        # Forward n+1 runs before backward n: when that comes back, one step has passed.
+        self._lag = int(is_pipelined(config))
+        self._lock = threading.Lock()
+        self._received = 0
+        self._sent: dict[int, int] = {}  # number → step, of what could still be sent again
+
+    def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
+        """Activations nested like ``features``, float32 of the features' input shapes + [dim]."""
+        config = self._config
+        structure = structure_for(config, features)
+        found = self._lookups(structure, features, weights)
+        unique, rows_of = _unique(config, found)
+        rows, step = self._seen(unique)
+        activations, uses = {}, []
+        for index, (feature, looked_up) in enumerate(zip(config.features, found, strict=True)):
+            taken = rows[feature.table][rows_of[index]]
+            combined = combine(taken, looked_up.samples, looked_up.gains, num_samples(feature))
+            activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
+            samples = looked_up.samples.astype(np.uint32)
+            uses.append(FeatureUses(rows_of[index].astype(np.uint32), samples, looked_up.gains, looked_up.truncated))
+        with self._lock:
+            self._received += 1
+            number = self._received
+        data = DeduplicationData(fingerprint(config), step, number, unique, tuple(uses))
+        return _packed(structure, activations), data
+
+    def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
+        """One frame of the gradients of activations. False where the gate found it stale."""
+        if data is None:
+            raise StateError(
+                "send_gradients needs deduplication_data=: what recv_activations gave with the activations"
+            )
+        if not isinstance(data, DeduplicationData):
+            got = type(data).__name__
+            raise UsageError(f"deduplication_data: expected a DeduplicationData (unpack makes one), got {got}")
+        check_fingerprint(self._config, data.fingerprint)
+        for rate in learning_rates.values() if isinstance(learning_rates, Mapping) else learning_rates or ():
+            if np.ndim(rate):
+                raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
+        structure = structure_for(self._config, gradients)
+        given = leaves(structure, gradients, "gradients")
+        frame = self._frame(data, [self._checked(index, given[index]) for index in sorted(given)])
+        self._claim(data)
+        try:
+            return self._push(frame, learning_rates)
+        except BaseException:
+            self._release(data)
+            raise
+
+    def _lookups(self, structure: Any, features: Any, weights: Any) -> list[Lookups]:
+        config = self._config
+        ids = leaves(structure, features, "features")
+        of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
+        sizes = config.sizes
+        return [
+            lookups(feature, name_of(config, i), sizes[feature.table][0], ids[i], of[i])
+            for i, feature in enumerate(features_of(config))
+        ]
+
+    def _checked(self, index: int, given: Any) -> Float32 | None:
+        """A feature's gradient as float32 (samples, dim); None where it was None, which means zeros."""
+        feature, who = self._config.features[index], name_of(self._config, index)
+        if given is None:
+            return None
+        shape = (*feature.input_shape, self._config.sizes[feature.table][1])
+        array = np.asarray(given)
+        if array.dtype != np.float32:
+            raise UsageError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")
+        if array.shape != shape:
+            raise UsageError(f"gradient of {who}: expected shape {list(shape)}, got {list(array.shape)}")
+        finite = np.isfinite(array)
+        if not finite.all():
+            at = tuple(np.argwhere(~finite)[0].tolist())
+            raise InputError(
+                f"gradient of {who}: expected finite values, got {array[at]} at {list(at)}",
+                reason="gradient_not_finite",
+            )
+        # A copy where numpy shares it with the caller would cost a pass; frames are summed before this returns.
+        return np.ascontiguousarray(array).reshape(-1, shape[-1])
+
+    def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None]) -> Frame:
+        """Each table's rows: its features in order, the lookups of each in order."""
+        blocks: dict[str, list[Rows]] = {}
+        num_rows = 0
+        for index, (feature, gradient) in enumerate(zip(self._config.features, gradients, strict=True)):
+            uses, ids = data.features[index], data.ids(index, feature.table)
+            samples = uses.samples.astype(np.int64)
+            if not len(ids):
+                continue
+            if int(samples[-1]) >= num_samples(feature):
+                raise InputError(f"deduplication data of {name_of(self._config, index)}: sample {samples[-1]}")
+            if gradient is None:
+                gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
+            blocks.setdefault(feature.table, []).append(_rows(ids, samples, uses.gains, gradient))
+            num_rows += len(ids)
+        # Gradients belong to the step whose opening they are for: pipelined, the one after the one they saw.
+        step = data.step + self._lag
+        rows = {table: tuple(of_table) for table, of_table in blocks.items()}
+        return Frame(rows, num_rows, max(step, 0), source="send_gradients()")
+
+    def _claim(self, data: DeduplicationData) -> None:
+        """StateError for data that was sent, or of another step where a step has only one frame."""
+        step = self._gate.global_step
+        if data.step > step:
+            raise StateError(f"the deduplication data is of step {data.step}, and the engine's step is {step}")
+        if self._gate.num_required == 1 and data.step + self._lag < step:
+            raise StateError(
+                f"the deduplication data is of step {data.step}, and the engine's step is {step}: its gradients come "
+                "too late; receive activations again"
+            )
+        with self._lock:
+            self._sent = {n: of for n, of in self._sent.items() if of + self._lag >= step}
+            if data.number in self._sent:
+                raise StateError("gradients of this deduplication data were sent before; receive activations again")
+            self._sent[data.number] = data.step
+
+    def _release(self, data: DeduplicationData) -> None:
+        with self._lock:
+            self._sent.pop(data.number, None)
+
+
+def is_pipelined(config: EmbeddingConfig) -> bool:
+    """Whether activations may be one step behind."""
+    return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
+
+
+def _rows(ids: Any, samples: Any, gains: Float32 | None, gradient: Float32) -> Rows:
+    if gains is None:
+        return Rows(ids, gradient, samples)  # without a copy: a sum's rows are its samples' gradients
+    rows = row_gradients(gradient, samples, gains)
+    if not np.isfinite(rows).all():
+        raise InputError("a weight times a gradient is not finite as float32", reason="gradient_not_finite")
+    return Rows(ids, rows)
+
+
+def _unique(config: EmbeddingConfig, found: Sequence[Lookups]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """By table its unique ids, ascending; by feature the index of every lookup into them."""
+    unique: dict[str, Any] = {}
+    rows_of: dict[int, Any] = {}
+    for table in config.table_names:
+        mine = [index for index, feature in enumerate(config.features) if feature.table == table]
+        ids = np.concatenate([np.zeros(0, np.int64), *(found[index].ids for index in mine)])
+        unique[table], inverse = np.unique(ids, return_inverse=True)
+        ends = np.cumsum([len(found[index].ids) for index in mine])
+        rows_of |= dict(zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True))
+    return unique, rows_of
+
+
+def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:
+    """The structure with each feature's value at its leaf."""
+    return pack(structure, [by_feature[index] for index in flatten(structure)])

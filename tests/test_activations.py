@@ -1,0 +1,371 @@
+"""recv_activations and send_gradients: combiners, sequences, every form of input, what is refused and how."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock import expand
+from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.pyx import reference
+
+RAGGED = [[0, 2], [], [4], [1, 1, 3]]
+
+
+def config_of(combiner="mean", rows=6, dim=2, batch=4, optimizer=None, table=None, **feature):
+    config = ps.TableConfig(rows, dim, name="t", combiner=combiner, **(table or {}))
+    return ps.EmbeddingConfig.from_features(
+        [ps.FeatureConfig(config, name="f", **feature)], batch, optimizer or ps.SGD(1.0)
+    )
+
+
+def engine_of(rows=6, dim=2, **options):
+    engine = ps.Engine(config_of(rows=rows, dim=dim, **options))
+    engine.load_parameters("t", np.arange(rows * dim, dtype=np.float32).reshape(rows, dim))
+    return engine
+
+
+def change(engine, send):
+    before = engine.lookup("t", range(6))
+    assert send() is True
+    return before - engine.lookup("t", range(6))
+
+
+# ---- forward
+
+
+@pytest.mark.parametrize(
+    ("combiner", "wanted"),
+    [("sum", [4, 0, 8, 2 + 2 + 6]), ("mean", [2, 0, 8, 10 / 3]), ("sqrtn", [4 / 2**0.5, 0, 8, 10 / 3**0.5])],
+)
+def test_ids_of_a_sample_are_combined_and_an_empty_one_gives_zeros(combiner, wanted):
+    (activations,), _ = engine_of(combiner=combiner).recv_activations([RAGGED])
+    assert activations.dtype == np.float32
+    assert activations.shape == (4, 2)
+    np.testing.assert_allclose(activations[:, 0], wanted, rtol=1e-6)
+
+
+def test_weights_count_in_the_divisor_and_a_zero_one_gives_zeros():
+    engine = engine_of(combiner="mean")
+    (activations,), _ = engine.recv_activations([RAGGED], weights=[[[1, 3], [], [0], [1, -1, 2]]])
+    np.testing.assert_allclose(activations[:, 0], [3, 0, 0, 6], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        RAGGED,
+        [np.array(row, np.int32) for row in RAGGED],
+        pa.array(RAGGED, pa.list_(pa.int32())),
+        pa.array([[0, 2], None, [4], [1, 1, 3]], pa.large_list(pa.int64())),
+        pa.chunked_array([pa.array(RAGGED[:1]), pa.array(RAGGED[1:])]),
+        pa.array([[9], *RAGGED, [9]])[1:5],
+    ],
+    ids=["lists", "arrays", "arrow", "arrow with null", "chunked", "sliced"],
+)
+def test_ragged_input_may_come_in_any_form(given):
+    (activations,), dedup = engine_of(combiner="sum").recv_activations([given])
+    assert activations[:, 0].tolist() == [4, 0, 8, 10]
+    assert dedup.ids(0, "t").tolist() == [0, 2, 4, 1, 1, 3]
+
+
+@pytest.mark.parametrize("kind", [np.array, jnp.array, lambda ids: pa.array(np.asarray(ids).tolist())])
+def test_dense_and_multi_hot_input(kind):
+    engine = engine_of(combiner="sum")
+    assert engine.recv_activations([kind([1, 2, 3, 0])])[0][0][:, 0].tolist() == [2, 4, 6, 0]
+    assert engine.recv_activations([kind([[1, 2], [3, 3], [0, 0], [5, 0]])])[0][0][:, 0].tolist() == [6, 12, 0, 10]
+
+
+def test_a_sequence_keeps_its_ids_apart_and_is_cut_and_counted():
+    engine = engine_of(max_sequence_length=2)
+    (activations,), dedup = engine.recv_activations([[[1, 2, 3], [], [5], [4, 4]]])
+    assert activations[:, :, 0].tolist() == [[2, 4], [0, 0], [10, 0], [8, 8]]
+    assert dedup.truncated == dedup.features[0].truncated == 1
+
+
+def test_quantization_is_seen_forward_and_gradients_pass_straight_through():
+    engine = engine_of(combiner="sum", table={"quantization_config": ps.QuantizationConfig(3, 0.0, 8.0)})
+    (activations,), dedup = engine.recv_activations([np.array([0, 1, 2, 5])])
+    assert activations.tolist() == [[0, 0], [4, 4], [4, 4], [8, 8]]
+    gradient = np.arange(8, dtype=np.float32).reshape(4, 2)
+    moved = change(engine, lambda: engine.send_gradients([gradient], deduplication_data=dedup))
+    assert moved[[0, 1, 2, 5]].tolist() == gradient.tolist()
+
+
+def test_nesting_is_kept_and_tables_may_be_shared():
+    user, item = ps.TableConfig(5, 2, name="user"), ps.TableConfig(7, 3, name="item")
+    features = {"b": (ps.FeatureConfig(user), [ps.FeatureConfig(item)]), "a": ps.FeatureConfig(item)}
+    engine = ps.Engine(ps.EmbeddingConfig.from_features(features, 2, ps.SGD()))
+    given = {"a": [[0], [1, 2]], "b": (np.array([4, 4]), [np.array([6, 0])])}
+    activations, dedup = engine.recv_activations(given)
+    assert jax.tree.map(np.shape, activations) == {"a": (2, 3), "b": ((2, 2), [(2, 3)])}
+    assert dedup.unique_ids["item"].tolist() == [0, 1, 2, 6]
+    assert engine.send_gradients(jax.tree.map(jnp.ones_like, activations), deduplication_data=dedup)
+
+
+def test_features_of_a_file_go_by_name(tmp_path):
+    config_of().save(tmp_path / "c.pbtxt")
+    engine = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "c.pbtxt"))
+    activations, _ = engine.recv_activations({"f": RAGGED})
+    assert activations["f"].shape == (4, 2)
+
+
+def test_a_legacy_configuration_has_one_activation_per_table():
+    message = TPUEmbeddingConfiguration(batch_size_per_tensor_core=6, mode=2, num_hosts=1, num_tensor_cores=2)
+    for name, dim, num_features in (("a", 4, 2), ("b", 8, 3)):
+        table = message.table_descriptor.add(
+            name=name, vocabulary_size=10, dimension=dim, num_features=num_features
+        ).optimization_parameters
+        table.stochastic_gradient_descent.SetInParent()
+        table.learning_rate.constant = 0.5
+    engine = ps.Engine(ps.EmbeddingConfig.from_proto(message))
+    activations, _ = engine.recv_activations([np.zeros(12, int), np.zeros(18, int)])
+    assert [a.shape for a in activations] == [(12, 4), (18, 8)]
+
+
+# ---- backward
+
+
+def test_gradients_go_back_by_the_way_the_rows_came():
+    engine = engine_of(combiner="mean")
+    _, dedup = engine.recv_activations([RAGGED], weights=[[[1, 3], [], [0], [1, 1, 2]]])
+    gradient = np.array([[4, 8], [1, 1], [1, 1], [8, 16]], np.float32)
+    moved = change(engine, lambda: engine.send_gradients([gradient], deduplication_data=dedup))
+    assert moved.tolist() == [[1, 2], [4, 8], [3, 6], [4, 8], [0, 0], [0, 0]]
+    assert engine.global_step == 1
+
+
+def test_the_state_is_that_of_the_rows_applied_by_hand():
+    ids, samples = np.array([0, 2, 4, 1, 1, 3]), np.array([0, 0, 2, 3, 3, 3])
+    weights = np.array([0.5, 0.25, 3, 1, 0.3, 0.7], np.float32)
+    gradient = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    for combiner in ("sum", "mean", "sqrtn"):
+        by = reference.gains(samples, weights, 4, combiner)
+        ours, byhand = engine_of(combiner=combiner), engine_of(combiner=combiner)
+        _, dedup = ours.recv_activations([RAGGED], weights=[[[0.5, 0.25], [], [3], [1, 0.3, 0.7]]])
+        ours.send_gradients([gradient], deduplication_data=dedup)
+        byhand.apply({"t": (ids, reference.row_gradients(gradient, samples, by))})
+        assert ours.state_hash() == byhand.state_hash()
+
+
+def test_a_gradient_of_none_is_zeros_of_rows_that_were_touched():
+    engine = ps.Engine(config_of("sum", optimizer=ps.Momentum(1.0, momentum=0.5)))
+    engine.load_parameters("t", np.zeros((6, 2)), momenta=np.ones((6, 2)))
+    _, dedup = engine.recv_activations([RAGGED])
+    assert engine.send_gradients([None], deduplication_data=dedup)
+    assert engine.retrieve_parameters("t")["momenta"][:, 0].tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 1]
+
+
+def test_several_frames_may_open_the_gate_together():
+    engine = ps.Engine(config_of(combiner="sum"), num_required=2, reduction="sum")
+    engine.load_parameters("t", np.zeros((6, 2)))
+    first, second = (engine.recv_activations([np.array([0, 1, 2, 3])])[1] for _ in range(2))
+    late = engine.recv_activations([np.array([0, 1, 2, 3])])[1]
+    ones = [np.ones((4, 2), np.float32)]
+    assert engine.send_gradients(ones, deduplication_data=first)
+    assert engine.send_gradients(ones, deduplication_data=second)
+    assert engine.lookup("t", [0]).tolist() == [[-2, -2]]
+    assert not engine.send_gradients(ones, deduplication_data=late)  # stale, as the gate has it
+
+
+def test_rates_of_dynamic_tags_come_with_the_gradients():
+    engine = ps.Engine(config_of("sum", optimizer=ps.SGD(lambda: 0.25)))
+    engine.load_parameters("t", np.zeros((6, 2)))
+    ones = [np.ones((4, 2), np.float32)]
+    _, dedup = engine.recv_activations([np.array([0, 1, 2, 3])])
+    engine.send_gradients(ones, [0.5], dedup)
+    _, dedup = engine.recv_activations([np.array([0, 1, 2, 3])])
+    engine.send_gradients(ones, deduplication_data=dedup)
+    assert engine.lookup("t", [0]).tolist() == [[-0.75, -0.75]]
+
+
+# ---- pipelining
+
+
+def test_pipelined_gradients_may_be_one_step_behind_and_no_more():
+    table = ps.TableConfig(6, 2, name="t", combiner="sum")
+    config = ps.EmbeddingConfig.from_features(
+        [ps.FeatureConfig(table, name="f")], 4, ps.SGD(1.0), pipeline_execution_with_tensor_core=True
+    )
+    engine = ps.Engine(config)
+    engine.load_parameters("t", np.zeros((6, 2)))
+    ids, ones, seen, waiting = [np.zeros(4, int)], [np.ones((4, 2), np.float32)], [], []
+    for _ in range(4):  # forward n+1 before backward n
+        (activations,), dedup = engine.recv_activations(ids)
+        seen.append(activations[0, 0])
+        waiting.append(dedup)
+        if len(waiting) == 2:
+            engine.send_gradients(ones, deduplication_data=waiting.pop(0))
+    assert seen == [0, 0, -4, -8]  # each misses exactly the update of the step before
+    engine.recv_activations(ids)
+    engine.send_gradients(ones, deduplication_data=waiting[0])
+    with pytest.raises(ps.StateError, match="of step 2, and the engine's step is 4"):
+        engine.send_gradients(ones, deduplication_data=waiting[0])
+
+
+def test_the_same_gradients_are_not_applied_twice():
+    engine = ps.Engine(config_of("sum"), num_required=2)
+    _, dedup = engine.recv_activations([RAGGED])
+    engine.send_gradients([None], deduplication_data=dedup)
+    with pytest.raises(ps.StateError, match="sent before"):
+        engine.send_gradients([None], deduplication_data=dedup)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([[[0], [1], [2]]], "feature 'f': expected ids for 4 samples"),
+        ([np.zeros((4, 2, 2), int)], r"feature 'f': expected ids of shape \[4\] or \[4, k\], got \[4, 2, 2\]"),
+        ([np.zeros(4)], "feature 'f': expected integer ids, got float64"),
+        ([np.array([0, 1, 2, 6])], "feature 'f': expected 0 <= id < 6, got 6"),
+        ([[[-1], [], [], []]], "feature 'f': expected 0 <= id < 6, got -1"),
+        ([pa.array([[1], [None], [], []])], "feature 'f': ids hold 1 nulls"),
+        ([RAGGED, RAGGED], "features: expected 1 entries, nested like the features, got 2"),
+        ({"g": RAGGED}, r"features: expected a mapping with the features' keys \(f\), got keys g"),
+        (7, "features: expected a sequence of 1, nested like the features, got int"),
+    ],
+)
+def test_bad_features_are_named(features, message):
+    with pytest.raises(ValueError, match=message):
+        engine_of().recv_activations(features)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([[[1], [], [1], [1, 1, 1]]], "feature 'f': sample 0 has 2 ids and 1 weights"),
+        ([[[1, np.nan], [], [1], [1, 1, 1]]], "feature 'f': expected weights that are finite"),
+    ],
+)
+def test_bad_weights_are_named(weights, message):
+    with pytest.raises(ValueError, match=message):
+        engine_of().recv_activations([RAGGED], weights=weights)
+
+
+def test_a_sequence_takes_no_weights():
+    with pytest.raises(ps.UsageError, match="feature 'f': a sequence feature"):
+        engine_of(max_sequence_length=2).recv_activations([RAGGED], weights=[RAGGED])
+
+
+def infinite():
+    gradient = np.zeros((4, 2), np.float32)
+    gradient[2, 1] = np.inf
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        ([np.zeros((4, 3), np.float32)], r"gradient of feature 'f': expected shape \[4, 2\], got \[4, 3\]"),
+        ([np.zeros((4, 2))], "gradient of feature 'f': expected float32, got float64"),
+        ([infinite()], r"gradient of feature 'f': expected finite values, got inf at \[2, 1\]"),
+        ([], "gradients: expected 1 entries"),
+    ],
+)
+def test_bad_gradients_are_named_and_nothing_is_applied(gradients, message):
+    engine = engine_of()
+    _, dedup = engine.recv_activations([RAGGED])
+    before = engine.state_hash()
+    with pytest.raises(ValueError, match=message):
+        engine.send_gradients(gradients, deduplication_data=dedup)
+    assert engine.state_hash() == before
+    assert engine.send_gradients([np.zeros((4, 2), np.float32)], deduplication_data=dedup)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [([0.5, 0.5], "expected 0 values"), ([np.zeros(1)], r"expected scalars, one per dynamic tag, got shape \(1,\)")],
+)
+def test_the_number_and_shape_of_rates_is_checked(rates, message):
+    engine = engine_of()
+    _, dedup = engine.recv_activations([RAGGED])
+    with pytest.raises(ps.UsageError, match=message):
+        engine.send_gradients([np.zeros((4, 2), np.float32)], rates, dedup)
+
+
+def test_gradients_need_the_data_of_their_own_step_configuration_and_send():
+    engine, zeros = engine_of(), [np.zeros((4, 2), np.float32)]
+    with pytest.raises(ps.StateError, match="needs deduplication_data="):
+        engine.send_gradients(zeros)
+    _, old = engine.recv_activations([RAGGED])
+    _, new = engine.recv_activations([RAGGED])
+    engine.send_gradients(zeros, deduplication_data=new)
+    with pytest.raises(ps.StateError, match="of step 0, and the engine's step is 1"):
+        engine.send_gradients(zeros, deduplication_data=old)
+    with pytest.raises(ps.StateError, match="another configuration"):
+        engine_of(dim=3).send_gradients(zeros, deduplication_data=old)
+
+
+def test_a_configuration_without_features_says_so():
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(6, 2, name="t")], ps.SGD())
+    with pytest.raises(ps.ConfigError, match="the configuration has no features"):
+        ps.Engine(config).recv_activations([RAGGED])
+
+
+# ---- deduplication data, packed
+
+
+def test_packed_and_unpacked_it_does_the_same():
+    ours, other = engine_of(combiner="sqrtn"), engine_of(combiner="sqrtn")
+    gradient = [np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)]
+    _, dedup = ours.recv_activations([RAGGED])
+    integers, floats, mask = dedup.pack()
+    assert (integers.dtype, floats.dtype, mask.dtype) == (np.uint32, np.float32, np.int32)
+    again = ps.DeduplicationData.unpack(ours.config, integers, floats, mask)
+    other.recv_activations([RAGGED])
+    ours.send_gradients(gradient, deduplication_data=dedup)
+    other.send_gradients(gradient, deduplication_data=again)
+    assert ours.state_hash() == other.state_hash()
+
+
+def test_it_packs_where_nothing_is_looked_up():
+    engine = engine_of(combiner="sum")
+    _, dedup = engine.recv_activations([[[], [], [], []]])
+    again = ps.DeduplicationData.unpack(engine.config, *dedup.pack())
+    assert engine.send_gradients([None], deduplication_data=again)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda i, f, m: (i[:-1], f, m), ps.InputError, "element 4"),
+        (lambda i, f, m: (np.append(i, i[:1]), f, m), ps.InputError, "1 integers and 0 floats are left over"),
+        (lambda i, f, m: (i, f, m[:-1]), ps.InputError, "left over"),
+        (lambda i, f, m: (i, f, m + 2), ps.InputError, "element 0: expected type 0 or 1, got 2"),
+        (lambda i, f, m: (i[None], f, m), ps.InputError, "expected a vector of integers"),
+        (lambda i, f, m: (i, f, m.reshape(-1)), ps.InputError, r"expected integers of shape \(elements, 2\)"),
+        (lambda i, f, m: ([], [], np.zeros((0, 2), np.int32)), ps.InputError, "expected a vector of integers"),
+    ],
+)
+def test_damaged_packed_data_is_refused(damage, error, message):
+    engine = engine_of()
+    _, dedup = engine.recv_activations([RAGGED])
+    with pytest.raises(error, match=message):
+        ps.DeduplicationData.unpack(engine.config, *damage(*dedup.pack()))
+
+
+def test_packed_data_of_another_configuration_is_refused():
+    _, dedup = engine_of().recv_activations([RAGGED])
+    with pytest.raises(ps.StateError, match="another configuration"):
+        ps.DeduplicationData.unpack(config_of(dim=3), *dedup.pack())
+
+
+# ---- twins
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_expansion_equals_its_twin_bit_for_bit(combiner):
+    rng = np.random.default_rng(3)
+    samples = np.sort(rng.integers(0, 7, 40))
+    weights = rng.normal(size=40).astype(np.float32)
+    rows, gradients = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(7, 3)).astype(np.float32)
+    by = reference.gains(samples, weights, 7, combiner)
+    np.testing.assert_array_equal(expand.gains(samples, weights, 7, combiner), by)
+    np.testing.assert_array_equal(expand.combine(rows, samples, by, 7), reference.combine(rows, samples, by, 7))
+    wanted = reference.row_gradients(gradients, samples, by)
+    np.testing.assert_array_equal(expand.row_gradients(gradients, samples, by), wanted)
