@@ -228,9 +228,13 @@ def ids_by_table(frame):
     return {table: np.concatenate([b.ids for b in blocks]).tolist() for table, blocks in frame.rows.items()}
 
 
+def gradients(block):
+    return block.grads if block.which is None else block.grads[block.which]
+
+
 def contents(frames):
     """All that is in a frame, whatever its blocks."""
-    grads = [{t: np.concatenate([b.grads for b in blocks]).tolist() for t, blocks in f.rows.items()} for f in frames]
+    grads = [{t: np.concatenate(list(map(gradients, blocks))).tolist() for t, blocks in f.rows.items()} for f in frames]
     rest = [(f.local_step, f.contributor, f.num_rows, f.dropped, f.learning_rates) for f in frames]
     return list(zip(map(ids_by_table, frames), grads, rest, strict=True))
 

@@ -64,7 +64,11 @@ def read(source, **options):
     """The frames as plain values, and whether they were verified."""
     reader = FrameReader(source, ReadOptions(SIZES, **options))
     frames = [
-        (f.local_step, f.contributor, {t: [(b.ids.tolist(), b.grads.tolist()) for b in r] for t, r in f.rows.items()})
+        (
+            f.local_step,
+            f.contributor,
+            {t: [(b.ids.tolist(), b.grads.tolist(), b.which) for b in r] for t, r in f.rows.items()},
+        )
         for f in reader
     ]
     return frames, reader.verified
