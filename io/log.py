@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import UsageError
+from penstock.io import durable
 from penstock.io.checksums import (
     BATCH_KEY,
     CLOSED_KEY,
@@ -51,8 +52,8 @@ class LogWriter:
         self._writer = pa.ipc.new_stream(self._pending, self.schema)
         if isinstance(target, str | os.PathLike):
             self._path = Path(target)
-            self._unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-            self._file: Any = open(self._unfinished, "wb")  # noqa: SIM115 (closed by close or _give_up)
+            self._unfinished = durable.unfinished(self._path)
+            self._file: Any = durable.File(self._unfinished, self._path)
         else:
             self._file = target
 
@@ -78,12 +79,12 @@ class LogWriter:
             self._writer.close()
             for piece in self._pending.take():
                 _write_all(self._file, piece)
-            self._file.flush()
-            if self._path is not None:
-                os.fsync(self._file.fileno())
-                self._file.close()
-                os.replace(self._unfinished, self._path)
-                _sync_folder(self._path.parent)
+            if self._path is None:
+                self._file.flush()
+            else:
+                self._file.finish()
+                durable.rename(self._unfinished, self._path)
+                durable.sync_folder(self._path.parent)
         except BaseException:
             self._give_up()
             raise
@@ -125,8 +126,8 @@ class LogWriter:
 
     def _give_up(self) -> None:
         if self._open and self._path is not None:
-            self._file.close()
-            self._unfinished.unlink(missing_ok=True)
+            self._file.give_up()
+            durable.discard(self._unfinished)
         self._open = False
 
 
@@ -159,12 +160,3 @@ def _write_all(file: Any, data: Any) -> None:
     while len(rest):
         done = file.write(rest)
         rest = rest[len(rest) if done is None else done :]
-
-
-def _sync_folder(path: Path) -> None:
-    """So that a rename in it outlives a loss of power."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

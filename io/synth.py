@@ -35,6 +35,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
+from penstock.io import durable
 from penstock.io.log import LogWriter
 from penstock.io.schema import TABLE_KEY
 
@@ -133,23 +134,18 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
     log = _Log(options)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = durable.unfinished(path)
+    with durable.written(unfinished, path) as file:
+        _write(file, path.suffix.lower(), log.schema, log.batches())
+    config = path.with_suffix(CONFIG_SUFFIX)
     try:
-        with open(unfinished, "wb") as file:
-            _write(file, path.suffix.lower(), log.schema, log.batches())
-            file.flush()
-            os.fsync(file.fileno())
-            num_bytes = file.tell()
-        config = path.with_suffix(CONFIG_SUFFIX)
         config_of(log.tables).save(config)
-        os.replace(unfinished, path)
-    except OSError as error:
-        # Of the user's file, not of one whose name they never gave.
-        if error.filename in (None, str(unfinished)):
-            error.filename, error.filename2 = str(path), None
+        durable.rename(unfinished, path)
+        durable.sync_folder(path.parent)
+    except BaseException:
+        durable.discard(unfinished)
         raise
-    finally:
-        unfinished.unlink(missing_ok=True)
+    num_bytes = path.stat().st_size
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}
     return Written(path, config, log.tables, rows, options.num_steps, num_bytes)
 
