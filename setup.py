@@ -1,7 +1,8 @@
 """The folder map and the kernels; everything else about the package stands in pyproject.toml.
 
 ``engine/`` is imported as ``penstock``, ``io/`` as ``penstock.io``, ``pyx/`` as ``penstock.pyx``.
-PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``).
+PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``); PENSTOCK_OPTIMIZE takes the place of
+-O3, for builds that are watched (``make sanitize``, ``make tsan``): CFLAGS stand before what is said here.
 """
 
 import os
@@ -36,7 +37,12 @@ MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
 # Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
 # same bits. (Never -ffast-math.)
-COMPILE_ARGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+COMPILE_ARGS = [
+    os.environ.get("PENSTOCK_OPTIMIZE", "-O3"),
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 
 HEADERS = [f"pyx/{h}.h" for h in ("crew", "pages", "rows", "rows_body", "update_rules", "xla_ffi")]
 

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,8 +188,8 @@ class Engine:
         if not isinstance(gradients, Mapping) or not all(isinstance(g, tuple | list) for g in gradients.values()):
             raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
         local_step = None if local_step is None else whole("local_step", local_step)
-        frame = one_frame(gradients, self.config.sizes, local_step)
-        return self._take_in(replace(frame, contributor=contributor), learning_rates)
+        frame = one_frame(gradients, self.config.sizes, local_step, contributor)
+        return self._take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """What a model sees of a batch: activations nested like ``features``, and what ``send_gradients`` needs.

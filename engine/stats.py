@@ -111,14 +111,17 @@ class Counters:
         return cls(**{**state, "dropped": Counter(state["dropped"])})
 
     def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
-        """What the user should know, a sentence each. first_bad : the first row dropped for each reason, in words"""
+        """What the user should know, a sentence each. first_bad : the first row dropped for a reason, where known"""
         notes = []
         if self.stale * 2 > self.frames:
             notes.append(
                 f"{self.stale} of {self.frames} frames were stale (their step was behind the engine's): if several "
                 "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
             )
-        notes += [f"dropped {n} rows, {reason}; first: {first_bad[reason]}" for reason, n in self.dropped.items()]
+        for reason, n in self.dropped.items():
+            notes.append(
+                f"dropped {n} rows, {reason}" + (f"; first: {first_bad[reason]}" if reason in first_bad else "")
+            )
         return tuple(notes)
 
 

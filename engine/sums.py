@@ -77,7 +77,9 @@ class KernelSums:
         self._accumulator = Accumulator(width, dtype)
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        self._accumulator.add(np.ascontiguousarray(ids), values, number)
+        # Whoever unpacks bytes by himself may hold arrays at odd addresses.
+        ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
+        self._accumulator.add(ids, values, number)
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
         ids, values, _ = self._accumulator.drain(mean, ascending=True)

@@ -17,7 +17,10 @@ from penstock.io.schema import suggestion
 
 
 def one_frame(
-    gradients: Mapping[str, tuple[Any, Any]], sizes: Mapping[str, tuple[int, int]], local_step: int | None
+    gradients: Mapping[str, tuple[Any, Any]],
+    sizes: Mapping[str, tuple[int, int]],
+    local_step: int | None,
+    contributor: int | str | None = None,
 ) -> Frame:
     """table → (ids, gradients) as a Frame.
 
@@ -26,11 +29,11 @@ def one_frame(
     """
     seen = {table: _as_they_are(table, *arrays, sizes) for table, arrays in gradients.items()}
     if None in seen.values():
-        return _checked(gradients, sizes, local_step)
+        return _checked(gradients, sizes, local_step, contributor)
     rows = {table: (block,) for table, block in seen.items() if block is not None and len(block.ids)}
     num_rows = sum(len(block.ids) for block in seen.values() if block is not None)
-    audit = partial(_checked, gradients, sizes, local_step)
-    return Frame(rows, num_rows, local_step, source="apply()", audit=audit)
+    audit = partial(_checked, gradients, sizes, local_step, contributor)
+    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
 
 
 def _as_they_are(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> Rows | None:
@@ -44,7 +47,10 @@ def _as_they_are(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[in
 
 
 def _checked(
-    gradients: Mapping[str, tuple[Any, Any]], sizes: Mapping[str, tuple[int, int]], local_step: int | None
+    gradients: Mapping[str, tuple[Any, Any]],
+    sizes: Mapping[str, tuple[int, int]],
+    local_step: int | None,
+    contributor: int | str | None,
 ) -> Frame:
     """The same through Arrow, every value looked at."""
     rows: dict[str, tuple[Rows, ...]] = {}
@@ -69,7 +75,7 @@ def _checked(
             raise InputError(
                 error.problem, source=source, row=error.row, column=error.column, reason=error.reason
             ) from None
-    return Frame(rows, num_rows, local_step, source="apply()")
+    return Frame(rows, num_rows, local_step, contributor, source="apply()")
 
 
 def _ids(ids: Any, source: str) -> pa.Array:

@@ -143,7 +143,8 @@ class FrameBuilder:
         if not self._num_units:
             self._key, self._source = piece.key, piece.place.source
         self._take_rates(piece)
-        self._pieces.append(piece)
+        if self._options.unseen:  # else there will be no audit, and rows that are left out need no memory
+            self._pieces.append(piece)
         self._num_rows += piece.stop - piece.start
         self._num_units += piece.num_units
         decoded = piece.decoded

@@ -8,11 +8,12 @@ for all of it (the last thing that can fail), ``add_part`` for every part, ``end
 
 import numpy as np
 
-from libc.stdint cimport uint8_t, uintptr_t
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from ._types cimport id_t, index_t
+from ._types cimport id_t, index_t, real_t
 from .id_map cimport IdMap
 from .id_table cimport table_clear, table_free, table_init, table_reserve
 from .memory cimport Block, Pool, penstock_allocate_zeroed, penstock_release
@@ -178,20 +179,14 @@ cdef class Accumulator:
         mean : divide each row by its dtype(number of frames that contained it)
         Returns a list of (ids int64 (n,), sums (n, dim)), one per part; an id is in one of them.
         """
-        cdef Py_ssize_t p, most = 0
-        drained = []
-        for p in range(self.num_parts):
-            n = self.parts[p].num_ids
-            most = max(most, n)
-            ids, sums = self._held(p)
-            if mean and self._marks[p] is not None:
-                divide(sums, self._counts(p))
-            drained.append((ids, sums))
-            self._ids[p], self._sums[p], self._marks[p] = None, None, None
-            part_clear(&self.parts[p], &self.index)
-            self.parts[p].marks = NULL
-        if self.map is not None:
-            self.map.base += most
+        parts = range(self.num_parts)
+        # All that can fail, before anything changes.
+        drained = [self._held(p) for p in parts]
+        counts = [self._counts(p) if mean and self._marks[p] is not None else None for p in parts]
+        for (_, sums), divisors in zip(drained, counts):
+            if divisors is not None:
+                divide(sums, divisors)
+        self._clear()
         return drained
 
     def drain(self, bint mean=False, bint ascending=False):
@@ -200,12 +195,18 @@ cdef class Accumulator:
         ascending : by id; else in order of first appearance where there is one part
         """
         counts = np.concatenate([self._counts(p) for p in range(self.num_parts)])
-        parts = self.drain_parts(mean)
-        if len(parts) == 1 and not ascending:
-            return *parts[0], counts
-        ids, sums = (np.concatenate([part[of] for part in parts]) for of in range(2))
-        order = np.argsort(ids) if ascending else slice(None)
-        return ids[order], sums[order], counts[order]
+        if self.num_parts == 1 and not ascending:
+            return *self.drain_parts(mean)[0], counts
+        held = [self._held(p) for p in range(self.num_parts)]
+        ids, sums = (np.concatenate([part[of] for part in held]) for of in range(2))
+        if ascending:
+            order = np.argsort(ids)
+            # take, not sums[order], which answers a lack of memory with a SystemError.
+            ids, sums, counts = ids[order], sums.take(order, axis=0), counts[order]
+        if mean:
+            divide(sums, counts)
+        self._clear()
+        return ids, sums, counts
 
     def start_counting(self):
         """``num_distinct`` is 0 from here; what is held counts only where it comes again."""
@@ -245,11 +246,23 @@ cdef class Accumulator:
         self.add(ids, sums, -1)
         if self.count:
             self._start_marks(0)
-            marks = self._marks[0].array(np.int64, (n, 2))
+            marks = self._marks[0].array(np.int64, n, 2)
             marks[:, 0], marks[:, 1] = frames, counts
         part_carry(&self.parts[0])
 
     # ---- inside
+
+    cdef int _clear(self) except -1:
+        """Hold nothing; what was counted stays so."""
+        cdef Py_ssize_t p, most = 0
+        for p in range(self.num_parts):
+            most = max(most, self.parts[p].num_ids)
+            self._ids[p], self._sums[p], self._marks[p] = None, None, None
+            part_clear(&self.parts[p], &self.index)
+            self.parts[p].marks = NULL
+        if self.map is not None:
+            self.map.base += most
+        return 0
 
     cdef int _allocate_seen(self) except -1:
         self.index.seen = <uint8_t*>penstock_allocate_zeroed(self.seen_bytes)
@@ -262,8 +275,11 @@ cdef class Accumulator:
         if num_parts < 1 or num_parts & (num_parts - 1):
             raise ValueError(f"num_parts must be a power of two, got {num_parts}")
         while self.num_parts < num_parts:
+            # Whole after each: the next table may find no room.
             memset(&self.parts[self.num_parts], 0, sizeof(Part))
             table_init(&self.parts[self.num_parts].table, 0)
+            for blocks in (self._ids, self._sums, self._news, self._marks):
+                blocks.append(None)
             self.num_parts += 1
         while self.num_parts > num_parts:
             self.num_parts -= 1
@@ -289,10 +305,12 @@ cdef class Accumulator:
                 continue
             s = self.num_sources
             self.num_sources += 1
-            sources[s].ids = <const id_t*><uintptr_t>ids.ctypes.data
-            sources[s].rows = <const char*><uintptr_t>grads.ctypes.data
+            sources[s].ids = <const id_t*>start_of(ids)
+            sources[s].rows = <const char*>start_of(grads)
             sources[s].stride = grads.strides[0]
-            sources[s].which = NULL if which is None else <const index_t*><uintptr_t>which.ctypes.data
+            sources[s].which = NULL
+            if which is not None:
+                sources[s].which = <const index_t*>start_of(which)
             sources[s].num_rows = len(ids)
             num_rows += len(ids)
         return num_rows
@@ -307,6 +325,8 @@ cdef class Accumulator:
             raise ValueError(f"grads: expected shape ({len(ids)}, {self.dim}), got {grads.shape}")
         if self.dim > 1 and len(ids) and grads.strides[1] != grads.itemsize:
             raise ValueError("grads: rows must be contiguous")
+        if not (ids.flags.aligned and grads.flags.aligned and rows.flags.aligned):
+            raise ValueError("ids, grads and which: expected aligned arrays")  # C may assume that they are
         if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
             raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")
 
@@ -358,22 +378,42 @@ cdef class Accumulator:
         if n == 0:
             return np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
         (<Block>self._ids[p]).used, (<Block>self._sums[p]).used = n * 8, n * self.dim * self.dtype.itemsize
-        return self._ids[p].array(np.int64, (n,)), self._sums[p].array(self.dtype, (n, self.dim))
+        return (<Block>self._ids[p]).array(np.int64, n), (<Block>self._sums[p]).array(self.dtype, n, self.dim)
 
     def _counts(self, Py_ssize_t p):
         """In how many frames each id of a part occurred: a copy."""
         n = self.parts[p].num_ids
-        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, (n, 2))[:, 1].copy()
+        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, n, 2)[:, 1].copy()
 
     def _frames(self, Py_ssize_t p):
         """In which frame each id of a part occurred last: a copy."""
         n = self.parts[p].num_ids
         if self._marks[p] is None:
             return np.full(n, self.first_frame, np.int64)
-        return self._marks[p].array(np.int64, (n, 2))[:, 0].copy()
+        return self._marks[p].array(np.int64, n, 2)[:, 0].copy()
 
 
-def divide(sums, counts):
+cdef const void* start_of(array) except NULL:
+    """Where an array's memory begins; who keeps the array keeps that."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_STRIDES)
+    PyBuffer_Release(&view)
+    return view.buf
+
+
+def divide(sums not None, counts not None):
     """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
-    with np.errstate(all="ignore"):
-        np.divide(sums, counts.astype(sums.dtype)[:, None], out=sums)
+    # Not by NumPy: a division that finds no room for NumPy's buffers ends the process.
+    if sums.dtype == np.float64:
+        divide_rows[double](sums, counts)
+    else:
+        divide_rows[float](sums, counts)
+
+
+cdef void divide_rows(real_t[:, ::1] sums, const index_t[::1] counts) noexcept nogil:
+    cdef Py_ssize_t i, c
+    cdef real_t count
+    for i in range(sums.shape[0]):
+        count = <real_t>counts[i]
+        for c in range(sums.shape[1]):
+            sums[i, c] /= count

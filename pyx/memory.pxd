@@ -28,3 +28,4 @@ cdef class Block:
     cdef public Py_ssize_t used      # bytes from the start that its present owner has written
     cdef Py_ssize_t touched
     cdef Pool pool
+    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*)

@@ -80,7 +80,8 @@ cdef class Block:
         view.shape, view.strides = &self.size, &view.itemsize
         view.suboffsets, view.internal = NULL, NULL
 
-    def array(self, dtype, shape):
-        """The start of the block as an array, which keeps it alive."""
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self, dtype, count).reshape(shape) if count else np.empty(shape, dtype)
+    cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=0):
+        """The start of the block as an array (num_rows,), or (num_rows, width), which keeps the block alive."""
+        cdef Py_ssize_t count = num_rows * max(width, <Py_ssize_t>1)
+        flat = np.frombuffer(self, dtype, count) if count else np.empty(0, dtype)
+        return flat.reshape(num_rows, width) if width else flat

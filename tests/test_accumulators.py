@@ -218,3 +218,14 @@ def test_nested_numbers_are_taken_as_the_accumulators_dtype():
     assert acc.take_gradient(1).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ps.InputError, match=r"expected shape \(\?, 2\), got \(2,\)"):
         acc.apply_gradient([1, 2], local_step=1)
+
+
+def test_arrays_at_odd_addresses_are_summed_like_others():
+    def odd(array):
+        block = np.empty(array.nbytes + 1, np.uint8)
+        block[1:] = array.reshape(-1).view(np.uint8)
+        return block[1:].view(array.dtype).reshape(array.shape)
+
+    acc = sparse()
+    assert acc.apply_gradient(odd(np.array([3, 1, 3])), odd(rows(1, 2, 4)))
+    assert acc.take_gradient(1).values.tolist() == [[2, 2], [5, 5]]

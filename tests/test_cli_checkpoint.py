@@ -12,6 +12,7 @@ import pytest
 from checkpoints import LOG, ROWS, batch, commits, config_of, write
 
 import penstock as ps
+from penstock import pipeline
 from penstock.cli import main
 
 
@@ -46,6 +47,17 @@ def test_the_same_line_begins_goes_on_and_ends(replay, tmp_path):
     assert (second["skipped"], second["frames"], second["state_hash"]) == (10, 26, whole["state_hash"])
     third = replay(*line)
     assert (third["skipped"], third["frames"], third["state_hash"]) == (36, 0, whole["state_hash"])
+
+
+def test_other_threads_and_devices_end_with_the_same_bits(replay, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "ROWS_WORTH_SPLITTING", 1)  # so that frames are summed in parts
+    whole = replay("--flush", "--seed", 3, "--threads", 1, "--devices", 1)
+    for number, (first, second, third) in enumerate([((1, 1), (4, 3), (2, 8)), ((4, 8), (1, 2), (3, 1))]):
+        line = ["--seed", 3, "--checkpoint", tmp_path / str(number), "--every", 2, "--resume"]
+        replay(*line, "--limit", 10, "--threads", first[0], "--devices", first[1])
+        replay(*line, "--limit", 23, "--threads", second[0], "--devices", second[1])
+        last = replay(*line, "--flush", "--threads", third[0], "--devices", third[1])
+        assert (last["skipped"], last["state_hash"]) == (23, whole["state_hash"])
 
 
 def test_a_full_checkpoint_is_gone_on_with_only_when_that_is_said(replay, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.config.optimizers import DynamicLearningRate
+from penstock.store import TableStore
 
 
 def engine_of(optimizer=None, tables=("t",), dim=2, rows=10, **options):
@@ -461,3 +462,28 @@ def test_an_optimizer_without_a_public_formula_is_a_clear_error():
     proto.table_descriptor[0].optimization_parameters.mdl_adagrad_light.l2 = 0.9
     with pytest.raises(ps.ConfigError, match="cannot be run"):
         ps.Engine(ps.EmbeddingConfig.from_proto(proto))
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("table", ["a", "b"])
+def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeypatch):
+    engine, other = (zeroed(engine_of(tables=("a", "b"), num_required=2)) for _ in range(2))
+    engine.apply({"a": frame([1]), "b": frame([2, 3])})
+    before, held, begin = engine.state_hash(), engine.gate.get_state(), TableStore.begin
+
+    def none_left(store, *arguments):
+        if store is engine._pipeline.stores[table]:
+            raise MemoryError("cannot allocate 4096 bytes for sums")
+        return begin(store, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableStore, "begin", none_left)
+        with pytest.raises(MemoryError):
+            engine.apply({"a": frame([1, 4]), "b": frame([5])})
+    assert (engine.state_hash(), engine.gate.get_state()) == (before, held)
+    other.apply({"a": frame([1]), "b": frame([2, 3])})
+    for one in (engine, other):
+        one.apply({"a": frame([1, 4]), "b": frame([5])})
+    assert (engine.global_step, engine.state_hash()) == (1, other.state_hash())

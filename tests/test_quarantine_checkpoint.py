@@ -72,6 +72,36 @@ def test_a_run_in_two_halves_puts_aside_what_one_run_does(name, limit, replay, t
     code, report = replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert (code, ids_in(file)) == (0, EVERY)
     assert report["dropped"] == ({"id_out_of_range": NUM_FRAMES - limit} if limit < NUM_FRAMES else {})
+    # Of what is left out nothing is told again.
+    assert [f"got {1000 + limit} [" in note for note in report["notes"]] == [True] * (limit < NUM_FRAMES)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 12])
+@pytest.mark.parametrize("devices", ["1", "3"])
+def test_values_that_only_the_sums_see_are_put_aside_once(limit, devices, files, replay, tmp_path, capsys):
+    """Ids and values are looked at while they are summed; frames that are left out are looked at all the same."""
+    batches = [
+        pa.RecordBatch.from_pydict(
+            {
+                "id": pa.array([step, 20 + step, 3], pa.int64()),
+                "gradient": pa.array([[1.0, 2.0], [float("nan"), 1.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+                "step": pa.array([step] * 3, pa.int64()),
+            }
+        )
+        for step in range(NUM_FRAMES)
+    ]
+    with pa.ipc.new_stream(files[1], batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    assert main(["replay", *files, "--json", "--on-bad-row", "drop"]) == 0
+    unbroken = json.loads(capsys.readouterr().out)["state_hash"]
+    words = ["--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}"]
+    replay("--limit", str(limit), *words)
+    code, report = replay("--resume", "--devices", devices, *words)
+    assert (code, ids_in(tmp_path / "bad.arrows")) == (0, [20 + step for step in range(NUM_FRAMES)])
+    left = NUM_FRAMES - limit
+    assert (report["state_hash"], report["dropped"]) == (unbroken, {"gradient_not_finite": left} if left else {})
+    assert [f"batch {limit}, row 1" in note for note in report["notes"]] == [True] * bool(left)
 
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])

@@ -183,7 +183,7 @@ class Run:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
         self._quarantine = quarantine
         self._known, self._met, self._every = known, met, every
-        self._source = 0
+        self._source: int | None = None  # of the last frame
         self._step = engine.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
@@ -200,12 +200,15 @@ class Run:
             raise UsageError(f"limit: the checkpoint holds {self.skipped} frames already, which is more than {limit}")
         with closing(self._reader.numbered()) as numbered:
             for number, frame in self._known.rest(islice(numbered, limit), self._met):
+                if self._source is None:  # bad rows of what was left out have been told before
+                    self._reader.first_bad.clear()
                 self._source = number
                 yield frame
 
     def took(self, frame: Frame) -> None:
         """The frame has been applied, or was stale: commit where it is time, and copy a bit."""
         self._put_aside(frame)
+        assert self._source is not None
         self._met.took(self._source, frame)
         self._saves.positions, self._news = self._met, True
         if self._saver is None:

@@ -5,8 +5,9 @@ No checks, no Python objects of tables or features: those are specs.py's and emb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
 from penstock.config.optimizer_proto import dynamic_tag
@@ -25,10 +26,10 @@ class MessageView:
         """The tables by id; works whatever their optimizers are."""
         return tuple(table.name for table in self._tables)
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
+    @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
         """name -> (vocabulary_size, dim); works whatever the optimizers are."""
-        return {table.name: (table.vocabulary_size, table.dimension) for table in self._tables}
+        return MappingProxyType({table.name: (table.vocabulary_size, table.dimension) for table in self._tables})
 
     @cached_property
     def num_tags(self) -> int:
@@ -41,7 +42,7 @@ class MessageView:
                 tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
         return len(tags - {None})
 
-    @property
+    @cached_property
     def mode(self) -> str:
         """ "UNSPECIFIED", "INFERENCE", "TRAINING" or "BACKWARD_PASS_ONLY"."""
         return TPUEmbeddingConfiguration.Mode.Name(self._message.tpu_embedding_configuration.mode)

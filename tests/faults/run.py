@@ -49,6 +49,8 @@ def main():
         try:
             for name in [args.only] if args.only else names(args, harness.num_calls):
                 failed += not one(harness, name, done, happened)
+                if done.total() % 50 == 0:
+                    print(f"{done.total()} cases, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
         except KeyboardInterrupt:
             print("stopped", flush=True)
     for kind, count in done.items():

@@ -57,6 +57,9 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[int, dict[str, collecti
         if problem:
             failed += 1
             tell(case, problem, ended, args)
+        number = sum(sum(ended.values()) for ended in counts.values())
+        if number % 500 == 0:
+            print(f"{number} cases, {failed} failed", flush=True)
     return failed, counts
 
 

@@ -66,7 +66,7 @@ def crafted(no_replay: bool) -> list[Case]:
     commands = sorted(set(COMMANDS) - ({"replay"} if no_replay else set()))
     return [
         Case(f"{name}-{command}", "crafted", f"{command} of {name}", content, suffix, command)
-        for name, (suffix, content) in crafted_inputs().items()
+        for name, (suffix, content) in server.apart(crafted_inputs).items()
         for command in commands
     ]
 
@@ -99,4 +99,4 @@ def _kind(seed: Seed) -> str:
 
 @functools.cache
 def _seeds() -> list[Seed]:
-    return seeds.all_seeds()
+    return server.apart(seeds.all_seeds)

@@ -1,11 +1,12 @@
 """Runs the command line in children of one process that has imported everything, and says how each child ended.
 
-A child is forked for every case: starting Python and importing jax and pyarrow takes 2 s, a fork 10 ms. jax must not
-have been used in the parent, only imported: a forked child could not use its threads.
+A child is forked for every case: starting Python and importing jax and pyarrow takes 2 s, a fork 10 ms. Neither must
+have been used in the parent, only imported: a forked child has none of their threads, but all the locks these held.
 """
 
 import contextlib
 import os
+import pickle
 import re
 import resource
 import select
@@ -14,7 +15,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax  # noqa: F401 (imported once, for all children)
 import pyarrow.parquet  # noqa: F401
@@ -28,6 +31,7 @@ parser()  # imports every command
 
 # What a run away child may take before the machine suffers; far above the 256 MiB that are looked for.
 ADDRESS_SPACE_BYTES = 24 << 30
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Ended:
             return "a traceback"
         if self.code not in (0, 3, 4):
             return f"exit code {self.code}"
-        lines = self.stderr.splitlines()
+        # With --json what is said to people goes to stderr.
+        lines = [] if self.code == 0 and self.stdout.startswith("{") else self.stderr.splitlines()
         if len(lines) > 1 or (lines and not lines[0].startswith("penstock: ")):
             return f"{len(lines)} lines on stderr"
         if self.code and not lines and not re.search(r"^error ", self.stdout, re.MULTILINE):
@@ -78,6 +83,21 @@ def run(words: list[str], limit_s: float) -> Ended:
             stream.seek(0)
             texts.append(stream.read(1 << 20).decode("utf-8", "backslashreplace"))
     return Ended(code, *texts, anon_mib, seconds)
+
+
+def apart(make: Callable[[], T]) -> T:
+    """What ``make`` gives, made in a child: the threads of what it uses start there, and none is here at a fork."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(make(), pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        made: T = pickle.load(pipe)
+    os.waitpid(child, 0)
+    return made
 
 
 def _be_the_command(words: list[str], out: int, err: int) -> None:

@@ -1,7 +1,7 @@
 """Every allocation of an operation fails once, the n-th for n = 1 … all: what is left is as before, or all is done.
 
-Run by tests/test_allocation.py with failing_malloc.c preloaded. Works through what is public only. Arrays of so many
-bytes that they are the kernels' and NumPy's own; Python's objects come from pools that this does not touch.
+Run by tests/test_allocation.py with failing_malloc.c preloaded. Arrays of so many bytes that they are the kernels' and
+NumPy's own; Python's objects come from pools that this does not touch.
 """
 
 import ctypes
@@ -10,6 +10,11 @@ import sys
 import numpy as np
 
 import penstock as ps
+from penstock import pipeline
+from penstock.frames import Frame, Rows
+from penstock.gate import Gate
+from penstock.stats import Counters
+from penstock.store import TableStore
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
@@ -102,12 +107,47 @@ def taking():
     return make, work, lambda acc: acc.get_state()
 
 
+def frame(num_before):
+    """The engine's way up to the device: a frame of two tables, one mapped and one hashed, summed in parts."""
+    pipeline.ROWS_WORTH_SPLITTING = ROWS
+    vocabularies = {"mapped": VOCABULARY, "hashed": 2**30}
+    frames = [Frame({t: (Rows(*gradient(n)),) * 2 for t in vocabularies}, 4 * ROWS, n) for n in range(num_before + 1)]
+    counters = Counters()
+
+    def make():
+        stores = {t: TableStore(n, DIM, accumulate=True, mean=True) for t, n in vocabularies.items()}
+        state = pipeline.Pipeline(Gate(num_before + 2), stores, lambda coalesced, rates: None, 4)
+        for one in frames[:-1]:
+            state.push(one, lambda *_: (), counters)
+        return state
+
+    def look(state):
+        stores = {t: [s.get_state(), s.num_rows, s.num_distinct] for t, s in state.stores.items()}
+        return {"gate": state.gate.get_state(), "pipeline": state.get_state(), "stores": stores}
+
+    return make, lambda state: state.push(frames[-1], lambda *_: (), counters), look
+
+
+def drained():
+    """Sums handed over in parts, with a mean: all of them or none."""
+    make = frame(2)[0]
+
+    def work(state):
+        work.drained = state.stores["mapped"].drain()
+
+    return make, work, frame(2)[2]
+
+
 SCENARIOS = {
     "the first gradient": lambda: sparse(0),
     "a gradient more": lambda: sparse(1),
     "a gradient that makes it grow": lambda: sparse(3),
     "a dense gradient": dense,
     "a take": taking,
+    "the first frame": lambda: frame(0),
+    "a frame more": lambda: frame(1),
+    "a frame that makes it grow": lambda: frame(3),
+    "a table's sums": drained,
 }
 
 if __name__ == "__main__":

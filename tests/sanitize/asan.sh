@@ -13,15 +13,15 @@ for file in "$library" "$undefined"; do
     [ -e "$file" ] || { echo "sanitize: this compiler has no libasan and libubsan (Debian: apt install gcc)" >&2; exit 1; }
 done
 
-# -O1 -g after the usual flags: reports then name lines. The package is copied, so that nothing of the
+# -O1 -g: reports name lines, and the compiler is done in reasonable time. The package is copied, so that nothing of the
 # checkout's own build is loaded. A kernel's report ends the process; leaks are Python's own at its end.
-flags="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1"
-export CFLAGS="$flags" LDFLAGS="-fsanitize=address,undefined"
+flags="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
+export PENSTOCK_OPTIMIZE=-O1 CFLAGS="$flags" LDFLAGS="-fsanitize=address,undefined"
 build() { "$python" "$@" >build/asan.log 2>&1 || { cat build/asan.log >&2; exit 1; }; }
 mkdir -p build
 build setup.py -q build --build-base build/asan --build-lib build/asan/lib
 build tests/sanitize/broken_setup.py -q build_ext --build-temp build/asan/temp --build-lib build/asan/broken
-unset CFLAGS LDFLAGS
+unset PENSTOCK_OPTIMIZE CFLAGS LDFLAGS
 
 # PYTHONMALLOC=malloc: every array lies in memory of its own, with a guarded zone behind it.
 watched() {

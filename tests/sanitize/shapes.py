@@ -1,15 +1,17 @@
-"""Feeds the kernels what Arrow hands over: read-only, 8 bytes off alignment, slices, no rows, one row, and growth
+"""Feeds the kernels what Arrow hands over: read-only, 4 or 8 bytes off alignment, slices, no rows, one row, and growth
 to just below, at and above every limit. For the sanitizers to watch (asan.sh); results are compared with NumPy too.
 
 Only what is public is used, so that the kernels may change behind it. Neither jax nor pyarrow is loaded.
 """
 
+import itertools
 import sys
 
 import numpy as np
 
 import penstock as ps
 from penstock.pyx import accumulator, reference
+from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.partition import locate, pad, place
 
@@ -20,21 +22,21 @@ LOADS = sorted({n + d for power in range(4, 13) for n in (2**power // 2, 2**powe
 
 def main() -> int:
     assert "asan" in accumulator.__file__, f"not the sanitized build: {accumulator.__file__}"
-    num = sum(map(sum, (sums(), tables(), partitions())))
+    num = sum(map(sum, (sums(), frames(), tables(), partitions())))
     assert not {"jax", "pyarrow"} & set(sys.modules)
     print(f"sanitize: {num} shapes, nothing reported, results are right")
     return 0
 
 
 def arrow_like(array):
-    """The same values as Arrow lays them out: at an address of 8 modulo 64, at the very end of a block, read-only;
-    and as a slice of a larger block."""
+    """The same values as Arrow lays them out: off alignment as far as their type allows (an address of 4 or 8 modulo
+    64), at the very end of a block, read-only; and as a slice of a larger block."""
     array = np.ascontiguousarray(array)
     raw = np.empty(array.nbytes + 72, np.uint8)
-    start = (8 - raw.ctypes.data) % 64
+    start = (array.itemsize - raw.ctypes.data) % 64
     exact = np.empty(start + array.nbytes, np.uint8)  # nothing behind it but the guarded zone
-    start = (8 - exact.ctypes.data) % 64
-    blocks = [raw[(8 - raw.ctypes.data) % 64 :][: array.nbytes]]
+    start = (array.itemsize - exact.ctypes.data) % 64
+    blocks = [raw[(array.itemsize - raw.ctypes.data) % 64 :][: array.nbytes]]
     if start + array.nbytes <= len(exact):
         blocks.append(exact[len(exact) - array.nbytes :] if array.itemsize == 1 else exact[start:][: array.nbytes])
     for block in blocks:
@@ -65,6 +67,60 @@ def sums():
             np.add.at(wanted, ids, 2.0 * grads)
             np.testing.assert_allclose(taken.values, wanted[taken.indices], rtol=2e-4, atol=1e-4)
             yield 1
+
+
+def frames():
+    """Frames in parts as the engine adds them: every dim of 1 to 130, ids hashed, mapped and hashed with a known
+    vocabulary, rows picked from others, blocks of no row and of one; some taken back, some looked through first."""
+    rng = np.random.default_rng(2)
+    combinations = itertools.product(range(1, 131), (None, 700, 2**30))
+    for number, (dim, vocabulary) in enumerate(combinations):
+        parts, size = (1, 2, 4)[number % 3], (0, 1, 2, 63, 300, 1023, 1024, 1025)[number % 8]
+        dtype = (np.float32, np.float64)[number % 5 == 0]
+        added = Accumulator(dim, dtype, vocabulary_size=vocabulary)
+        ids = rng.integers(0, 700, size) * (2**30 // 700 if vocabulary == 2**30 else 1)
+        grads = rng.standard_normal((size, dim)).astype(dtype)
+        which = rng.permutation(size)
+        wanted = []
+        for frame, (some_ids, some_grads, rows) in enumerate(
+            zip(arrow_like(ids), arrow_like(grads), arrow_like(which), strict=False)
+        ):
+            blocks = [(some_ids, some_grads, None), (some_ids[:1], some_grads[-1:], None), (some_ids, some_grads, rows)]
+            if frame == 0:
+                taken_back(added, some_ids, some_grads, parts)
+            wanted += [(np.concatenate([ids, ids[:1], ids]), np.concatenate([grads, grads[-1:], grads[which]]))]
+            num = added.begin(blocks, frame, parts)
+            assert all(added.check_part(part, 3) for part in range(3))
+            assert all(added.add_part(part, frame, True) for part in range(num))
+            added.end()
+            yield 1
+        added.set_state(added.get_state())
+        for got, twin in zip(sorted_sums(added, number), reference.coalesce(wanted, dim, False, dtype), strict=False):
+            assert got.tobytes() == twin[np.argsort(ids_of(wanted))].tobytes()
+
+
+def taken_back(added, ids, grads, parts):
+    """A frame that ends with a value that is not finite leaves nothing."""
+    bad = grads.copy()
+    bad[-1:, -1:] = np.inf
+    good = [added.add_part(part, 0, True) for part in range(added.begin([(ids, bad, None)], 0, parts))]
+    assert all(good) == (not len(ids))
+    added.undo()
+    assert len(added) == added.num_distinct == 0
+
+
+def ids_of(frames):
+    """Distinct ids in order of first appearance."""
+    return np.array(list(dict.fromkeys(int(i) for ids, _ in frames for i in ids)), np.int64)
+
+
+def sorted_sums(added, number):
+    """Drained as parts or as one, by id."""
+    if number % 2:
+        return added.drain(ascending=True)[:2]
+    parts = added.drain_parts()
+    ids, sums = (np.concatenate([part[of] for part in parts]) for of in range(2))
+    return ids[np.argsort(ids)], sums[np.argsort(ids)]
 
 
 def tables():
