@@ -5,10 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
-.PHONY: demo test lint types checked tsan sanitize fuzz faults bench dist proto clean
+.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
+
+# A small two-tower model in plain JAX, its tables in penstock; checked against dense tables (docs/activations.md).
+demo-train: .venv/installed
+	$(BIN)/python examples/two_tower.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest $(ARGS)

@@ -89,6 +89,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     if options.on_bad_row == "quarantine":
         raise UsageError(f"{source}: bad rows of an example stream cannot be put aside; use on_bad_row='drop'")
     for feature in known:
+        field_of(schema, source, feature.name, feature.name)  # one column has this name
         _check(feature, schema.field(feature.name), options.sizes[feature.table][1], source)
     first = schema.field(known[0].name)
     fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:]}
@@ -214,6 +215,9 @@ def _ids(column: pa.Array) -> tuple[Int64, Bool, Int64]:
 
 
 def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
+    """The values of all lists, and the length of each; a null list is an empty one."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return column.flatten(), lengths
 

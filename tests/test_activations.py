@@ -227,6 +227,7 @@ def test_the_same_gradients_are_not_applied_twice():
         ([pa.array([[1], [None], [], []])], "feature 'f': ids hold 1 nulls"),
         ([RAGGED, RAGGED], "features: expected 1 entries, nested like the features, got 2"),
         ({"g": RAGGED}, r"features: expected a mapping with the features' keys \(f\), got keys g"),
+        ([None], "feature 'f': expected ids as an array or a list per sample, got NoneType"),
         (7, "features: expected a sequence of 1, nested like the features, got int"),
     ],
 )
@@ -245,6 +246,13 @@ def test_bad_features_are_named(features, message):
 def test_bad_weights_are_named(weights, message):
     with pytest.raises(ValueError, match=message):
         engine_of().recv_activations([RAGGED], weights=weights)
+
+
+def test_a_weight_that_makes_a_gradient_infinite_is_told_of_its_feature():
+    engine = engine_of(combiner="sum")
+    _, dedup = engine.recv_activations([RAGGED], weights=[[[1e38, 1], [], [1], [1, 1, 1]]])
+    with pytest.raises(ps.InputError, match="gradient of feature 'f': times a weight it is not finite"):
+        engine.send_gradients([np.full((4, 2), 100, np.float32)], deduplication_data=dedup)
 
 
 def test_a_sequence_takes_no_weights():

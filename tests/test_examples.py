@@ -153,6 +153,26 @@ def test_null_features_and_lists_look_nothing_up():
     assert hash_of(config_of(), [examples(user=column)]) == rows.state_hash()
 
 
+def test_ids_may_be_a_list_of_any_kind():
+    whole = hash_of(config_of(), [examples(user=structs([[1, 2], [3, 3]], GRADIENTS[:2]))])
+    for kind in (pa.list_(pa.uint64()), pa.large_list(pa.int8()), pa.list_(pa.int32(), 2)):
+        column = pa.StructArray.from_arrays(
+            [pa.array([[1, 2], [3, 3]], kind), pa.array(GRADIENTS[:2].tolist(), pa.large_list(pa.float32()))],
+            ["ids", "gradient"],
+        )
+        assert hash_of(config_of(), [examples(user=column)]) == whole
+    flat = pa.array([1, 2])
+    column = pa.StructArray.from_arrays([flat, pa.array(GRADIENTS[:2].tolist())], ["ids", "gradient"])
+    with pytest.raises(ps.InputError, match="column 'user': expected a list of integers in 'ids', got int64"):
+        ps.Engine(config_of()).run([examples(user=column)])
+
+
+def test_a_feature_has_one_column():
+    column = structs(USER, GRADIENTS)
+    with pytest.raises(ps.InputError, match="column 'user': 2 columns have this name"):
+        ps.Engine(config_of()).run([pa.RecordBatch.from_arrays([column, column], ["user", "user"])])
+
+
 def test_roles_may_have_other_names():
     stream = examples(user=structs(USER, GRADIENTS)).append_column("when", pa.array([0, 0, 1, 1]))
     assert ps.Engine(config_of()).run([stream], columns={"step": "when"}).frames == 2

@@ -81,7 +81,7 @@ class DeduplicationData:
                 f"ends in a header; got {len(elements)} elements, which are not of this configuration"
             )
         words = header.astype(np.uint32)
-        check_fingerprint(config, words[:_FINGERPRINT_WORDS].tobytes().hex())
+        check_fingerprint(fingerprint(config), words[:_FINGERPRINT_WORDS].tobytes().hex())
         step, number = (int(value) for value in words[_FINGERPRINT_WORDS:_HEADER_WORDS].view(np.int64))
         unique = {name: ids.astype(np.int64) for name, ids in zip(tables, elements, strict=False)}
         uses = []
@@ -116,8 +116,8 @@ def fingerprint(config: EmbeddingConfig) -> str:
     return hashlib.sha256(config.to_engine_proto().SerializeToString(deterministic=True)).hexdigest()
 
 
-def check_fingerprint(config: EmbeddingConfig, found: str) -> None:
-    wanted = fingerprint(config)
+def check_fingerprint(wanted: str, found: str) -> None:
+    """StateError where they differ."""
     if found != wanted:
         raise StateError(
             f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {wanted[:12]}…); "

@@ -35,6 +35,7 @@ class Exchange:
 
     def __init__(self, config: EmbeddingConfig, seen: Seen, push: Callable[[Frame, Any], bool], gate: Gate) -> None:
         self._config, self._seen, self._push, self._gate = config, seen, push, gate
+        self._fingerprint = fingerprint(config)
         # Forward n+1 runs before backward n: when that comes back, one step has passed.
         self._lag = int(is_pipelined(config))
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class Exchange:
         with self._lock:
             self._received += 1
             number = self._received
-        data = DeduplicationData(fingerprint(config), step, number, unique, tuple(uses))
+        data = DeduplicationData(self._fingerprint, step, number, unique, tuple(uses))
         return _packed(structure, activations), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
@@ -70,7 +71,7 @@ class Exchange:
         if not isinstance(data, DeduplicationData):
             got = type(data).__name__
             raise UsageError(f"deduplication_data: expected a DeduplicationData (unpack makes one), got {got}")
-        check_fingerprint(self._config, data.fingerprint)
+        check_fingerprint(self._fingerprint, data.fingerprint)
         for rate in learning_rates.values() if isinstance(learning_rates, Mapping) else learning_rates or ():
             if np.ndim(rate):
                 raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
@@ -128,12 +129,22 @@ class Exchange:
                 raise InputError(f"deduplication data of {name_of(self._config, index)}: sample {samples[-1]}")
             if gradient is None:
                 gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
-            blocks.setdefault(feature.table, []).append(_rows(ids, samples, uses.gains, gradient))
+            blocks.setdefault(feature.table, []).append(self._rows(index, ids, samples, gradient, uses.gains))
             num_rows += len(ids)
         # Gradients belong to the step whose opening they are for: pipelined, the one after the one they saw.
         step = data.step + self._lag
         rows = {table: tuple(of_table) for table, of_table in blocks.items()}
         return Frame(rows, num_rows, max(step, 0), source="send_gradients()")
+
+    def _rows(self, index: int, ids: Any, samples: Any, gradient: Float32, gains: Float32 | None) -> Rows:
+        if gains is None:
+            return Rows(ids, gradient, samples)  # without a copy: a sum's rows are its samples' gradients
+        rows = row_gradients(gradient, samples, gains)
+        if not np.isfinite(rows).all():
+            who = name_of(self._config, index)
+            problem = f"gradient of {who}: times a weight it is not finite as float32"
+            raise InputError(problem, reason="gradient_not_finite")
+        return Rows(ids, rows)
 
     def _claim(self, data: DeduplicationData) -> None:
         """StateError for data that was sent, or of another step where a step has only one frame."""
@@ -159,15 +170,6 @@ class Exchange:
 def is_pipelined(config: EmbeddingConfig) -> bool:
     """Whether activations may be one step behind."""
     return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
-
-
-def _rows(ids: Any, samples: Any, gains: Float32 | None, gradient: Float32) -> Rows:
-    if gains is None:
-        return Rows(ids, gradient, samples)  # without a copy: a sum's rows are its samples' gradients
-    rows = row_gradients(gradient, samples, gains)
-    if not np.isfinite(rows).all():
-        raise InputError("a weight times a gradient is not finite as float32", reason="gradient_not_finite")
-    return Rows(ids, rows)
 
 
 def _unique(config: EmbeddingConfig, found: Sequence[Lookups]) -> tuple[dict[str, Any], dict[int, Any]]:

@@ -73,6 +73,8 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec, num_rows: int
         return _of_arrow(given, who, what, num_rows)
     array = _as_array(given)
     if array is None:
+        if not hasattr(given, "__iter__"):
+            raise UsageError(f"{who}: expected {what} as an array or a list per sample, got {type(given).__name__}")
         values = [np.asarray(row).reshape(-1) for row in given]
         _check_rows(len(values), who, what, num_rows)
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
