@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,13 @@ class Positions:
         positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
         return positions
 
-    def rest(self, frames: Iterator[tuple[int, Frame]], met: Positions) -> Iterator[tuple[int, Frame]]:
-        """What comes after this position. met : counts what goes by, and is this position when the first one is given.
+    def rest(
+        self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None
+    ) -> Iterator[tuple[int, Frame]]:
+        """What comes after this position.
+
+        met : counts what goes by, and is this position when the first one is given; left_out : called after each
+        frame that is not
 
         Raises StateError where the frames up to here are not those that were applied.
         """
@@ -74,6 +79,7 @@ class Positions:
             met.took(number, frame.audited())
             self._check_digest(self.entries[number], met.entries[number])
             waiting -= 1
+            left_out()
         if waiting:
             raise self._too_short(met)
 

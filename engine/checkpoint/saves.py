@@ -199,9 +199,9 @@ class Run:
         if limit is not None and limit < self.skipped:
             raise UsageError(f"limit: the checkpoint holds {self.skipped} frames already, which is more than {limit}")
         with closing(self._reader.numbered()) as numbered:
-            for number, frame in self._known.rest(islice(numbered, limit), self._met):
-                if self._source is None:  # bad rows of what was left out have been told before
-                    self._reader.first_bad.clear()
+            # Bad rows of what is left out have been told before.
+            forget = self._reader.first_bad.clear
+            for number, frame in self._known.rest(islice(numbered, limit), self._met, forget):
                 self._source = number
                 yield frame
 
