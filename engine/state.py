@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, read_table
+from penstock.orbax import is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:
@@ -134,13 +135,26 @@ class State:
         return writer.written
 
     def read(self, directory: str | os.PathLike[str]) -> None:
-        """Set every row that the files of ``write`` list."""
+        """Set every row that the files of ``write`` list, or all rows from an Orbax checkpoint."""
+        if is_orbax(directory):
+            self._read_orbax(directory)
+            return
         for name, table in self._tables.items():
             parts = {"row": 0, **{key: part for key, part in self.parts(name).items() if part}}
             layout = table.layout
             for ids, columns in read_table(Path(directory), name, layout.vocabulary_size, layout.dim, list(parts)):
                 for column, values in columns.items():
                     table.write(ids, values, parts[column])
+
+    def _read_orbax(self, directory: str | os.PathLike[str]) -> None:
+        tree = load_tree(directory)
+        looked_at = {
+            name: parts_of(tree, directory, name, (t.layout.vocabulary_size, t.layout.dim), list(self.parts(name)))
+            for name, t in self._tables.items()
+        }
+        for name, found in looked_at.items():
+            for key, rows in found[name].items():
+                self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """ids as int64, shape (n,). Raises UsageError for one outside the table."""

@@ -1,6 +1,7 @@
 """``export``, ``diff`` and ``inspect``: what a checkpoint holds, out of it and compared."""
 
 import json
+import sys
 
 import numpy as np
 import pyarrow.parquet
@@ -9,6 +10,7 @@ from checkpoints import LOG, ROWS, engine_of
 
 import penstock as ps
 from penstock.cli import main
+from penstock.orbax import save_tree
 
 
 @pytest.fixture
@@ -41,6 +43,39 @@ def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
     tensors = safetensors.load_file(tmp_path / "t.safetensors")
     assert set(tensors) == {"user/parameters", "user/accumulators", "item/parameters"}
     assert tensors["user/accumulators"].tobytes() == engine.retrieve_parameters("user")["accumulators"].tobytes()
+
+
+def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
+    folder, engine = saved
+    assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
+    assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
+    other = engine_of()
+    other.read_tables(tmp_path / "o")
+    for name in ("user", "item"):
+        for key, rows in engine.retrieve_parameters(name).items():
+            assert other.retrieve_parameters(name)[key].tobytes() == rows.tobytes()
+
+
+def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
+    rows = np.zeros((3, 2), np.float32)
+    for number, (tree, problem) in enumerate(
+        [
+            ({"user": {"parameters": rows}}, "table 'user', parameters: expected"),
+            ({"u": {"x": rows}}, "no 'parameters'"),
+        ]
+    ):
+        save_tree(tmp_path / str(number), tree)
+        with pytest.raises(ps.InputError, match=problem):
+            engine_of().read_tables(tmp_path / str(number))
+
+
+def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    code, found, _ = run(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
+    assert code == 2
+    assert "pip install 'penstock[orbax]'" in found["error"]
 
 
 def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsys):

@@ -52,9 +52,11 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
+    ("penstock.orbax", {"penstock.errors"}, {"numpy"}),
     (
         "penstock.state",
         {
+            "penstock.orbax",
             "penstock.config",
             "penstock.bridge",
             "penstock.errors",

@@ -1,4 +1,4 @@
-"""``penstock export``: the tables of a checkpoint as Parquet or safetensors."""
+"""``penstock export``: the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
 from penstock.io import durable
 from penstock.io.tables import TablesWriter
+from penstock.orbax import save_tree
 
 Float32 = npt.NDArray[np.float32]
+FORMATS = ("parquet", "safetensors", "orbax")
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -26,12 +28,12 @@ def add(commands: Any) -> None:
         commands,
         "export",
         run,
-        "write the tables of a checkpoint as Parquet or safetensors",
+        "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
         "penstock export run1 tables --format parquet",
     )
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")
-    command.add_argument("out", metavar="OUT", type=Path, help="parquet: a folder, as of --out; safetensors: a file")
-    command.add_argument("--format", choices=("parquet", "safetensors"), default="parquet", help="default: parquet")
+    command.add_argument("out", metavar="OUT", type=Path, help="parquet, orbax: a folder; safetensors: a file")
+    command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: parquet, as --out writes it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
     save = _safetensors() if args.format == "safetensors" else None
     saved = SavedTables(args.checkpoint)
     with writing(args.out):
-        files = _write_parquet(saved, args.out) if save is None else [_write_whole(saved, args.out, save)]
+        if args.format == "orbax":
+            files = [_write_orbax(saved, args.out)]
+        else:
+            files = _write_parquet(saved, args.out) if save is None else [_write_whole(saved, args.out, save)]
     step = saved.commit.contents["global_step"]
     for file in files:
         out.say(f"wrote     {file}")
@@ -66,6 +71,11 @@ def _write_whole(saved: SavedTables, path: Path, save: Any) -> Path:
     durable.make_folders(path.absolute().parent)
     with durable.appearing(path) as file:
         file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))
+    return path
+
+
+def _write_orbax(saved: SavedTables, path: Path) -> Path:
+    save_tree(path, {name: saved.parts(name) for name in saved.tables})
     return path
 
 

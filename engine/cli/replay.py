@@ -49,7 +49,12 @@ def add(commands: Any) -> None:
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
-    command.add_argument("--init", type=Path, metavar="DIR", help="start from the tables that --out DIR wrote")
+    command.add_argument(
+        "--init",
+        type=Path,
+        metavar="DIR",
+        help="start from tables that --out wrote, or Orbax",
+    )
     command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
     add_reading_options(command)
     gate = command.add_argument_group("the gate")

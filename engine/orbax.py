@@ -1,0 +1,74 @@
+"""Tables as an Orbax checkpoint, for users of JAX: a tree {table: {"parameters": rows, slot: rows, …}}, whole arrays.
+
+Orbax is an extra and loaded here only. No step and no position goes with the tables: penstock's own
+checkpoints (docs/checkpoints.md) are for going on, this is for handing over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError, UsageError
+
+Float32 = npt.NDArray[np.float32]
+Tree = Mapping[str, Mapping[str, Float32]]
+WEIGHTS = "parameters"
+_MARKS = ("_CHECKPOINT_METADATA", "_METADATA")
+
+
+def is_orbax(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder looks like what Orbax writes."""
+    return any((Path(path) / mark).is_file() for mark in _MARKS)
+
+
+def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
+    """Write a new folder; Orbax renames it into place when it is whole. Raises UsageError, OSError."""
+    where = Path(path).absolute()
+    if where.exists():
+        raise UsageError(f"{path}: exists already; an Orbax checkpoint is a new folder")
+    checkpointer = _orbax().PyTreeCheckpointer()
+    try:
+        checkpointer.save(where, {name: dict(parts) for name, parts in tree.items()})
+    finally:
+        checkpointer.close()
+
+
+def load_tree(path: str | os.PathLike[str]) -> Tree:
+    """Everything in a folder as float32. Raises InputError, UsageError."""
+    checkpointer = _orbax().PyTreeCheckpointer()
+    try:
+        tree = checkpointer.restore(Path(path).absolute())
+        return {name: {key: np.asarray(rows, np.float32) for key, rows in tree[name].items()} for name in tree}
+    except Exception as error:  # whatever a library makes of a damaged folder
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise InputError(f"cannot be read as Orbax tables: {reason}", source=str(path)) from error
+    finally:
+        checkpointer.close()
+
+
+def parts_of(tree: Tree, path: str | os.PathLike[str], table: str, shape: tuple[int, int], slots: list[str]) -> Tree:
+    """The weights and those slots that are there of one table, looked at. Raises InputError."""
+    if table not in tree or WEIGHTS not in tree[table]:
+        has = ", ".join(tree) or "none"
+        raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
+    found = {key: tree[table][key] for key in (WEIGHTS, *slots) if key in tree[table]}
+    for key, rows in found.items():
+        if rows.shape != shape:
+            raise InputError(f"table '{table}', {key}: expected shape {shape}, got {rows.shape}", source=str(path))
+        if not np.isfinite(rows).all():
+            raise InputError(f"table '{table}', {key}: holds values that are not finite", source=str(path))
+    return {table: found}
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError:
+        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install 'penstock[orbax]'") from None
+    return orbax.checkpoint
