@@ -61,7 +61,7 @@ def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
     pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     rows = np.zeros((3, 2), np.float32)
     for number, (tree, problem) in enumerate(
-        [({"user": {"parameters": rows}}, "'user', parameters: expected"), ({"u": {"x": rows}}, "no 'parameters'")]
+        [
             ({"user": {"parameters": rows}}, "table 'user', parameters: expected"),
             ({"u": {"x": rows}}, "no 'parameters'"),
         ]
