@@ -1,6 +1,7 @@
 """Kill it anywhere: a sample of what ``make faults`` runs in full. Seeded; a failure tells how to see it again."""
 
 import errno
+import subprocess
 
 import pytest
 from faults.harness import Harness, deliver, write_log
@@ -36,6 +37,28 @@ def test_a_commit_stays_readable_while_the_disk_stays_full(harness):
         assert (answer["code"], answer["err"].count("\n")) == (6, 1)
         assert "no space left on device; free some space" in answer["err"]
     assert harness.unbroken in harness.run(argv)["out"]
+
+
+@pytest.fixture
+def small_disk(harness):
+    """A file system that fills up, where this user may mount one; else files that may not grow stand for it, above."""
+    folder = harness.folder / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_is_full_stops_the_run_and_with_more_room_it_goes_on(harness, small_disk):
+    argv = harness.argv("disk/run")
+    answer = harness.run(argv)
+    assert (answer["code"], answer["err"].count("\n")) == (6, 1)
+    assert "no space left on device" in answer["err"]
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    resumed = harness.run(argv)
+    assert (resumed["code"], harness.unbroken in resumed["out"]) == (0, True), resumed["err"]
 
 
 # ---- our own log, delivered twice, in another order, with a gap
