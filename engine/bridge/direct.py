@@ -162,12 +162,10 @@ class DirectTable:
             self._run()
 
     def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
-        rows = np.empty((len(ids), self.layout.shape[1], self.layout.dim), np.float32)
-        for part in range(self.layout.shape[1]):
-            values = np.empty((len(ids), self.layout.dim), np.float32)
-            self.read(ids, values, part)
-            rows[:, part] = values
-        return lambda: rows
+        parts = np.empty((self.layout.shape[1], len(ids), self.layout.dim), np.float32)
+        for part, rows in enumerate(parts):
+            self.read(ids, rows, part)
+        return lambda: parts.swapaxes(0, 1)
 
     def wait(self) -> None:
         """Nothing to wait for: every call has."""
