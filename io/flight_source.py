@@ -6,7 +6,7 @@ cut: there is no end marker to look for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,6 @@ from penstock.io.flight_connection import Address, dial
 from penstock.io.flight_messages import flight_errors, from_flight, read_batch_metadata
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
 from penstock.io.sources import Parts, Source
-
-Arrived = Callable[[pa.RecordBatch, bool, int | None], None]
-
 
 def flight_source(uri: str, token: str | None = None) -> Source:
     """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order."""
@@ -62,12 +59,8 @@ def _endpoint(
         yield chunks_part(reader, name)
 
 
-def chunks_part(reader: Any, name: str, arrived: Arrived = lambda *_: None) -> Part:
-    """What is left of a Flight reader.
-
-    arrived : called with every batch before it is looked at, whether it closes its frame, and the frame's number
-        where one is said; what it raises ends the stream
-    """
+def chunks_part(reader: Any, name: str) -> Part:
+    """What is left of a Flight reader, or of what has its ``schema`` and ``read_chunk``."""
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
     empty = pa.RecordBatch.from_pylist([], schema)
@@ -75,10 +68,8 @@ def chunks_part(reader: Any, name: str, arrived: Arrived = lambda *_: None) -> P
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0
         while (chunk := _next_chunk(reader, name, index)) is not None:
-            ends, number = read_batch_metadata(chunk.app_metadata)
             data = empty if chunk.data is None else chunk.data
-            arrived(data, ends, number)
-            yield Batch(data, index, first_row, ends)
+            yield Batch(data, index, first_row, read_batch_metadata(chunk.app_metadata)[0])
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream")

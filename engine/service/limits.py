@@ -46,40 +46,38 @@ class RowBudget:
 
 
 class Queue:
-    """One stream's share of the budget.
+    """One stream's share of the budget: the rows of the frame that is not whole yet.
 
     name : of the stream, for errors
     """
 
     def __init__(self, limits: Limits, budget: RowBudget, name: str) -> None:
         self._limits, self._budget, self._name = limits, budget, name
-        self._held = 0
+        self._num_batches = 0
+        self.num_rows = 0
 
-    def admit(self, batch: pa.RecordBatch, index: int) -> None:
-        """Raises InputError for a batch or a frame that is larger than any may be, ServiceError where it is full now."""
-        # Sizes of buffers as they came: nbytes would follow offsets that nobody has checked yet.
+    def admit(self, batch: pa.RecordBatch) -> None:
+        """A batch has come. Raises InputError where it or its frame is larger than any may be, ServiceError where the
+        service is full now."""
+        # Sizes of the buffers as they came: nbytes would follow offsets that nobody has checked yet.
         size, most = batch.get_total_buffer_size(), self._limits.message_bytes
         if size > most:
-            raise InputError(
-                f"a batch of {size:,} bytes; this service takes {most:,} at most (--max-message): send smaller ones",
-                source=self._name,
-                batch=index,
-            )
-        if self._held + batch.num_rows > self._limits.queued_rows:
-            raise InputError(
-                f"a frame of more than {self._limits.queued_rows:,} rows; this service takes no longer ones "
-                "(--max-queued-rows)",
-                source=self._name,
-                batch=index,
-            )
+            raise self._too_large(f"a batch of {size:,} bytes; this service takes {most:,} at most (--max-message)")
+        most = self._limits.queued_rows
+        if self.num_rows + batch.num_rows > most:
+            raise self._too_large(f"a frame of more than {most:,} rows; this service takes no more (--max-queued-rows)")
         if not self._budget.change(batch.num_rows):
             raise ServiceError(
                 f"{self._name}: {self._budget.num_queued:,} rows wait in unfinished frames of all producers "
                 "(--max-queued-rows): try again"
             )
-        self._held += batch.num_rows
+        self.num_rows += batch.num_rows
+        self._num_batches += 1
 
     def keep(self, num_rows: int) -> None:
-        """Only so many rows wait now."""
-        self._budget.change(num_rows - self._held)
-        self._held = num_rows
+        """Only so many rows wait now: the others are in whole frames, which were taken."""
+        self._budget.change(num_rows - self.num_rows)
+        self.num_rows = num_rows
+
+    def _too_large(self, problem: str) -> InputError:
+        return InputError(f"{problem}: send smaller ones", source=self._name, batch=self._num_batches)

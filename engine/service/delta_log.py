@@ -1,0 +1,144 @@
+"""The last deltas, once for all readers: made as steps happen, told when nothing can take them back, bounded.
+
+With a checkpoint a delta is told when the commit that holds its step is on disk: what a reader has seen, no crash
+undoes. Readers keep their own place and come for the next delta; who comes too late is told so. Nobody waits for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.deltas import Deltas
+from penstock.errors import DeltasGoneError, ServiceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.engine import Engine
+
+# How soon it is noticed that a reader who waits for the next delta has gone.
+LOOK_AGAIN_S = 1.0
+
+
+class Told(NamedTuple):
+    """One delta. since : the step before its first change that it tells; step : the one it leads to"""
+
+    since: int
+    step: int
+    batches: tuple[pa.RecordBatch, ...]
+    num_bytes: int
+
+
+class DeltaLog:
+    """Deltas of an engine from now on.
+
+    per_steps : one delta per so many steps; None: per commit, or per step where there is no checkpoint
+    max_bytes : of all deltas kept
+    durable : whether commits say what may be told
+
+    step : what has been told leads to this one. Methods are called from any thread; what the intake calls, under the
+    gate's lock.
+    """
+
+    def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
+        self._engine, self._durable, self._max_bytes = engine, durable, max_bytes
+        self._each_step = per_steps is not None or not durable
+        self._deltas = Deltas(engine, numbered=True, per_steps=per_steps)
+        self.schema = self._deltas.schema
+        self._changed = threading.Condition()
+        self._kept: deque[Told] = deque()
+        self._untold: deque[Told] = deque()
+        self._promised_step = self._made_step = self.step = self.first_step = engine.global_step
+        self.num_bytes = 0
+        self.is_closed = False
+
+    # ---- what the intake tells
+
+    def stepped(self) -> None:
+        if self._each_step:
+            self._keep(tuple(self._deltas.due()))
+            if not self._durable:
+                self._tell_to(self._made_step)
+
+    def commit_begins(self) -> None:
+        self._keep(tuple(self._deltas.take()))
+        self._promised_step = self._made_step
+
+    def commit_is_on_disk(self) -> None:
+        self._tell_to(self._promised_step)
+
+    def close(self) -> None:
+        """Nothing is told any more."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    # ---- what readers ask
+
+    def tell_all(self) -> None:
+        """Without a checkpoint: tell what has changed since the last delta. Under the gate's lock."""
+        self.commit_begins()
+        self.commit_is_on_disk()
+
+    def wait_for(self, step: int) -> None:
+        """Until what leads to a step has been told. Raises ServiceError where the service ends before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.step >= step or self.is_closed)
+            if self.step < step:
+                raise ServiceError("the service is ending")
+
+    def after(self, since: int, until: int | None = None, gone: Callable[[], bool] = lambda: False) -> Iterator[Told]:
+        """Deltas that lead on from a step, each once, in order.
+
+        until : end with the one that leads there; None: with the service, or when the reader has ``gone``
+        Raises DeltasGoneError where one is no longer kept, or the step is none that was told.
+        """
+        while until is None or since < until:
+            with self._changed:
+                told = self._next(since)
+                if told is None:
+                    if self.is_closed or gone() or (until is not None and self.step >= until):
+                        return
+                    self._changed.wait(LOOK_AGAIN_S)
+                    continue
+            yield told
+            since = told.step
+
+    def _next(self, since: int) -> Told | None:
+        if since > max(self.step, self.first_step):
+            raise DeltasGoneError(f"step {since} is ahead of this service, which is at step {self.step}; {_ANEW}")
+        if since < self.first_step:
+            raise DeltasGoneError(f"deltas are kept from step {self.first_step} on, not from {since}; {_ANEW}")
+        return next((told for told in self._kept if told.step > since), None)
+
+    # ---- inside
+
+    def _keep(self, batches: tuple[pa.RecordBatch, ...]) -> None:
+        """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
+        since, self._made_step = self._made_step, self._engine.global_step
+        if batches:
+            num_bytes = sum(batch.get_total_buffer_size() for batch in batches)
+            with self._changed:
+                self._untold.append(Told(since, self._made_step, batches, num_bytes))
+                self.num_bytes += num_bytes
+                self._make_room()
+
+    def _tell_to(self, step: int) -> None:
+        with self._changed:
+            while self._untold and self._untold[0].step <= step:
+                self._kept.append(self._untold.popleft())
+            self.step = step
+            self._changed.notify_all()
+
+    def _make_room(self) -> None:
+        """The newest stays, however large: who is at the step before it must be able to go on."""
+        while self.num_bytes > self._max_bytes and len(self._kept) + len(self._untold) > 1:
+            gone = (self._kept or self._untold).popleft()
+            self.num_bytes -= gone.num_bytes
+            self.first_step = gone.step
+
+
+_ANEW = "take the tables anew, and go on from their step"
