@@ -52,12 +52,18 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
+    ("penstock.stage", {"penstock.deltas", "penstock.flow"}, {"pyarrow"}),
+    (
+        "penstock.deltas",
+        {"penstock.arguments", "penstock.errors", "penstock.frames", "penstock.io.deltas"},
+        {"numpy"},
+    ),
     (
         "penstock.flow",
         {
             "penstock.arguments",
             "penstock.checkpoint",
-            "penstock.frames",
+            "penstock.deltas",
             "penstock.gate",
             "penstock.io",
             "penstock.rates",

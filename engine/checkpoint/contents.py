@@ -39,6 +39,7 @@ def describe(engine: Engine) -> Contents:
     """Everything but rows, as it is now; the gate must be still."""
     plain = {
         "global_step": engine.global_step,
+        "changed_step": engine._changed_step,
         "tables": [_described(spec) for spec in engine.config.tables],
         "num_required": engine.gate.num_required,
         "reduction": engine.reduction,
@@ -149,6 +150,7 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
         engine._pipeline.set_state(contents["pipeline"])
 
     engine.gate.set_state(contents["gate"], put)
+    engine._changed_step = int(contents.get("changed_step", engine.global_step))
     rates = contents["learning_rates"]
     engine._last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])

@@ -98,8 +98,12 @@ class Saves:
         keep: int,
         resume: bool,
         quarantine: Path | None = None,
+        may_commit: Callable[[], bool] = lambda: True,
     ) -> Iterator[Run]:
-        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``Engine.run``."""
+        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``FlowArguments``.
+
+        may_commit : asked before each commit; what is not committed at the end is done again by who resumes
+        """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
@@ -117,7 +121,7 @@ class Saves:
         run: Run | None = None
         try:
             with self._put_aside(quarantine):
-                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine)
+                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine, may_commit)
                 with self._ended(run, shield):
                     yield run
         finally:
@@ -133,7 +137,7 @@ class Saves:
             yield
         except BaseException:
             # What is whole is committed, but not after an error of the commit itself or of a step.
-            if not run.failed and self._engine._failed is None:
+            if not run.failed and self._engine._failed is None and run.may_commit():
                 run.end(shield)
             raise
         else:
@@ -189,9 +193,10 @@ class Run:
         met: Positions,
         every: int | None,
         quarantine: QuarantineWriter | None,
+        may_commit: Callable[[], bool],
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
-        self._quarantine = quarantine
+        self._quarantine, self.may_commit = quarantine, may_commit
         self._known, self._met, self._every = known, met, every
         self._source: int | None = None  # of the last frame
         self._step = engine.global_step  # of the last commit begun
@@ -227,7 +232,7 @@ class Run:
             with self._engine.gate.still():
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and not self._saver.is_busy:
+                if due and not self._saver.is_busy and self.may_commit():
                     self._begin()
                     self._start_pace()
                 self._saver.advance()

@@ -1,0 +1,25 @@
+"""``Engine.stage``: gradients in, deltas out, as one Arrow stream that is read only as far as somebody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import pyarrow as pa
+
+from penstock.deltas import DeltaArguments, Deltas
+from penstock.flow import Flow, FlowArguments
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+
+class StageArguments(FlowArguments, DeltaArguments, total=False):
+    """What ``Engine.stage`` takes beside the source: what a run takes, and what deltas are to hold."""
+
+
+def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
+    """A reader of deltas; see ``Engine.stage``. Arguments are looked at now, the source is opened by the first pull."""
+    of_deltas = {name: arguments.pop(name) for name in DeltaArguments.__annotations__ if name in arguments}  # type: ignore[misc]
+    deltas = Deltas(engine, **of_deltas)  # type: ignore[arg-type]
+    flow = Flow(engine, source, deltas=deltas, **arguments)  # type: ignore[misc]
+    return pa.RecordBatchReader.from_batches(deltas.schema, flow.batches())
