@@ -26,7 +26,7 @@ import pyarrow.parquet
 COLUMNS = ("table", "step", "id", "row", "op", "parent", "checksum", "rows_left")  # every other one is a slot
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """The deltas do not follow on what we have, or are not whole."""
 
 
@@ -43,7 +43,7 @@ class Follower:
         self._pieces, self._checksum = [], None
 
     def take(self, batch):
-        """One batch of a delta. Raises Broken; the tables are then as they were after the last whole delta."""
+        """One batch of a delta. Raises BrokenError; the tables are then as they were after the last whole delta."""
         if not batch.num_rows:
             return
         step, parent, checksum, rows_left = (
@@ -57,19 +57,19 @@ class Follower:
                 self._checksum = zlib.crc32(array.data, self._checksum)
             self._pieces.append((table, ids, values))
         if checksum != self._checksum:
-            raise Broken(f"delta {step}: its checksum differs: a batch is missing, or was damaged")
+            raise BrokenError(f"delta {step}: its checksum differs: a batch is missing, or was damaged")
         if not rows_left:
             pieces, self._pieces, self._checksum = self._pieces, [], None
             self._apply(step, parent, pieces)
 
     def end(self):
-        """The stream is over. Raises Broken where it was cut inside a delta."""
+        """The stream is over. Raises BrokenError where it was cut inside a delta."""
         if self._pieces:
-            raise Broken("the stream ends inside a delta")
+            raise BrokenError("the stream ends inside a delta")
 
     def _apply(self, step, parent, pieces):
         if parent > self.step:
-            raise Broken(f"delta {step} follows on {parent}, and we are at {self.step}: deltas are missing")
+            raise BrokenError(f"delta {step} follows on {parent}, and we are at {self.step}: deltas are missing")
         # A delta whose number is its parent's holds rows that were loaded between two steps.
         if step < self.step or parent < step == self.step:
             self.num_repeated += 1
@@ -135,5 +135,5 @@ if __name__ == "__main__":
         sys.exit("usage: apply_deltas.py BASE DELTAS OUT")
     try:
         main(*sys.argv[1:])
-    except Broken as broken:
+    except BrokenError as broken:
         sys.exit(f"apply_deltas: {broken}")

@@ -323,7 +323,7 @@ def staged(**options):
 
 def test_a_missing_delta_is_told_by_its_number():
     follower, deltas, _ = staged()
-    with pytest.raises(example.Broken, match="delta 5 follows on 4, and we are at 3: deltas are missing"):
+    with pytest.raises(example.BrokenError, match="delta 5 follows on 4, and we are at 3: deltas are missing"):
         follow(follower, deltas[:3] + deltas[4:])
 
 
@@ -346,6 +346,6 @@ def test_a_damaged_or_cut_delta_is_told(monkeypatch):
         (deltas[1:], "checksum differs"),
         (deltas[:1], "ends inside a delta"),
     ):
-        with pytest.raises(example.Broken, match=says):
+        with pytest.raises(example.BrokenError, match=says):
             follow(example.Follower(tables_of(engine_of())), batches)
     assert follower.num_applied == 0
