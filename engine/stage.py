@@ -19,7 +19,8 @@ class StageArguments(FlowArguments, DeltaArguments, total=False):
 
 def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
     """A reader of deltas; see ``Engine.stage``. Arguments are looked at now, the source is opened by the first pull."""
-    of_deltas = {name: arguments.pop(name) for name in DeltaArguments.__annotations__ if name in arguments}  # type: ignore[misc]
-    deltas = Deltas(engine, **of_deltas)  # type: ignore[arg-type]
-    flow = Flow(engine, source, deltas=deltas, **arguments)  # type: ignore[misc]
+    of_run: dict[str, Any] = {**arguments}
+    of_deltas = {name: of_run.pop(name) for name in DeltaArguments.__annotations__ if name in of_run}
+    deltas = Deltas(engine, **of_deltas)
+    flow = Flow(engine, source, deltas=deltas, **of_run)
     return pa.RecordBatchReader.from_batches(deltas.schema, flow.batches())
