@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
 
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.io.flight_messages import flight_errors
 
 SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS"
 
 _ADDRESS = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://(\[[0-9a-fA-F:.]+\]|[^/:\[\]@?#\s]+):(\d{1,5})(?:/([^?#]*))?")
+
+# What a new connection may help against; everything else is told at once.
+PASSING = (
+    flight.FlightUnavailableError,
+    flight.FlightCancelledError,
+    flight.FlightTimedOutError,
+    flight.FlightInternalError,
+    OSError,
+)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 # gRPC keeps how long it waits before it tries an address again for the whole process: a new connection starts anew.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -65,3 +76,28 @@ def dial(
     with flight_errors(address.uri):
         client = flight.FlightClient(address.uri, generic_options=_OPTIONS, **tls)
     return client, flight.FlightCallOptions(headers=headers)
+
+
+class Patience:
+    """How long a service that is away is waited for, in pauses that grow. What fails after a long while begins anew."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._failed_s = -float("inf")
+        self.good()
+
+    def good(self) -> None:
+        """It is there."""
+        self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
+
+    def wait(self, error: PenstockError) -> None:
+        """Pause before the next attempt. Raises the error where patience is over."""
+        now = time.monotonic()
+        if now - self._failed_s > self._patience_s:
+            self.good()
+        if self._until_s == -float("inf"):
+            self._until_s = now + self._patience_s
+        if now + self._pause_s > self._until_s:
+            raise error
+        time.sleep(self._pause_s)
+        self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -18,6 +18,7 @@ from penstock.io.flight_messages import flight_errors, from_flight, read_batch_m
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
 from penstock.io.sources import Parts, Source
 
+
 def flight_source(uri: str, token: str | None = None) -> Source:
     """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order."""
     address = Address.of(uri)

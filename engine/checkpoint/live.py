@@ -55,11 +55,14 @@ class LiveSaves:
             self._asked = True
         self._advance()
 
-    def ask(self) -> bool:
-        """Commit soon what is now. False where everything is on disk already. Under the gate's lock."""
+    def ask(self, again: bool = False) -> bool:
+        """Commit soon what is now. False where everything is on disk already. Under the gate's lock.
+
+        again : one more commit even where the one under way holds everything, so that there is one to wait for
+        """
         if not self._news and not self._saver.is_busy:
             return False
-        self._asked = self._asked or self._news
+        self._asked = self._asked or self._news or again
         self._wake.set()
         return True
 

@@ -19,7 +19,7 @@ from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code.
-COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench")
+COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench", "serve")
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
@@ -50,24 +50,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code. argv : None where this process is the command and nothing else."""
     if argv is None:
         own_process()
-    words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
     with Interrupts() as interrupts:
-        try:
-            return run(words, interrupts)
-        except KeyboardInterrupt as stop:
-            if argv is None:
-                interrupts.ignore()
-            return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
-        except BrokenPipeError:
-            return RESOURCE  # whoever read our output has gone, and hears nothing any more
-        except Exception as error:
-            code = exit_code(error)
-            if os.environ.get("PENSTOCK_TRACEBACK"):
-                traceback.print_exc()
-            return fail(explain(error), code, as_json)
-        finally:
-            drop_dead_streams()
+        code = answer(sys.argv[1:] if argv is None else list(argv), interrupts, argv is None)
+        if argv is None and interrupts.at_once:
+            os._exit(code)
+        return code
+
+
+def answer(words: list[str], interrupts: Interrupts, own: bool) -> int:
+    """Run one command, and say what went wrong. own : the process is this command and nothing else"""
+    as_json = "--json" in words
+    try:
+        return run(words, interrupts)
+    except KeyboardInterrupt as stop:
+        if own:
+            interrupts.ignore()
+        return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
+    except BrokenPipeError:
+        return RESOURCE  # whoever read our output has gone, and hears nothing any more
+    except Exception as error:
+        code = exit_code(error)
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            traceback.print_exc()
+        return fail(explain(error), code, as_json)
+    finally:
+        drop_dead_streams()
 
 
 def run(words: list[str], interrupts: Interrupts) -> int:
@@ -77,7 +84,7 @@ def run(words: list[str], interrupts: Interrupts) -> int:
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
-        args.shield = interrupts.shield
+        args.shield, args.leave_at_once = interrupts.shield, interrupts.leave_at_once
         code = args.run(args)
     sys.stdout.flush()
     return code

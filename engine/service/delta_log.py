@@ -83,6 +83,11 @@ class DeltaLog:
         self.commit_begins()
         self.commit_is_on_disk()
 
+    def look_again(self) -> None:
+        """A reader who waits may have gone."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_for(self, step: int) -> None:
         """Until what leads to a step has been told. Raises ServiceError where the service ends before."""
         with self._changed:
@@ -104,8 +109,15 @@ class DeltaLog:
                         return
                     self._changed.wait(LOOK_AGAIN_S)
                     continue
+            if until is not None and told.step > until:
+                return
             yield told
             since = told.step
+
+    def check(self, since: int) -> None:
+        """Raise DeltasGoneError where nobody can go on from a step."""
+        with self._changed:
+            self._next(since)
 
     def _next(self, since: int) -> Told | None:
         if since > max(self.step, self.first_step):

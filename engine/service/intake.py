@@ -38,7 +38,7 @@ class Steps(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """One stream of frames. contributor : None: nobody counts its frames beyond it
 
@@ -62,6 +62,7 @@ class Intake:
     rates : learning rates, before and after what frames say
     steps : hears of steps and commits
     max_producers : names that positions are kept for
+    failed : called when nothing can go on, but not by ``end``
 
     ended : set when no frame is taken any more and everything taken is on disk, or has failed
     error : what ended it, where it was not ``end``
@@ -73,12 +74,14 @@ class Intake:
         rates: LearningRates,
         steps: Steps,
         max_producers: int,
+        failed: Callable[[], object],
         folder: Folder | None = None,
         every: int | None = None,
         resume: bool = False,
     ) -> None:
         engine._check_ready()
         self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
+        self._on_failure = failed
         self.counters = Counters()
         self._streams: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
@@ -91,6 +94,8 @@ class Intake:
         self._durable = dict(self._positions.producers)
         self._promised: dict[str, int] = {}
         self._promised_step = self.durable_step = engine.global_step
+        self._waiting: list[threading.Event] = []  # for the next commit, and for the one under way
+        self._served: list[threading.Event] = []
         engine._start_counting()
         engine._rates = rates
         engine._saves.count_into(self.counters)
@@ -182,7 +187,22 @@ class Intake:
         with self._engine.gate.still():
             return self._saves is not None and self._saves.ask()
 
+    def commit(self) -> None:
+        """Everything that has been applied is on disk. Raises ServiceError where it cannot be."""
+        done = threading.Event()
+        with self._engine.gate.still():
+            self._check_open()
+            if self._saves is None:
+                raise UsageError("this service has no checkpoint: start it with --checkpoint DIR")
+            if not self._saves.ask(again=True):
+                return
+            self._waiting.append(done)
+        done.wait()
+        if self.error is not None:
+            raise ServiceError(f"the commit failed: {self.error}")
+
     def commit_begins(self) -> None:
+        self._served, self._waiting = self._waiting, []
         self._promised, self._promised_step = dict(self._positions.producers), self._engine.global_step
         for stream in self._streams:
             stream.promised = stream.position
@@ -190,6 +210,8 @@ class Intake:
 
     def commit_is_on_disk(self) -> None:
         self._durable, self.durable_step = self._promised, self._promised_step
+        for done in self._served:
+            done.set()
         for stream in self._streams:
             self._acknowledge(stream, stream.promised, self.durable_step)
         self._steps.commit_is_on_disk()
@@ -223,9 +245,12 @@ class Intake:
             if self._saves is not None:
                 self._saves.give_up()
         self._say_goodbye()
+        self._on_failure()
 
     def _say_goodbye(self) -> None:
         with self._engine.gate.still():
+            for done in (*self._served, *self._waiting):
+                done.set()
             for stream in self._streams:
                 stream.tell(Ack(stream.acked, self.is_durable, self.durable_step, closing=True))
         self._steps.close()

@@ -46,7 +46,9 @@ class Producers:
                 if self._intake.finish(stream):
                     acks.wait_for(stream.position)
                     if acks.last.position < stream.position:
-                        raise ServiceError(f"{name}: frames after {acks.last.position} are not committed; send them again")
+                        raise ServiceError(
+                            f"{name}: frames after {acks.last.position} are not committed; send them again"
+                        )
                 return acks.last
             except ServiceError:
                 # It is told what the last commit holds before it is told to go.

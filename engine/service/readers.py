@@ -1,7 +1,7 @@
-"""What readers get: tables, rows by id, deltas. They pull; a slow one keeps nobody waiting and holds no more than a batch.
+"""What readers get: tables, rows by id, deltas. They pull: a slow one keeps nobody waiting, and holds a batch at most.
 
-A table is read in blocks between steps, and then what changed meanwhile is sent: at its end it is as it was at one step,
-which no crash can undo, and nobody had to hold a copy of it or to stop the steps.
+A table is read in blocks between steps, and then what changed meanwhile is sent: at its end it is as it was at one
+step, which no crash can undo, and nobody had to hold a copy of it or to stop the steps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DeltasGoneError, UsageError
 from penstock.io.flight_messages import DELTAS, TABLE, encoded
@@ -103,7 +104,7 @@ class Readers:
                 step = self._engine.global_step
                 block = self._batch(name, np.arange(first, min(first + at_once, layout.vocabulary_size)))
             yield block, encoded({"changed": False})
-        self._intake.settle(step)
+        self._settle(step)
         until = self._log.step
         for told in self._log.after(since, until):
             for batch in told.batches:
@@ -112,6 +113,16 @@ class Readers:
                     yield changed, encoded({"changed": True})
         end = {"step": until, "lineage": self._intake.lineage}
         yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
+
+    def _settle(self, step: int) -> None:
+        """What was read, of this step at most, is told by deltas, and nothing takes it back."""
+        if self._intake.is_durable:
+            if self._log.step < step:
+                self._intake.ask_for_commit()
+                self._log.wait_for(step)
+            return
+        with self._engine.gate.still():
+            self._log.tell_all()
 
     def _batch(self, name: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         rows = self._engine._state.table(name).read(ids)
@@ -123,7 +134,7 @@ def _of_table(delta: pa.RecordBatch, name: str, schema: pa.Schema) -> pa.RecordB
     """The rows of one table, as a table's batches have them."""
     tables = delta.column("table")
     place = tables.dictionary.to_pylist().index(name)
-    mine = delta.filter(pa.compute.equal(tables.indices, place))
+    mine = delta.filter(pc.equal(tables.indices, place))
     values = mine.column("row").flatten()
     dim = schema.field("row").type.list_size
     return pa.RecordBatch.from_arrays(
