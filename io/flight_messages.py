@@ -41,14 +41,16 @@ class PutRequest:
     kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
     contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
     first : the number of the stream's first frame, counted from 1
+    ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
     """
 
     kind: str = GRADIENTS
     contributor: str | None = None
     first: int | None = None
+    ends: bool = False
 
     def descriptor(self) -> flight.FlightDescriptor:
-        said = {self.kind: {"contributor": self.contributor, "first": self.first}}
+        said = {self.kind: {"contributor": self.contributor, "first": self.first, "ends": self.ends}}
         return flight.FlightDescriptor.for_command(encoded(said))
 
     @classmethod
@@ -68,7 +70,7 @@ class PutRequest:
             raise UsageError(f"contributor: expected a name, got {contributor!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        return cls(kind, contributor, first)
+        return cls(kind, contributor, first, bool(said[kind].get("ends", False)))
 
 
 @dataclass(frozen=True)

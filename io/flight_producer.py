@@ -165,7 +165,7 @@ class _PutStream:
     def __init__(
         self, client: flight.FlightClient, options: flight.FlightCallOptions, name: str, first: int, schema: pa.Schema
     ) -> None:
-        request = PutRequest(contributor=name, first=first)
+        request = PutRequest(contributor=name, first=first, ends=True)
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
         self._next, self._name = first, name
         self._changed = threading.Condition()
@@ -206,10 +206,12 @@ class _PutStream:
 
     def close(self) -> None:
         """Whatever has not been sent will not be."""
-        # What it complains of is why it is given up.
+        # What it complains of is why it is given up. A frame that was cut here is left out by the service.
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self.end()
+        self._listener.join()  # the writer's end waits for whoever reads
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self._writer.close()
-        self._listener.join()
 
     def _listen(self) -> None:
         try:

@@ -60,8 +60,8 @@ def _endpoint(
         yield chunks_part(reader, name)
 
 
-def chunks_part(reader: Any, name: str) -> Part:
-    """What is left of a Flight reader, or of what has its ``schema`` and ``read_chunk``."""
+def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
+    """What is left of a Flight reader, or of what has its ``schema`` and ``read_chunk``. ends_are_told : see Part"""
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
     empty = pa.RecordBatch.from_pylist([], schema)
@@ -73,7 +73,7 @@ def chunks_part(reader: Any, name: str) -> Part:
             yield Batch(data, index, first_row, read_batch_metadata(chunk.app_metadata)[0])
             index, first_row = index + 1, first_row + data.num_rows
 
-    return Part(name, schema, True, batches, container="Flight stream")
+    return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
 
 
 def _next_chunk(reader: Any, name: str, index: int) -> Any:

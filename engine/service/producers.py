@@ -42,7 +42,7 @@ class Producers:
         with Acks(tell) as acks:
             stream = self._intake.open(request, acks.put)
             try:
-                self._take_all(context, stream, reader, name)
+                self._take_all(context, stream, reader, name, request.ends)
                 if self._intake.finish(stream):
                     acks.wait_for(stream.position)
                     if acks.last.position < stream.position:
@@ -58,11 +58,14 @@ class Producers:
             finally:
                 self._intake.close(stream)
 
-    def _take_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str) -> None:
+    def _take_all(
+        self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool
+    ) -> None:
         queue = Queue(self._limits, self.budget, name)
         try:
-            watched = _Watched(context, stream, reader, queue, name, self._batches_are_frames(reader.schema))
-            part = chunks_part(watched, name)
+            every = not ends and self._batches_are_frames(reader.schema)
+            watched = _Watched(context, stream, reader, queue, name, every, ends)
+            part = chunks_part(watched, name, ends)
             with closing(FrameReader(Source(name, lambda: _one(part)), self._options).numbered()) as numbered:
                 for _, frame in numbered:
                     self._intake.take(stream, frame)
@@ -82,7 +85,7 @@ def _one(part: Part) -> Generator[Part, None, None]:
 class _Watched:
     """A producer's stream on its way to the frame reader: looked at before that sees it.
 
-    every : every batch ends its frame
+    every : every batch ends its frame; told : batches say where frames end
     """
 
     def __init__(
@@ -93,9 +96,10 @@ class _Watched:
         queue: Queue,
         name: str,
         every: bool,
+        told: bool,
     ) -> None:
         self._context, self._stream, self._reader, self._queue = context, stream, reader, queue
-        self._name, self._every = name, every
+        self._name, self._every, self._told = name, every, told
         self._num_rows = 0  # of the last batch, those that may be of a frame that goes on
         self.schema = reader.schema
 
@@ -121,9 +125,11 @@ class _Watched:
         """A frame that has begun is whole only where the producer said that this was all."""
         if self._queue.num_rows:
             time.sleep(CUT_IS_KNOWN_AFTER_S)
+        left = f"; {self._queue.num_rows} rows of a frame that is not whole are left out"
         if self._context.is_cancelled():
-            left = f"; {self._queue.num_rows} rows of a frame that is not whole are left out"
             raise ServiceError(f"{self._name}: the connection broke off{left if self._queue.num_rows else ''}")
+        if self._told and self._queue.num_rows:
+            raise InputError(f"the stream ended inside a frame{left}", source=self._name)
 
 
 class Acks:
