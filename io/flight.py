@@ -29,7 +29,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Delta(NamedTuple):
-    """What changed between two steps, of all tables (docs/deltas.md). Batches are in order."""
+    """What one delta tells, of all tables (docs/deltas.md). since : the step of the delta before it"""
 
     since: int
     step: int
@@ -202,10 +202,9 @@ class Client:
         try:
             batches: list[pa.RecordBatch] = []
             for chunk in reader:
-                said = decoded(chunk.app_metadata, "a delta's metadata")
                 batches.append(chunk.data)
-                if said["last"]:
-                    yield Delta(said["since"], said["step"], tuple(batches))
+                if not chunk.data.column("rows_left")[-1].as_py():
+                    yield Delta(*(chunk.data.column(name)[0].as_py() for name in ("parent", "step")), tuple(batches))
                     batches = []
         finally:
             reader.cancel()

@@ -24,9 +24,8 @@ LOOK_AGAIN_S = 1.0
 
 
 class Told(NamedTuple):
-    """One delta. since : the step before its first change that it tells; step : the one it leads to"""
+    """One delta. step : the one it leads to"""
 
-    since: int
     step: int
     batches: tuple[pa.RecordBatch, ...]
     num_bytes: int
@@ -130,11 +129,13 @@ class DeltaLog:
 
     def _keep(self, batches: tuple[pa.RecordBatch, ...]) -> None:
         """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
-        since, self._made_step = self._made_step, self._engine.global_step
+        self._made_step = self._engine.global_step
         if batches:
+            # The last step that changed anything, as readers see it: they come back with what they have seen.
+            step = batches[0].column("step")[0].as_py()
             num_bytes = sum(batch.get_total_buffer_size() for batch in batches)
             with self._changed:
-                self._untold.append(Told(since, self._made_step, batches, num_bytes))
+                self._untold.append(Told(step, batches, num_bytes))
                 self.num_bytes += num_bytes
                 self._make_room()
 

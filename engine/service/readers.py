@@ -27,7 +27,7 @@ Messages = Iterator[tuple[pa.RecordBatch, bytes]]
 
 
 class Answer(NamedTuple):
-    """A stream of batches with their app_metadata. Nothing is read before the first is asked for."""
+    """A stream of batches with their app_metadata, where there is any. Nothing is read before the first is asked for."""
 
     schema: pa.Schema
     messages: Messages
@@ -78,9 +78,8 @@ class Readers:
 
     def _told(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
         for told in self._log.after(since, until, gone):
-            for place, batch in enumerate(told.batches, 1):
-                said = {"since": told.since, "step": told.step, "last": place == len(told.batches)}
-                yield batch, encoded(said)
+            for batch in told.batches:
+                yield batch, b""
 
     def _rows(self, name: str, ids: Any) -> Answer:
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):

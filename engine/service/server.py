@@ -158,9 +158,9 @@ class Service:
             """Until the producer's last frame has been told, or it has gone."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
-                for batch, said in self.readers.get(ticket, over.is_set).messages:
+                for batch, _ in self.readers.get(ticket, over.is_set).messages:
                     with writing:
-                        writer.write_with_metadata(batch, said)
+                        writer.write_batch(batch)
             except (PenstockError, pa.ArrowException, flight.FlightError, OSError) as error:
                 failed.append(error)
 
@@ -293,6 +293,10 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
             return flight.SchemaResult(self._service.flight(descriptor).schema)
 
 
-def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+    has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
     with _answering():
-        yield from answer.messages
+        for batch, said in answer.messages:
+            # pyarrow sends a generator's batch without its dictionaries, and a stream's with them.
+            whole = flight.RecordBatchStream(pa.Table.from_batches([batch], answer.schema))
+            yield whole if has_dictionary else (batch, said)
