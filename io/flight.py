@@ -204,7 +204,8 @@ class Client:
             for chunk in reader:
                 batches.append(chunk.data)
                 if not chunk.data.column("rows_left")[-1].as_py():
-                    yield Delta(*(chunk.data.column(name)[0].as_py() for name in ("parent", "step")), tuple(batches))
+                    since, step = (chunk.data.column(name)[0].as_py() for name in ("parent", "step"))
+                    yield Delta(since, step, tuple(batches))
                     batches = []
         finally:
             reader.cancel()

@@ -96,9 +96,9 @@ class Ack:
         return cls(**said["ack"])
 
 
-def batch_metadata(frame: int, ends: bool) -> bytes | None:
-    """What is sent with a batch of a numbered frame: with the last one its number, with the others nothing."""
-    return encoded({FRAME: frame, END: True}) if ends else None
+def last_of_frame(number: int) -> bytes:
+    """What is sent with the last batch of a numbered frame."""
+    return encoded({FRAME: number, END: True})
 
 
 def read_batch_metadata(metadata: Any) -> tuple[bool, int | None]:

@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight_connection import PASSING, Patience
-from penstock.io.flight_messages import Ack, PutRequest, batch_metadata, decoded, from_flight
+from penstock.io.flight_messages import Ack, PutRequest, decoded, from_flight, last_of_frame
 
 if TYPE_CHECKING:
     from penstock.io.flight import Client
@@ -67,7 +67,7 @@ class Producer:
         _check_one_frame(batches)
         pieces = [piece for batch in batches for piece in _cut(batch)]
         size = sum(batch.nbytes for batch in batches)
-        while self._kept and self._kept_bytes + size > self._window_bytes:
+        while not self._is_done() and self._kept_bytes + size > self._window_bytes:
             self._go_on()
             self._hear(ask=True)
         self._last += 1
@@ -78,7 +78,7 @@ class Producer:
 
     def wait(self) -> Ack:
         """Until everything that was sent is held for good."""
-        while self._kept:
+        while not self._is_done():
             self._go_on()
             self._hear(ask=True)
         return self.acked
@@ -86,7 +86,7 @@ class Producer:
     def close(self) -> None:
         """Wait for the last acknowledgement, and end."""
         try:
-            while self._kept:
+            while not self._is_done():
                 self._go_on().end()  # which asks for a commit by itself
                 self._hear(ask=False)
         finally:
@@ -102,6 +102,12 @@ class Producer:
             self._drop()
 
     # ---- inside
+
+    def _is_done(self) -> bool:
+        """Whether everything that was sent is acknowledged."""
+        if self._stream is not None:
+            self._forget(self._stream)
+        return not self._kept
 
     def _go_on(self) -> _PutStream:
         """Everything that is kept is on its way, over a new connection where the old one broke."""
@@ -169,6 +175,7 @@ class _PutStream:
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
         self._next, self._name = first, name
         self._changed = threading.Condition()
+        self._writing = threading.Lock()
         self._over = self._ended = False
         self.acked: Ack | None = None
         self._heard: Ack | None = None
@@ -180,16 +187,20 @@ class _PutStream:
         if frame.number < self._next:
             return
         *before, last = frame.pieces
-        for piece in before:
-            self._writer.write_batch(piece)
-        self._writer.write_with_metadata(last, batch_metadata(frame.number, ends=True))
+        with self._writing:
+            if self._ended:
+                raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+            for piece in before:
+                self._writer.write_batch(piece)
+            self._writer.write_with_metadata(last, last_of_frame(frame.number))
         self._next = frame.number + 1
 
     def end(self) -> None:
         """Nothing more comes."""
-        if not self._ended:
-            self._ended = True
-            self._writer.done_writing()
+        with self._writing:
+            if not self._ended:
+                self._ended = True
+                self._writer.done_writing()
 
     def hear(self, timeout_s: float | None) -> bool:
         """Wait until something new was said, or the stream is over. False where neither came in time."""
@@ -220,6 +231,8 @@ class _PutStream:
                 with self._changed:
                     self.acked = ack
                     self._changed.notify_all()
+                if ack.closing:
+                    self.end()  # the service waits for this, and whoever sends may be busy elsewhere
         except (flight.FlightError, pa.ArrowException, OSError):
             pass  # the writer says what it was
         with self._changed:

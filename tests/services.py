@@ -74,7 +74,10 @@ class Process:
         command = [sys.executable, "-m", "penstock", "serve", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.uri = None
-        line = self.process.stdout.readline()
+        # With --json people's text goes to stderr.
+        said = self.process.stderr if "--json" in words else self.process.stdout
+        assert said is not None
+        line = said.readline()
         if line.startswith("listening "):
             self.uri = line.split()[1].rstrip(",")
 
@@ -106,7 +109,7 @@ def until(holds, timeout_s=30):
 
 def in_thread(work):
     """Run on a thread; call what this returns to join it and get the result, or what it raised."""
-    outcome = []
+    outcome: list[tuple[object, BaseException | None]] = []
 
     def run():
         try:

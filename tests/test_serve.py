@@ -28,7 +28,11 @@ def test_what_is_put_ends_as_a_replay_of_it():
 
 def test_frames_of_several_batches_and_of_producers_in_turn():
     pieces = [[f.slice(0, 7), f.slice(7)] for f in FRAMES]
-    with service_of(ps.Engine(config_of(), num_required=2)) as service, client_of(service) as one, client_of(service) as two:
+    with (
+        service_of(ps.Engine(config_of(), num_required=2)) as service,
+        client_of(service) as one,
+        client_of(service) as two,
+    ):
         a, b = one.producer("a"), two.producer("b")
         for n, piece in enumerate(pieces):
             (a if n % 2 else b).send(piece)
@@ -48,7 +52,7 @@ def test_a_stream_with_steps_is_cut_where_they_change():
         for batch in steps:
             writer.write_batch(batch)
         writer.done_writing()
-        said = None
+        said: dict[str, object] = {}
         while (message := reader.read()) is not None:
             said = decoded(message, "")["ack"]
         writer.close()
@@ -126,10 +130,9 @@ def test_the_newest_stream_of_a_name_counts():
         new = two.producer("w0")
         new.send(FRAMES[1])
         new.wait()
+        old.send(FRAMES[1])
         with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun: this one ends"):
-            for each in FRAMES[1:]:
-                old.send(each)
-                old.wait()
+            old.wait()
         new.close()
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
 
@@ -138,7 +141,10 @@ def test_the_newest_stream_of_a_name_counts():
     ("bad", "said"),
     [
         (frame(3, table="nobody"), "expected a table of the configuration"),
-        (pa.record_batch({"id": [VOCABULARY], "gradient": [[1.0] * 4]}), r"batch \d+, row 0, column 'id': expected 0 <= id"),
+        (
+            pa.record_batch({"id": [VOCABULARY], "gradient": [[1.0] * 4]}),
+            r"batch \d+, row 0, column 'id': expected 0 <= id",
+        ),
         (pa.record_batch({"id": [1], "gradient": [[float("nan")] * 4]}), "gradient_not_finite"),
         (pa.record_batch({"id": [1], "grad": [[1.0] * 4]}), "no column 'gradient'"),
         (pa.record_batch({"id": [1], "gradient": [[1.0] * 3]}), "length_mismatch"),

@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
-from services import DIM, VOCABULARY, Process, config_of, frame, replayed, until
+from services import Process, config_of, frame, replayed, until
 
 import penstock as ps
+from penstock.cli.main import main
 from penstock.io.flight import connect
 
 NUM_FRAMES = 240
@@ -37,6 +39,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import penstock as ps
+from penstock.cli.main import main
 from penstock.io.flight import connect
 
 uri, table, last, out = sys.argv[1:]
@@ -91,7 +94,18 @@ def frames(tmp_path):
 
 def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
     listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--every", "7", "--resume", "--num-required", "2")
+    serve = (
+        config,
+        "--listen",
+        listen,
+        "--checkpoint",
+        tmp_path / "c",
+        "--every",
+        "7",
+        "--resume",
+        "--num-required",
+        "2",
+    )
     steps = NUM_FRAMES // 2
     trainer = started(TRAINER, listen, tmp_path / "log")
     reader = started(READER, listen, "user", steps, tmp_path / "rows.npy")
@@ -103,12 +117,14 @@ def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, confi
                 service.end(signal.SIGKILL)
         with Process(*serve) as service:
             assert trainer.communicate(timeout=60)[0].split() == [str(NUM_FRAMES)]
-            assert reader.wait(60) == 0
+            reader.communicate(timeout=60)
+            assert reader.returncode == 0
             code, _, err = service.end(signal.SIGTERM)
             assert (code, err.count("\n")) == (130, 1), err
     finally:
-        trainer.kill()
-        reader.kill()
+        for process in (trainer, reader):
+            process.kill()
+            process.communicate()
     whole = replayed(frames, num_required=2)
     assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
     np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.asarray(whole.table("user")))
@@ -120,7 +136,7 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(tmp_p
         for each in frames[:5]:
             producer.send(each)
         until(lambda: client.status()["frames"] == 5)
-        code, out, err = service.end(signal.SIGTERM)
+        code, _, err = service.end(signal.SIGTERM)
         assert code == 130
         assert err == f"penstock: interrupted after step 5; committed to {tmp_path / 'c'} (--resume goes on)\n"
         assert producer.wait().position == 5
@@ -142,21 +158,16 @@ def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, fra
 
 
 def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
-    with Process(config, "--grace", "1", "--json") as service:
-        # With --json people's text is on stderr.
-        listening = service.process.stderr.readline()
-        with connect(listening.split()[1].rstrip(","), patience_s=0.1) as client:
-            client.put(frames[:2], "w0")
-            raw, _ = client.opened()
-            import pyarrow.flight as flight
-
-            follow = raw.do_get(flight.Ticket(b'{"deltas":{"since":0,"follow":true}}'))
-            follow.read_chunk()
-            writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
-            writer.write_batch(frames[0])
-            until(lambda: client.status()["frames"] == 3)
-            client.drain()
-            code, out, _ = service.wait(30)
+    with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
+        client.put(frames[:2], "w0")
+        raw, _ = client.opened()
+        follow = raw.do_get(flight.Ticket(b'{"deltas":{"since":0,"follow":true}}'))
+        follow.read_chunk()
+        writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
+        writer.write_batch(frames[0])
+        until(lambda: client.status()["frames"] == 3)
+        client.drain()
+        code, out, _ = service.wait(30)
     assert code == 0
     assert json.loads(out)["frames"] == 3
 
@@ -173,15 +184,11 @@ def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
     ],
 )
 def test_what_makes_no_service_is_said_before_it_begins(config, words, said, capsys):
-    from penstock.cli.main import main
-
     assert main(["serve", str(config), *words]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_said(config, capsys):
-    from penstock.cli.main import main
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

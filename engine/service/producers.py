@@ -58,9 +58,7 @@ class Producers:
             finally:
                 self._intake.close(stream)
 
-    def _take_all(
-        self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool
-    ) -> None:
+    def _take_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
         queue = Queue(self._limits, self.budget, name)
         try:
             every = not ends and self._batches_are_frames(reader.schema)

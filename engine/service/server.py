@@ -106,8 +106,8 @@ class Service:
     def end(self, grace_s: float) -> bool:
         """Take no frames any more, commit, tell everybody, and wait for them to leave.
 
-        Returns whether all have left in time. Else gRPC still serves them: Python has no way to cut a call off, only the
-        end of the process does it. Raises what the last commit met.
+        Returns whether all have left in time. Else gRPC still serves them: Python has no way to cut a call off, only
+        the end of the process does it. Raises what the last commit met.
         """
         try:
             self.intake.end()
