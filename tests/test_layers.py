@@ -41,6 +41,7 @@ ROOMS = [
             "penstock.config",
             "penstock.errors",
             "penstock.frames",
+            "penstock.io.delta_file",
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
@@ -52,7 +53,16 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
-    ("penstock.stage", {"penstock.deltas", "penstock.flow"}, {"pyarrow"}),
+    (
+        "penstock.stages",
+        {"penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.stage",
+        {"penstock.deltas", "penstock.errors", "penstock.flow", "penstock.io.delta_file", "penstock.stats"},
+        {"pyarrow"},
+    ),
     (
         "penstock.deltas",
         {"penstock.arguments", "penstock.errors", "penstock.frames", "penstock.io.deltas"},

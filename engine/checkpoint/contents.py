@@ -47,6 +47,7 @@ def describe(engine: Engine) -> Contents:
         "learning_rates": engine._last_rates,
         "positions": engine._saves.positions.get_state(),
         "quarantine": engine._saves.commit_aside(),
+        "deltas": engine._saves.commit_deltas(),
         "counters": engine._saves.totals.get_state(),
         "gate": engine.gate.get_state(),
         "pipeline": engine._pipeline.get_state(),
@@ -155,6 +156,7 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     engine._last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
     engine._saves.take_up(folder, commit, positions, totals, contents.get("quarantine"))
+    engine._saves.deltas_aside = contents.get("deltas")
 
 
 def _config_of(commit: Commit, where: str) -> EmbeddingConfig:

@@ -18,6 +18,7 @@ from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
+from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
@@ -44,6 +45,8 @@ class Saves:
         self.positions = Positions()
         self._quarantine: QuarantineWriter | None = None
         self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
+        self._deltas: DeltaWriter | None = None
+        self.deltas_aside: Mapping[str, int] | None = None  # what the last file of deltas committed
 
     @property
     def totals(self) -> Counters:
@@ -76,6 +79,21 @@ class Saves:
         if self._quarantine is not None:
             self._aside = self._quarantine.commit()
         return self._aside
+
+    def commit_deltas(self) -> Mapping[str, int] | None:
+        """The deltas of all that a commit holds are on disk before it."""
+        if self._deltas is not None:
+            self.deltas_aside = self._deltas.commit()
+        return self.deltas_aside
+
+    @contextmanager
+    def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
+        """Around a run: commits wait for what it writes."""
+        self._deltas = deltas
+        try:
+            yield
+        finally:
+            self._deltas = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
