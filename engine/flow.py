@@ -178,7 +178,9 @@ class Flow:
 
     def _rest(self) -> Iterator[pa.RecordBatch]:
         """Of the interval that has begun."""
-        return iter(()) if self._deltas is None else self._deltas.rest()
+        if self._deltas is not None:
+            with self._shield():
+                yield from self._deltas.rest()
 
     def _may_commit(self) -> bool:
         """Not while there are changes that nobody was told of: a run that goes on from there would not tell them."""

@@ -19,8 +19,6 @@ from penstock.stage import StageArguments
 if TYPE_CHECKING:
     from penstock.engine import Engine
 
-Block = pa.RecordBatch | pa.Table
-
 
 class EngineArguments(TypedDict, total=False):
     """How the engine is made: as for ``Engine``, and tables to start from (``Engine.read_tables``)."""
@@ -54,7 +52,9 @@ class StageFunction:
         named = ("slots", "op", "numbered")
         return form_of(self._loaded().tables, **{n: v for n, v in self._of_stage.items() if n in named}).schema
 
-    def __call__(self, batches: Iterable[pa.RecordBatch] | Block) -> Iterator[pa.RecordBatch] | pa.Table:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table
+    ) -> Iterator[pa.RecordBatch] | pa.Table:
         """An iterator of batches gives an iterator of batches, lazily; a table, or one batch, gives a table."""
         if isinstance(batches, pa.RecordBatch | pa.Table):
             return self._made().stage(batches, **self._of_stage).read_all()

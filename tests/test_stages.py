@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 from checkpoints import LOG, config_of, engine_of
 from deltas import bytes_of, equal, follow, follower_of, tables_of
@@ -51,6 +53,16 @@ def test_a_table_gives_a_table():
     deltas = ps.stage_fn(config_of(), num_required=3, **WHOLE)(pa.Table.from_batches(LOG))
     assert isinstance(deltas, pa.Table)
     assert bytes_of(deltas.to_batches()) == wanted()
+
+
+def test_a_data_set_goes_in_and_a_data_set_comes_out(tmp_path):
+    (tmp_path / "gradients").mkdir()
+    pyarrow.parquet.write_table(pa.Table.from_batches(LOG), tmp_path / "gradients" / "0.parquet")
+    stage = ps.stage_fn(config_of(), num_required=3, **WHOLE)
+    reader = pyarrow.dataset.dataset(tmp_path / "gradients").scanner().to_reader()
+    pyarrow.dataset.write_dataset(stage(reader), tmp_path / "deltas", schema=stage.schema, format="parquet")
+    staged = pyarrow.dataset.dataset(tmp_path / "deltas").to_table().combine_chunks().to_pydict()
+    assert staged == pa.Table.from_batches(engine_of().stage(LOG, **WHOLE)).to_pydict()
 
 
 def test_a_block_stage_goes_on_from_block_to_block():
