@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 17
 
 
 class Operations:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
 
 
 def index(ids: Int64) -> Int64:
@@ -135,3 +136,24 @@ def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
     """Gradients of rows, one lookup after the other: the twin of ``penstock.expand.row_gradients``."""
     found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
     return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])
+
+
+def change_marks(marks: UInt8, ids: Int64) -> tuple[UInt8, Int64]:
+    """The marks after rows have changed, and those of the rows that waited. Twin of ``marks.change``."""
+    after = marks.copy()
+    after[ids] = 1
+    return after, ids[(marks[ids] & 2) != 0]
+
+
+def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt8, Int64]:
+    """The marks after the next rows that wait have been taken, and these rows. Twin of ``marks.take``.
+
+    cursor : a row; those before it, in the order in which rows lie, are not looked at
+    """
+    order = np.concatenate([np.arange(first, len(marks), stride) for first in range(min(stride, len(marks)))] or [[]])
+    order = order.astype(np.int64)
+    begin = int(np.flatnonzero(order == cursor)[0]) if cursor < len(marks) else len(marks)
+    taken = order[begin:][(marks[order[begin:]] & 2) != 0][:most]
+    after = marks.copy()
+    after[taken] &= 1
+    return after, taken

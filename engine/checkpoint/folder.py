@@ -20,7 +20,7 @@ from typing import Any
 from penstock.errors import StateError, UsageError
 from penstock.io import durable
 
-VERSION = 1
+VERSION = 2
 KEY = "penstock.checkpoint"
 _COMMIT = re.compile(r"(\d{8,})\.commit")
 _OURS = re.compile(r"\d{8,}\.(commit|base|delta)|\.\d{8,}\.(commit|base|delta)\.\d+\.part|\.lock")
