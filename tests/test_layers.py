@@ -44,6 +44,8 @@ ROOMS = [
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
+            "penstock.pyx.digest",
+            "penstock.pyx.marks",
             "penstock.stats",
         },
         {"numpy"},

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checkpoint.folder import Commit, DataFile, Folder, new_digest
+from penstock.checkpoint.folder import Commit, DataFile, Folder
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring import Ring
 from penstock.io import durable
+from penstock.pyx.digest import Digest
 
 Float32 = npt.NDArray[np.float32]
 
@@ -137,7 +138,7 @@ class CommitWriter:
     def _written(self) -> Commit:
         number, files = self._draft.number, self._draft.files
         path = self._folder.path / f"{number:08}.{'delta' if files else 'base'}"
-        digest, num_bytes = new_digest(), 0
+        digest, num_bytes = Digest(), 0
         with durable.appearing(path) as file:
             for piece in self._pieces():
                 began = time.thread_time()
