@@ -21,7 +21,11 @@ ROOMS = [
         {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
         {"numpy", "pyarrow"},
     ),
-    ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
+    (
+        "penstock.config",
+        {"penstock.config", "penstock.errors", "penstock.io.durable", "penstock.updates"},
+        {"google", "numpy"},
+    ),
     (
         "penstock.bridge",
         {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},

@@ -23,7 +23,7 @@ from penstock.pyx.digest import Digest
 VERSION = 2
 KEY = "penstock.checkpoint"
 _COMMIT = re.compile(r"(\d{8,})\.commit")
-_OURS = re.compile(r"\d{8,}\.(commit|base|delta)|\.\d{8,}\.(commit|base|delta)\.\d+\.part|\.lock")
+_OURS = re.compile(r"\d{8,}\.(commit|base|delta)|\.\d{8,}\.(commit|base|delta)\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 
 
@@ -141,7 +141,7 @@ class Folder:
     def lock(self) -> None:
         """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
         durable.make_folders(self.path)
-        file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = durable.open_lock(self.path / ".lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

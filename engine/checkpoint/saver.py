@@ -27,13 +27,13 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 # Rows are copied in blocks of about so many bytes: what a step may have to wait for.
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
 # Copies of rows that wait for the disk: the memory that saving takes beside the marks is this much, or this share of
 # the tables where that is more, but no more than that.
 ROOM_BYTES, MOST_ROOM_BYTES = 32 << 20, 256 << 20
 ROOM_SHARE = 0.04
 # Blocks copied at a time where no frame comes in.
-BLOCKS_WHEN_IDLE = 4
+BLOCKS_WHEN_IDLE = 8
 # However narrow the rows are: what one dispatch may bring from a device.
 MOST_ROWS = 1 << 15
 # The share of the time between two steps that copying may take.

@@ -27,7 +27,7 @@ Float32 = npt.NDArray[np.float32]
 # What may wait for the disk and the background still copies more; a step copies on, as long as there is room.
 BACKGROUND_BYTES = 8 << 20
 # Bytes between two rests: a fraction of a millisecond of digest. Rests are so many times as long as the work.
-AT_ONCE = 1 << 18
+AT_ONCE = 1 << 19
 REST = 2.0
 
 
