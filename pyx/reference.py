@@ -151,8 +151,7 @@ def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt
 
     cursor : a row; those before it, in the order in which rows lie, are not looked at
     """
-    order = np.concatenate([np.arange(first, len(marks), stride) for first in range(min(stride, len(marks)))] or [[]])
-    order = order.astype(np.int64)
+    order = np.array([row for first in range(stride) for row in range(first, len(marks), stride)], np.int64)
     begin = int(np.flatnonzero(order == cursor)[0]) if cursor < len(marks) else len(marks)
     taken = order[begin:][(marks[order[begin:]] & 2) != 0][:most]
     after = marks.copy()

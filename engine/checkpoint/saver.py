@@ -261,10 +261,12 @@ def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> Callable[[], 
     values = room.reshape(saved.table.num_parts, len(ids), saved.dim)
     wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _with_others(saved, ids), values)
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
+    about: dict[str, Any] = {"table": name}
+    arrays: dict[str, npt.NDArray[Any]] = {"values": values}
     if step > 0 and (np.diff(ids) == step).all():
-        about, arrays = {"table": name, "first": int(ids[0]), "step": step}, {"values": values}
+        about |= {"first": int(ids[0]), "step": step}
     else:
-        about, arrays = {"table": name}, {"ids": ids, "values": values}
+        arrays["ids"] = ids
 
     def record() -> Record:
         wait()
