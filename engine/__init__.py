@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         TruncatedInputError,
         UsageError,
     )
+    from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -116,6 +117,7 @@ _NAMES = {
         "TruncatedInputError",
         "UsageError",
     ),
+    "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
 _HOME = {name: room for room, names in _NAMES.items() for name in names}
@@ -128,6 +130,7 @@ __all__ = [
     "AdagradMomentum",
     "Adam",
     "Assign",
+    "BlockStage",
     "BoundedAdagrad",
     "CancelledError",
     "CenteredRMSProp",
@@ -160,6 +163,7 @@ __all__ = [
     "ServiceError",
     "SparseConditionalAccumulator",
     "SparseGradient",
+    "StageFunction",
     "StateError",
     "TableConfig",
     "TableReport",
@@ -169,6 +173,7 @@ __all__ = [
     "Uniform",
     "UsageError",
     "UserDefinedProgram",
+    "stage_fn",
 ]
 
 

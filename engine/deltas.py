@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -23,6 +23,7 @@ from penstock.io.deltas import Block, DeltaForm, Piece, Shape, checksum_begin, c
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.config.specs import TableSpec
     from penstock.engine import Engine
 
 Int64 = npt.NDArray[np.int64]
@@ -49,6 +50,14 @@ class DeltaArguments(TypedDict, total=False):
     per_seconds: float | None
 
 
+def form_of(
+    specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
+) -> DeltaForm:
+    """How the deltas of some tables look. Raises UsageError."""
+    shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
+    return DeltaForm(shapes, slots, op=op, numbered=numbered)
+
+
 class Deltas:
     """What changes in the tables of an engine from now on. Arguments: ``DeltaArguments``.
 
@@ -68,8 +77,7 @@ class Deltas:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         specs = engine._state.specs
-        shapes = {name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for name, spec in specs.items()}
-        self._form = DeltaForm(shapes, slots, op=op, numbered=numbered)
+        self._form = form_of(specs.values(), slots, op=op, numbered=numbered)
         self._rows = None if per_rows is None else whole("per_rows", per_rows, 1)
         self._seconds = None if per_seconds is None else _positive("per_seconds", per_seconds)
         self._steps = None if per_steps is None else whole("per_steps", per_steps, 1)
@@ -88,8 +96,8 @@ class Deltas:
 
     @property
     def is_clear(self) -> bool:
-        """Everything that changed has been handed out."""
-        return not self.num_touched and (self._delta is None or self._delta.is_over)
+        """Everything that changed has been handed out, and more was asked for: whoever took it has it."""
+        return not self.num_touched and self._delta is None
 
     @property
     def num_touched(self) -> int:
@@ -101,20 +109,36 @@ class Deltas:
         return self.take() if self._is_over() else iter(())
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """The batches of a delta of everything that changed since the last one; none where nothing did."""
+        """The batches of a delta of everything that changed since the last one; none where nothing did.
+
+        Where the last one was broken off, what is left of it.
+        """
         engine = self._engine
         with engine.gate.still():
-            self._cut_step, self._cut_s = engine.global_step, self._clock()
-            if not self.num_touched:
-                return
-            blocks = [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
-            parent, self._parent = self._parent, engine._changed_step
-            self._delta = delta = Delta(self._form, blocks, self._read, self._parent, parent)
-        while not delta.is_over:
+            if self._delta is None:
+                self._cut()
+            delta = self._delta
+        while delta is not None and not delta.is_over:
             with engine.gate.still():
                 engine._check_whole()
                 batch = delta.next()
             yield batch
+        self._delta = None
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Everything that has not been handed out, whether or not it is due."""
+        if self._delta is not None:
+            yield from self.take()
+        yield from self.take()
+
+    def _cut(self) -> None:
+        """An interval is over. Under the gate's lock."""
+        self._cut_step, self._cut_s = self._engine.global_step, self._clock()
+        if not self.num_touched:
+            return
+        blocks = [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
+        parent, self._parent = self._parent, self._engine._changed_step
+        self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
 
     # ---- what the engine tells, under the gate's lock
 

@@ -27,12 +27,11 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
 from penstock.deltas import Deltas
 from penstock.errors import ConfigError, StateError, UsageError
-from penstock.flow import Flow, FlowArguments
 from penstock.frames import Coalesced, Frame
 from penstock.io.arrays import one_frame
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
-from penstock.stage import StageArguments, stage
+from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report
 from penstock.store import TableStore
@@ -91,20 +90,21 @@ class Engine:
 
     # ---- gradients in
 
-    def run(self, source: Any, **arguments: Unpack[FlowArguments]) -> Report:
+    def run(self, source: Any, **arguments: Unpack[RunArguments]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
             iterator of record batches, or a list of paths
         arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, gradient_dtype,
-            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``
+            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``;
+            deltas, and what they hold: ``penstock.stage.RunArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.
         Where other threads push at the same time, the report counts this source's frames and the steps that they
         opened; what it says of tables counts everything that entered since the run began.
         """
-        return Flow(self, source, **arguments).run()
+        return run(self, source, **arguments)
 
     def stage(self, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and give the rows that change as an Arrow stream (docs/deltas.md).

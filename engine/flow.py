@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.arguments import whole
@@ -16,6 +16,7 @@ from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
 from penstock.gate import Gate
+from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import Given, LearningRates
@@ -126,16 +127,18 @@ class Flow:
         self._skipped = 0
         self._started_s = time.perf_counter()
 
-    def run(self) -> Report:
-        """To the end of the source."""
-        for _ in self.batches():
-            pass
+    def run(self, writer: DeltaWriter | None = None) -> Report:
+        """To the end of the source. writer : takes the deltas; commits wait for it"""
+        with self._engine._saves.beside(writer), closing(self.batches()) as batches:
+            for batch in batches:
+                assert writer is not None
+                writer.write(batch)
         return self._report()
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
         """Apply frame by frame, and hand out the deltas as they become due. Closed between two, it has ended there.
 
-        A frame's position counts, and may be committed, when its changes were handed out and more is asked for.
+        What changed may be committed when it was handed out and more is asked for: before, nobody may have it.
         """
         engine, counters, shield = self._engine, self._counters, self._shield
         self._started_s = time.perf_counter()
@@ -175,7 +178,9 @@ class Flow:
 
     def _rest(self) -> Iterator[pa.RecordBatch]:
         """Of the interval that has begun."""
-        return iter(()) if self._deltas is None else self._deltas.take()
+        if self._deltas is not None:
+            with self._shield():
+                yield from self._deltas.rest()
 
     def _may_commit(self) -> bool:
         """Not while there are changes that nobody was told of: a run that goes on from there would not tell them."""

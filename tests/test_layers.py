@@ -18,10 +18,21 @@ ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
     (
         "penstock.io",
-        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {
+            "penstock.io",
+            "penstock.pyx.runs",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.config",
+            "penstock.errors",
+        },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
+    (
+        "penstock.config",
+        {"penstock.config", "penstock.errors", "penstock.io.durable", "penstock.updates"},
+        {"google", "numpy"},
+    ),
     (
         "penstock.bridge",
         {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
@@ -41,9 +52,12 @@ ROOMS = [
             "penstock.config",
             "penstock.errors",
             "penstock.frames",
+            "penstock.io.delta_file",
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
+            "penstock.pyx.digest",
+            "penstock.pyx.marks",
             "penstock.stats",
         },
         {"numpy"},
@@ -66,7 +80,16 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
-    ("penstock.stage", {"penstock.deltas", "penstock.flow"}, {"pyarrow"}),
+    (
+        "penstock.stages",
+        {"penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.stage",
+        {"penstock.deltas", "penstock.errors", "penstock.flow", "penstock.io.delta_file", "penstock.stats"},
+        {"pyarrow"},
+    ),
     (
         "penstock.deltas",
         {"penstock.arguments", "penstock.errors", "penstock.frames", "penstock.io.deltas"},

@@ -169,7 +169,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
         with pytest.raises(
-            flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* take the tables anew"
+            flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables anew"
         ):
             list(stream)
         raw.close()

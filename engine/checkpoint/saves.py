@@ -18,6 +18,7 @@ from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
+from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
@@ -44,6 +45,8 @@ class Saves:
         self.positions = Positions()
         self._quarantine: QuarantineWriter | None = None
         self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
+        self._deltas: DeltaWriter | None = None
+        self.deltas_aside: Mapping[str, int] | None = None  # what the last file of deltas committed
 
     @property
     def totals(self) -> Counters:
@@ -76,6 +79,21 @@ class Saves:
         if self._quarantine is not None:
             self._aside = self._quarantine.commit()
         return self._aside
+
+    def commit_deltas(self) -> Mapping[str, int] | None:
+        """The deltas of all that a commit holds are on disk before it."""
+        if self._deltas is not None:
+            self.deltas_aside = self._deltas.commit()
+        return self.deltas_aside
+
+    @contextmanager
+    def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
+        """Around a run: commits wait for what it writes."""
+        self._deltas = deltas
+        try:
+            yield
+        finally:
+            self._deltas = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
@@ -203,6 +221,7 @@ class Run:
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
         self._pacing = False
+        self._num_frames = 0
         self._error: BaseException | None = None  # what the pace met
         self.skipped = known.num_frames
         self.failed = False
@@ -226,6 +245,7 @@ class Run:
         assert self._source is not None
         self._met.took(self._source, frame)
         self._saves.positions, self._news = self._met, True
+        self._num_frames += 1
         if self._saver is None:
             return
         try:
@@ -277,13 +297,16 @@ class Run:
     def _keep_pace(self) -> None:
         assert self._saver is not None
         while True:
+            seen = self._num_frames
             time.sleep(PAUSE_S)
             with self._engine.gate.still():
                 if not self._saver.is_busy:
                     self._pacing = False
                     return
+                if self._num_frames != seen:
+                    continue
                 try:
-                    self._saver.advance()
+                    self._saver.advance(idle=True)
                 except BaseException as error:
                     self._error = error
 
