@@ -43,6 +43,7 @@ class LiveSaves:
         self._step = engine.global_step  # of the last commit begun
         self._news = self._saver.last is None  # something that no commit has
         self._asked = False
+        self._num_taken = 0
         self._closed = False
         self._wake = threading.Event()
         self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
@@ -51,6 +52,7 @@ class LiveSaves:
     def took(self) -> None:
         """A frame has been applied. Under the gate's lock."""
         self._news = True
+        self._num_taken += 1
         if self._every is not None and self._engine.global_step - self._step >= self._every:
             self._asked = True
         self._advance()
@@ -93,11 +95,11 @@ class LiveSaves:
         self._saver.begin()
         self._step, self._news, self._asked = self._engine.global_step, False, False
 
-    def _advance(self) -> None:
+    def _advance(self, idle: bool = False) -> None:
         if self._asked and not self._saver.is_busy:
             self._begin()
             self._wake.set()
-        self._watched(self._saver.advance)
+        self._watched(lambda: self._saver.advance(idle))
 
     def _finish(self) -> None:
         self._watched(self._saver.finish)
@@ -111,13 +113,16 @@ class LiveSaves:
 
     def _keep_pace(self) -> None:
         """Copying goes on where no frame comes in for a while, too."""
+        seen = 0
         while True:
             self._wake.wait()
             try:
                 with self._engine.gate.still():
                     if self._closed:
                         return
-                    self._advance()
+                    # Nothing came in since the last look: the disk may have the time.
+                    self._advance(idle=self._num_taken == seen)
+                    seen = self._num_taken
                     if not self._saver.is_busy and not self._asked:
                         self._wake.clear()
             except BaseException as error:
