@@ -168,9 +168,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
         client.put([all_rows] * 60, "w0")  # 60 MB of deltas while nobody reads
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
-        with pytest.raises(
-            flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables anew"
-        ):
+        with pytest.raises(flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables anew"):
             list(stream)
         raw.close()
 

@@ -9,6 +9,7 @@ from services import DIM, VOCABULARY, client_of, config_of, frame, in_thread, re
 import penstock as ps
 from penstock.io.flight_messages import PutRequest, decoded, encoded
 from penstock.service import readers
+from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -54,7 +55,7 @@ def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkey
 
 
 def test_deltas_lead_from_any_step_to_now():
-    with service_of() as service, client_of(service) as client:
+    with service_of(per_steps=1) as service, client_of(service) as client:
         start = client.table("user")
         client.put(FRAMES, "w0")
         rows, steps = start.rows.copy(), list[int]()
@@ -65,6 +66,24 @@ def test_deltas_lead_from_any_step_to_now():
             np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[: delta.step]).table("user")))
         assert steps == list(range(1, 13))
         assert [d.step for d in client.deltas(9)] == [10, 11, 12]
+
+
+def test_changes_that_nobody_follows_are_one_delta_when_somebody_asks():
+    with service_of() as service, client_of(service) as client:
+        start = client.table("user")
+        client.put(FRAMES, "w0")
+        (delta,) = client.deltas(start.step)
+        assert (delta.since, delta.step) == (0, 12)
+        apply(start.rows, delta)
+        np.testing.assert_array_equal(start.rows, np.asarray(service.engine.table("user")))
+
+
+def test_more_changes_than_may_be_kept_are_forgotten():
+    with service_of(limits=Limits(delta_bytes=2000)) as service, client_of(service) as client:
+        client.put(FRAMES, "w0")
+        with pytest.raises(ps.DeltasGoneError, match="deltas are kept from step 12 on, not from 0"):
+            list(client.deltas(0))
+        assert client.table("user").step == 12
 
 
 def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
@@ -100,9 +119,7 @@ def test_a_reader_follows_while_frames_come():
 
 
 def test_deltas_that_are_no_longer_kept_and_steps_of_other_states_are_named():
-    from penstock.service.limits import Limits
-
-    with service_of(limits=Limits(delta_bytes=2000)) as service, client_of(service) as client:
+    with service_of(limits=Limits(delta_bytes=2000), per_steps=1) as service, client_of(service) as client:
         lineage = client.status()["lineage"]
         client.put(FRAMES, "w0")
         assert service.log.num_bytes <= 2000

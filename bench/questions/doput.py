@@ -4,7 +4,7 @@
 
 The service is a process of its own, the producer another; both share this machine's processors, which a replay has for
 itself. Time runs from the first frame sent to the last acknowledgement. Warm: every process has applied the whole log
-once before. The service makes its deltas for readers, too, one per step; a replay makes none. With a checkpoint
+once before. Nobody reads. With a checkpoint
 (``--checkpoint``) the time ends with the commit of everything. Says whether both ended with the same tables.
 """
 

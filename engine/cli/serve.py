@@ -106,7 +106,7 @@ def _add_saving(command: Parser) -> None:
         "--delta-steps",
         type=whole(1),
         metavar="N",
-        help="one delta per N steps (default: per commit; without a checkpoint per step)",
+        help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
     )
     saving.add_argument(
         "--delta-memory", type=whole(1), default=256, metavar="MB", help="of deltas kept for readers (default 256)"

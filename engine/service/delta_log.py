@@ -1,7 +1,9 @@
 """The last deltas, once for all readers: made as steps happen, told when nothing can take them back, bounded.
 
 With a checkpoint a delta is told when the commit that holds its step is on disk: what a reader has seen, no crash
-undoes. Readers keep their own place and come for the next delta; who comes too late is told so. Nobody waits for one.
+undoes. Without one they are made per step while somebody follows, and else when somebody asks: nobody pays for deltas
+that nobody reads. Readers keep their own place and come for the next delta; who comes too late is told so. No step
+waits for a reader.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.deltas import Deltas
@@ -34,7 +37,7 @@ class Told(NamedTuple):
 class DeltaLog:
     """Deltas of an engine from now on.
 
-    per_steps : one delta per so many steps; None: per commit, or per step where there is no checkpoint
+    per_steps : one delta per so many steps; None: per commit, or without a checkpoint per step while a reader follows
     max_bytes : of all deltas kept
     durable : whether commits say what may be told
 
@@ -44,7 +47,8 @@ class DeltaLog:
 
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
         self._engine, self._durable, self._max_bytes = engine, durable, max_bytes
-        self._each_step = per_steps is not None or not durable
+        self._per_steps, self._num_following = per_steps, 0
+        self._row_bytes = max((8 + 4 * spec.dim for spec in engine._state.specs.values()), default=0)
         self._deltas = Deltas(engine, numbered=True, per_steps=per_steps)
         self.schema = self._deltas.schema
         self._changed = threading.Condition()
@@ -57,13 +61,14 @@ class DeltaLog:
     # ---- what the intake tells
 
     def stepped(self) -> None:
-        if self._each_step:
-            self._keep(tuple(self._deltas.due()))
-            if not self._durable:
-                self._tell_to(self._made_step)
+        if self._per_steps is None and (self._durable or not self._num_following):
+            return
+        self._keep(self._deltas.due)
+        if not self._durable:
+            self._tell_to(self._made_step)
 
     def commit_begins(self) -> None:
-        self._keep(tuple(self._deltas.take()))
+        self._keep(self._deltas.take)
         self._promised_step = self._made_step
 
     def commit_is_on_disk(self) -> None:
@@ -78,9 +83,22 @@ class DeltaLog:
     # ---- what readers ask
 
     def tell_all(self) -> None:
-        """Without a checkpoint: tell what has changed since the last delta. Under the gate's lock."""
-        self.commit_begins()
-        self.commit_is_on_disk()
+        """Tell what has changed since the last delta, where that is nobody else's to say. Under the gate's lock."""
+        if not self._durable:
+            self.commit_begins()
+            self.commit_is_on_disk()
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Somebody follows."""
+        with self._engine.gate.still():
+            self.tell_all()
+            self._num_following += 1
+        try:
+            yield
+        finally:
+            with self._engine.gate.still():
+                self._num_following -= 1
 
     def look_again(self) -> None:
         """A reader who waits may have gone."""
@@ -127,9 +145,14 @@ class DeltaLog:
 
     # ---- inside
 
-    def _keep(self, batches: tuple[pa.RecordBatch, ...]) -> None:
+    def _keep(self, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
-        self._made_step = self._engine.global_step
+        if self._deltas.num_touched * self._row_bytes > self._max_bytes:
+            self._forget()
+            return
+        batches = tuple(make())
+        if batches or not self._deltas.num_touched:
+            self._made_step = self._engine.global_step
         if batches:
             # The last step that changed anything, as readers see it: they come back with what they have seen.
             step = batches[0].column("step")[0].as_py()
@@ -146,9 +169,17 @@ class DeltaLog:
             self.step = step
             self._changed.notify_all()
 
+    def _forget(self) -> None:
+        """More has changed than may be kept: who wants to go on from before takes the tables anew."""
+        self._deltas = Deltas(self._engine, numbered=True, per_steps=self._per_steps)
+        with self._changed:
+            self._kept.clear()
+            self._untold.clear()
+            self.num_bytes = 0
+            self.first_step = self._made_step = self._engine.global_step
+
     def _make_room(self) -> None:
-        """The newest stays, however large: who is at the step before it must be able to go on."""
-        while self.num_bytes > self._max_bytes and len(self._kept) + len(self._untold) > 1:
+        while self.num_bytes > self._max_bytes:
             gone = (self._kept or self._untold).popleft()
             self.num_bytes -= gone.num_bytes
             self.first_step = gone.step

@@ -7,6 +7,7 @@ step, which no crash can undo, and nobody had to hold a copy of it or to stop th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,15 +72,18 @@ class Readers:
                 "this service's state is another one than that of the step asked for (it was restarted without its "
                 "checkpoint, or with another one); take the tables anew, and go on from their step"
             )
+        with self._engine.gate.still():
+            self._log.tell_all()
         since = self._log.first_step if since is None else since
         until = None if follow else self._log.step
         self._log.check(since)
         return Answer(self.delta_schema, self._told(since, until, gone))
 
     def _told(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
-        for told in self._log.after(since, until, gone):
-            for batch in told.batches:
-                yield batch, b""
+        with self._log.followed() if until is None else nullcontext():
+            for told in self._log.after(since, until, gone):
+                for batch in told.batches:
+                    yield batch, b""
 
     def _rows(self, name: str, ids: Any) -> Answer:
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):
@@ -98,8 +102,10 @@ class Readers:
         """Blocks, then what changed while they were read, then the step that all of it is of."""
         layout = self._engine._state.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
-        since = self._log.step
-        step = since
+        with self._engine.gate.still():
+            self._log.tell_all()
+            # Where more changed than is kept, what is told next leads on from here.
+            since = step = max(self._log.step, self._log.first_step)
         for first in range(0, layout.vocabulary_size, at_once):
             with self._engine.gate.still():
                 self._engine._check_whole()

@@ -146,7 +146,9 @@ class Service:
 
     def exchange(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, writer: Any) -> None:
         """Gradients in; out come deltas, and acknowledgements as metadata between them."""
-        since = self.log.step
+        with self.engine.gate.still():
+            self.log.tell_all()
+            since = max(self.log.step, self.log.first_step)
         writer.begin(self.readers.delta_schema)
         writing, over = threading.Lock(), threading.Event()
 
