@@ -28,6 +28,8 @@ END = "penstock.end"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
+MAX_NAME = 256
+
 # An error's kind travels as its class's name, so that both sides raise the same.
 _KINDS: dict[str, type[PenstockError]] = {
     kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
@@ -58,7 +60,7 @@ class PutRequest:
         """From a command, or from a path: ("gradients",) or ("gradients", contributor)."""
         path = path_of(descriptor)
         if path is not None:
-            if path[0] in (GRADIENTS, EXCHANGE) and len(path) <= 2:
+            if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
                 return cls(path[0], path[1] if len(path) == 2 else None)
             raise UsageError(f"path {'/'.join(path)}: expected gradients, gradients/NAME or exchange/NAME")
         said = decoded(descriptor.command, "the descriptor's command")
@@ -66,8 +68,8 @@ class PutRequest:
         if kind is None or not isinstance(said[kind], dict):
             raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {encoded(said)[:100]!r}')
         contributor, first = said[kind].get("contributor"), said[kind].get("first")
-        if not isinstance(contributor, str | None) or contributor == "":
-            raise UsageError(f"contributor: expected a name, got {contributor!r}")
+        if contributor is not None and not _is_name(contributor):
+            raise UsageError(f"contributor: expected a name of 1 to {MAX_NAME} bytes, got {str(contributor)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
         return cls(kind, contributor, first, bool(said[kind].get("ends", False)))
@@ -94,6 +96,14 @@ class Ack:
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Ack:
         return cls(**said["ack"])
+
+
+def _is_name(name: Any) -> bool:
+    """Names are kept in checkpoints: text that UTF-8 can write, and not much of it."""
+    try:
+        return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def last_of_frame(number: int) -> bytes:

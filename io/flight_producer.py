@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -50,7 +49,7 @@ class Producer:
     ) -> None:
         self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
         self._patience = Patience(patience_s)
-        self._kept: deque[_Numbered] = deque()
+        self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
         self._stream: _PutStream | None = None
         self.acked = Ack(0, False, 0)
@@ -71,7 +70,7 @@ class Producer:
             self._go_on()
             self._hear(ask=True)
         self._last += 1
-        self._kept.append(_Numbered(self._last, pieces, size))
+        self._kept[self._last] = _Numbered(self._last, pieces, size)
         self._kept_bytes += size
         self._go_on()
         return self._last
@@ -114,8 +113,8 @@ class Producer:
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
-                for frame in self._kept:
-                    stream.write(frame)
+                for number in range(stream.next, self._last + 1):
+                    stream.write(self._kept[number])
                 stream.check()
                 self._forget(stream)
                 return stream
@@ -140,14 +139,15 @@ class Producer:
     def _begin(self) -> _PutStream:
         """A new stream, from the first frame that the service has not applied."""
         position = int(self._client.act("position", {"contributor": self._contributor})["position"])
-        first = self._kept[0].number
+        oldest = next(iter(self._kept.values()))
+        first = oldest.number
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
         client, options = self._client.opened()
-        return _PutStream(client, options, self._contributor, position + 1, self._kept[0].pieces[0].schema)
+        return _PutStream(client, options, self._contributor, position + 1, oldest.pieces[0].schema)
 
     def _forget(self, stream: _PutStream) -> None:
         """What is acknowledged need not be sent again."""
@@ -156,8 +156,8 @@ class Producer:
         if stream.acked.position > self.acked.position:
             self._patience.good()
         self.acked = stream.acked
-        while self._kept and self._kept[0].number <= self.acked.position:
-            self._kept_bytes -= self._kept.popleft().num_bytes
+        while self._kept and (number := next(iter(self._kept))) <= self.acked.position:
+            self._kept_bytes -= self._kept.pop(number).num_bytes
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
@@ -166,14 +166,14 @@ class Producer:
 
 
 class _PutStream:
-    """One DoPut: frames out, acknowledgements in on a thread of its own."""
+    """One DoPut: frames out, acknowledgements in on a thread of its own. next : the number of the frame to be sent"""
 
     def __init__(
         self, client: flight.FlightClient, options: flight.FlightCallOptions, name: str, first: int, schema: pa.Schema
     ) -> None:
         request = PutRequest(contributor=name, first=first, ends=True)
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
-        self._next, self._name = first, name
+        self.next, self._name = first, name
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._over = self._ended = False
@@ -183,9 +183,7 @@ class _PutStream:
         self._listener.start()
 
     def write(self, frame: _Numbered) -> None:
-        """Send a frame, if it has not been sent."""
-        if frame.number < self._next:
-            return
+        """Send the next frame."""
         *before, last = frame.pieces
         with self._writing:
             if self._ended:
@@ -193,7 +191,7 @@ class _PutStream:
             for piece in before:
                 self._writer.write_batch(piece)
             self._writer.write_with_metadata(last, last_of_frame(frame.number))
-        self._next = frame.number + 1
+        self.next = frame.number + 1
 
     def end(self) -> None:
         """Nothing more comes."""

@@ -108,6 +108,17 @@ def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):
         assert service.intake.counters.frames == 5
 
 
+def test_a_replay_onto_the_checkpoint_of_a_service_keeps_its_positions(tmp_path):
+    with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
+        client.put(FRAMES[:7], "w0")
+    engine = ps.Engine.restore(tmp_path / "c")
+    engine.run(iter(FRAMES[7:9]), checkpoint=tmp_path / "c", resume=True)
+    again = ps.Engine.restore(tmp_path / "c")
+    with service_of(again, tmp_path / "c", resume=True) as service, client_of(service) as client:
+        assert client.position("w0") == 7
+        assert service.engine.state_hash() == replayed(FRAMES[:9]).state_hash()
+
+
 def test_frames_sent_again_are_recognised_and_gaps_are_named():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES[:5], "w0")

@@ -224,6 +224,8 @@ def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
         flight.FlightDescriptor.for_command(b'{"gradients": 3}'),
         flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": 3}}'),
         flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": "a", "first": 0}}'),
+        flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": "\\ud800"}}'),
+        flight.FlightDescriptor.for_path("gradients", "x" * 257),
     ],
 )
 def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):

@@ -154,18 +154,17 @@ def run(args: argparse.Namespace) -> int:
         if place is not None:
             check_writable(place)
     engine = make_engine(args, config)
-    with writing(args.checkpoint) if args.checkpoint else nullcontext():
-        service = Service(
-            engine,
-            address,
-            reading,
-            rates,
-            saving=_saving(args),
-            limits=_limits(args),
-            tls=tls,
-            tokens=tokens,
-            per_steps=args.delta_steps,
-        )
+    service = Service(
+        engine,
+        address,
+        reading,
+        rates,
+        saving=_saving(args),
+        limits=_limits(args),
+        tls=tls,
+        tokens=tokens,
+        per_steps=args.delta_steps,
+    )
     return _serve(args, service)
 
 

@@ -24,6 +24,7 @@ Tell = Callable[[Ack], None]
 
 # gRPC tells that a connection broke, and that nothing more comes, in no fixed order.
 CUT_IS_KNOWN_AFTER_S = 0.05
+ACK_PAUSE_S = 0.01
 
 
 class Producers:
@@ -178,3 +179,6 @@ class Acks:
                     self._deaf = True
                     self._changed.notify_all()
                 return
+            # Who sends many small frames hears of several at once: each word costs both sides a turn of a thread.
+            with self._changed:
+                self._changed.wait_for(lambda: self._over, ACK_PAUSE_S)
