@@ -49,8 +49,10 @@ class DeltaLog:
         self._engine, self._durable, self._max_bytes = engine, durable, max_bytes
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine._state.specs.values()), default=0)
-        self._deltas = Deltas(engine, numbered=True, per_steps=per_steps)
-        self.schema = self._deltas.schema
+        watch = Deltas(engine, numbered=True, per_steps=per_steps)
+        # Without a checkpoint whoever asks has nothing of this state yet: until then nobody watches.
+        self._deltas = watch if durable or per_steps is not None else None
+        self.schema = watch.schema
         self._changed = threading.Condition()
         self._kept: deque[Told] = deque()
         self._untold: deque[Told] = deque()
@@ -61,14 +63,15 @@ class DeltaLog:
     # ---- what the intake tells
 
     def stepped(self) -> None:
-        if self._per_steps is None and (self._durable or not self._num_following):
+        if self._deltas is None or (self._per_steps is None and (self._durable or not self._num_following)):
             return
-        self._keep(self._deltas.due)
+        self._keep(self._deltas, self._deltas.due)
         if not self._durable:
             self._tell_to(self._made_step)
 
     def commit_begins(self) -> None:
-        self._keep(self._deltas.take)
+        if self._deltas is not None:
+            self._keep(self._deltas, self._deltas.take)
         self._promised_step = self._made_step
 
     def commit_is_on_disk(self) -> None:
@@ -84,7 +87,9 @@ class DeltaLog:
 
     def tell_all(self) -> None:
         """Tell what has changed since the last delta, where that is nobody else's to say. Under the gate's lock."""
-        if not self._durable:
+        if self._deltas is None:
+            self._forget()
+        elif not self._durable:
             self.commit_begins()
             self.commit_is_on_disk()
 
@@ -145,13 +150,13 @@ class DeltaLog:
 
     # ---- inside
 
-    def _keep(self, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+    def _keep(self, deltas: Deltas, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
-        if self._deltas.num_touched * self._row_bytes > self._max_bytes:
+        if deltas.num_touched * self._row_bytes > self._max_bytes:
             self._forget()
             return
         batches = tuple(make())
-        if batches or not self._deltas.num_touched:
+        if batches or not deltas.num_touched:
             self._made_step = self._engine.global_step
         if batches:
             # The last step that changed anything, as readers see it: they come back with what they have seen.
@@ -177,6 +182,8 @@ class DeltaLog:
             self._untold.clear()
             self.num_bytes = 0
             self.first_step = self._made_step = self._engine.global_step
+            if not self._durable:
+                self.step = self.first_step
 
     def _make_room(self) -> None:
         while self.num_bytes > self._max_bytes:
