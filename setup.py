@@ -30,7 +30,7 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "update"]
+KERNELS = ["accumulator", "expansion", "id_map", "id_table", "memory", "partition", "parts", "update"]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 
@@ -44,7 +44,20 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
 ]
 
-HEADERS = [f"pyx/{h}.h" for h in ("crew", "pages", "rows", "rows_body", "update_rules", "xla_ffi")]
+HEADERS = [
+    f"pyx/{h}.h"
+    for h in (
+        "crew",
+        "gained_rows",
+        "gained_rows_body",
+        "pages",
+        "rows",
+        "rows_body",
+        "update_rules",
+        "vectors",
+        "xla_ffi",
+    )
+]
 
 
 def link_tree() -> str:

@@ -7,7 +7,7 @@ them are taken here, without a copy where the producer's layout allows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,21 @@ Codes = npt.NDArray[np.signedinteger[Any]]
 Float32 = npt.NDArray[np.float32]
 
 _FLOATS_AT_ONCE = 1 << 16  # the mask of a finiteness check stays in cache
+
+
+Look = tuple[Float32, Int64 | None, Float32 | None]  # of Rows: grads, which, gains
+
+
+class Gradients(Protocol):
+    """A gradient per row: ``Lists`` that came so, or what makes them when they are looked at."""
+
+    @property
+    def null(self) -> Bool | None: ...
+    def look(self, rows: slice | Int64, dim: int) -> Look: ...
+    def of_row(self, row: int) -> Float32: ...
+    def length(self, row: int) -> int: ...
+    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = ...) -> Bool: ...
+    def not_finite(self) -> Bool | None: ...
 
 
 @dataclass(frozen=True)
@@ -38,20 +53,20 @@ class Lists:
     lengths: Int64 | None
     null: Bool | None
 
-    def look(self, rows: slice | Int64, dim: int) -> tuple[Float32, Int64 | None]:
+    def look(self, rows: slice | Int64, dim: int) -> Look:
         """The values, and which of their rows are meant (None: all), without a copy. As for ``take`` otherwise.
 
-        Returns float32 (m, dim) and int64 (n,) or None.
+        Returns float32 (m, dim), int64 (n,) or None, and None: nothing is multiplied.
         """
         if isinstance(rows, slice) and self.starts is None:
-            return self.take(rows, dim), None
+            return self.take(rows, dim), None, None
         if self.starts is None:
-            return self.values.reshape(self.num_rows, self.width), np.asarray(rows)
+            return self.values.reshape(self.num_rows, self.width), np.asarray(rows), None
         starts = self.starts[rows]
         if not len(starts) or starts[-1] - starts[0] == (len(starts) - 1) * dim:
-            return self.take(rows, dim), None
+            return self.take(rows, dim), None, None
         # Rows of several lengths: every place where one of this length could begin.
-        return np.lib.stride_tricks.sliding_window_view(self.values, dim), starts
+        return np.lib.stride_tricks.sliding_window_view(self.values, dim), starts, None
 
     def take(self, rows: slice | Int64, dim: int) -> Float32:
         """float32 (n, dim); a view where the rows are a slice. Only for rows of length dim that are not null."""

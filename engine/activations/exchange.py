@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.activations.deduplication import DeduplicationData, FeatureUses, check_fingerprint, fingerprint
+from penstock.activations.deduplication import (
+    DeduplicationData,
+    FeatureUses,
+    check_fingerprint,
+    check_unique_ids,
+    check_uses,
+    fingerprint,
+)
 from penstock.activations.inputs import lookups, num_samples
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError
-from penstock.expand import Float32, Lookups, combine, row_gradients
+from penstock.expand import Float32, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 
@@ -118,33 +127,47 @@ class Exchange:
 
     def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None]) -> Frame:
         """Each table's rows: its features in order, the lookups of each in order."""
+        of_feature = {}
+        for table, ids in data.unique_ids.items():
+            check_unique_ids(table, ids, self._config.sizes[table][0])
+        for index, (uses, gradient) in enumerate(zip(data.features, gradients, strict=True)):
+            if len(uses.rows):
+                of_feature[index] = self._rows(index, data, uses, gradient)
         blocks: dict[str, list[Rows]] = {}
-        num_rows = 0
-        for index, (feature, gradient) in enumerate(zip(self._config.features, gradients, strict=True)):
-            uses, ids = data.features[index], data.ids(index, feature.table)
-            samples = uses.samples.astype(np.int64)
-            if not len(ids):
-                continue
-            if int(samples[-1]) >= num_samples(feature):
-                raise InputError(f"deduplication data of {name_of(self._config, index)}: sample {samples[-1]}")
-            if gradient is None:
-                gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
-            blocks.setdefault(feature.table, []).append(self._rows(index, ids, samples, gradient, uses.gains))
-            num_rows += len(ids)
+        for index, rows in of_feature.items():
+            blocks.setdefault(self._config.features[index].table, []).append(rows)
         # Gradients belong to the step whose opening they are for: pipelined, the one after the one they saw.
-        step = data.step + self._lag
-        rows = {table: tuple(of_table) for table, of_table in blocks.items()}
-        return Frame(rows, num_rows, max(step, 0), source="send_gradients()")
+        frame = Frame(
+            {table: tuple(of_table) for table, of_table in blocks.items()},
+            sum(len(rows.ids) for rows in of_feature.values()),
+            max(data.step + self._lag, 0),
+            source="send_gradients()",
+            truncated=data.truncated,
+        )
+        # The gradients are finite; times a weight they may not be, which is seen when they are summed.
+        weighted = any(rows.gains is not None for rows in of_feature.values())
+        return replace(frame, audit=partial(self._audited, frame, of_feature)) if weighted else frame
 
-    def _rows(self, index: int, ids: Any, samples: Any, gradient: Float32, gains: Float32 | None) -> Rows:
-        if gains is None:
-            return Rows(ids, gradient, samples)  # without a copy: a sum's rows are its samples' gradients
-        rows = row_gradients(gradient, samples, gains)
-        if not np.isfinite(rows).all():
-            who = name_of(self._config, index)
-            problem = f"gradient of {who}: times a weight it is not finite as float32"
-            raise InputError(problem, reason="gradient_not_finite")
-        return Rows(ids, rows)
+    def _rows(self, index: int, data: DeduplicationData, uses: FeatureUses, gradient: Float32 | None) -> Rows:
+        feature = self._config.features[index]
+        found = len(data.unique_ids[feature.table]), num_samples(feature)
+        check_uses(name_of(self._config, index), uses.rows, uses.samples, uses.gains, *found)
+        if gradient is None:
+            gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
+        gains = None if uses.gains is None else np.ascontiguousarray(uses.gains, np.float32)
+        return Rows(data.ids(index, feature.table), gradient, uses.samples.astype(np.int64), gains)
+
+    def _audited(self, frame: Frame, of_feature: Mapping[int, Rows]) -> Frame:
+        for index, rows in of_feature.items():
+            if (
+                rows.gains is not None
+                and rows.which is not None
+                and not_finite(rows.grads, rows.which, rows.gains).any()
+            ):
+                who = name_of(self._config, index)
+                problem = f"gradient of {who}: times a weight it is not finite as float32"
+                raise InputError(problem, reason="gradient_not_finite")
+        return frame
 
     def _claim(self, data: DeduplicationData) -> None:
         """StateError for data that was sent, or of another step where a step has only one frame."""
