@@ -18,7 +18,14 @@ ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
     (
         "penstock.io",
-        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {
+            "penstock.io",
+            "penstock.pyx.runs",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.config",
+            "penstock.errors",
+        },
         {"numpy", "pyarrow"},
     ),
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
@@ -52,6 +59,19 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
+    (
+        "penstock.flow",
+        {
+            "penstock.arguments",
+            "penstock.checkpoint",
+            "penstock.frames",
+            "penstock.gate",
+            "penstock.io",
+            "penstock.rates",
+            "penstock.stats",
+        },
+        set(),
+    ),
     ("penstock.orbax", {"penstock.errors"}, {"numpy"}),
     (
         "penstock.state",

@@ -27,7 +27,7 @@ from penstock.activations.nesting import features_of, leaves, name_of, structure
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError
-from penstock.expand import Float32, Lookups, combine, not_finite
+from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 
@@ -54,22 +54,17 @@ class Exchange:
     def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Activations nested like ``features``, float32 of the features' input shapes + [dim]."""
         config = self._config
-        structure = structure_for(config, features)
-        found = self._lookups(structure, features, weights)
-        unique, rows_of = _unique(config, found)
+        unique, uses = deduplicated(config, features, weights)
         rows, step = self._seen(unique)
-        activations, uses = {}, []
-        for index, (feature, looked_up) in enumerate(zip(config.features, found, strict=True)):
-            taken = rows[feature.table][rows_of[index]]
-            combined = combine(taken, looked_up.samples, looked_up.gains, num_samples(feature))
+        activations = {}
+        for index, (feature, of) in enumerate(zip(config.features, uses, strict=True)):
+            combined = combine(rows[feature.table][of.rows], of.samples, of.gains, num_samples(feature))
             activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
-            samples = looked_up.samples.astype(np.uint32)
-            uses.append(FeatureUses(rows_of[index].astype(np.uint32), samples, looked_up.gains, looked_up.truncated))
         with self._lock:
             self._received += 1
             number = self._received
-        data = DeduplicationData(self._fingerprint, step, number, unique, tuple(uses))
-        return _packed(structure, activations), data
+        data = DeduplicationData(self._fingerprint, step, number, unique, uses)
+        return _packed(structure_for(config, features), activations), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
         """One frame of the gradients of activations. False where the gate found it stale."""
@@ -93,16 +88,6 @@ class Exchange:
         except BaseException:
             self._release(data)
             raise
-
-    def _lookups(self, structure: Any, features: Any, weights: Any) -> list[Lookups]:
-        config = self._config
-        ids = leaves(structure, features, "features")
-        of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
-        sizes = config.sizes
-        return [
-            lookups(feature, name_of(config, i), sizes[feature.table][0], ids[i], of[i])
-            for i, feature in enumerate(features_of(config))
-        ]
 
     def _checked(self, index: int, given: Any) -> Float32 | None:
         """A feature's gradient as float32 (samples, dim); None where it was None, which means zeros."""
@@ -195,17 +180,35 @@ def is_pipelined(config: EmbeddingConfig) -> bool:
     return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
 
 
-def _unique(config: EmbeddingConfig, found: Sequence[Lookups]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """By table its unique ids, ascending; by feature the index of every lookup into them."""
-    unique: dict[str, Any] = {}
-    rows_of: dict[int, Any] = {}
+def deduplicated(
+    config: EmbeddingConfig, features: Any, weights: Any = None
+) -> tuple[dict[str, Int64], tuple[FeatureUses, ...]]:
+    """What a batch looks up, of tables that may lie anywhere: by table its unique ids, ascending; every feature's uses.
+
+    features, weights : as for ``Engine.recv_activations``
+    """
+    found = _lookups(config, features, weights)
+    unique: dict[str, Int64] = {}
+    uses: dict[int, FeatureUses] = {}
     for table in config.table_names:
         mine = [index for index, feature in enumerate(config.features) if feature.table == table]
         ids = np.concatenate([np.zeros(0, np.int64), *(found[index].ids for index in mine)])
         unique[table], inverse = np.unique(ids, return_inverse=True)
         ends = np.cumsum([len(found[index].ids) for index in mine])
-        rows_of |= dict(zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True))
-    return unique, rows_of
+        for index, rows in zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True):
+            of = found[index]
+            uses[index] = FeatureUses(rows.astype(np.uint32), of.samples.astype(np.uint32), of.gains, of.truncated)
+    return unique, tuple(uses[index] for index in range(len(found)))
+
+
+def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Lookups]:
+    structure = structure_for(config, features)
+    ids = leaves(structure, features, "features")
+    of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
+    return [
+        lookups(feature, name_of(config, i), config.sizes[feature.table][0], ids[i], of[i])
+        for i, feature in enumerate(features_of(config))
+    ]
 
 
 def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:
