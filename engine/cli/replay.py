@@ -200,6 +200,8 @@ def say_report(out: Output, report: Report) -> None:
     frames += f", {count(report.stale)} stale" if report.stale else ""
     frames += f", {count(report.pending)} pending (--flush would apply them)" if report.pending else ""
     out.say(frames)
+    if report.truncated:
+        out.say(f"truncated {count(report.truncated)} ids beyond the length of their sequence")
     if report.skipped:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     for name, table in report.tables.items():
