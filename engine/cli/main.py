@@ -30,6 +30,8 @@ COMMANDS = {
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
