@@ -33,6 +33,7 @@ from penstock.rates import Given, LearningRates
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report
 from penstock.store import TableStore
+from penstock.watch import Watch
 
 if TYPE_CHECKING:
     import jax
@@ -73,6 +74,7 @@ class Engine:
         self._state = State(config, mesh, self.seed, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
         self._saves = Saves(self)
+        self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
         stores = {
@@ -250,8 +252,10 @@ class Engine:
         return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        self._saves.before_step(coalesced)
-        self._state.apply(coalesced, rates)
+        with self.watch.saving():
+            self._saves.before_step(coalesced)
+        with self.watch.step(coalesced):
+            self._state.apply(coalesced, rates)
         self._last_rates = rates
 
     @contextmanager

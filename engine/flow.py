@@ -129,15 +129,21 @@ class Flow:
 
     def frames(self) -> Generator[Frame, None, None]:
         """Apply frame by frame, and hand out each as it was taken in. Closed between two, it has ended there."""
-        engine, counters, shield = self._engine, self._counters, self._shield
+        engine, counters, shield, watch = self._engine, self._counters, self._shield, self._engine.watch
         self._started_s = time.perf_counter()
         engine._start_counting()
         engine._rates = self._rates
-        with engine._saves.run(self._reader, counters, shield, *self._saving) as saving:
-            for frame in saving.frames(self._limit):
+        with (
+            watch.run(counters, self._reader.fraction, self._reader.first_bad),
+            engine._saves.run(self._reader, counters, shield, *self._saving) as saving,
+        ):
+            for frame in watch.reading(saving.frames(self._limit)):
                 with shield():
-                    frame, _ = engine._push(frame, self._rates, counters)
-                    saving.took(frame)
+                    with watch.applying():
+                        frame, _ = engine._push(frame, self._rates, counters)
+                    with watch.saving():
+                        saving.took(frame)
+                watch.took(frame, engine.gate, engine._last_rates or ())
                 if self._progress is not None:
                     self._progress(counters, engine.gate, self._reader.fraction())
                 yield frame

@@ -23,6 +23,7 @@ from penstock.cli.options import (
     whole,
 )
 from penstock.cli.output import Output, ProgressLine, count, writing
+from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
@@ -92,6 +93,7 @@ def add(commands: Any) -> None:
     saving.add_argument(
         "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
     )
+    add_watching_options(command)
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",
@@ -125,9 +127,10 @@ def run(args: argparse.Namespace) -> int:
             check_writable(place)
     out = Output(args.json)
     engine = make_engine(args, config)
+    watching = Watching(args, engine)
     progress = ProgressLine()  # its clock starts with the work
     try:
-        with writing(args.checkpoint) if args.checkpoint else nullcontext():
+        with watching, writing(args.checkpoint) if args.checkpoint else nullcontext():
             report = engine.run(
                 args.sources,
                 table=args.table,
@@ -143,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
                 checkpoint=args.checkpoint,
                 every=args.every,
                 resume=args.resume,
-                progress=progress,
+                progress=watching.beside(progress),
                 shield=args.shield,
             )
     except KeyboardInterrupt:
