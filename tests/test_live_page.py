@@ -29,7 +29,7 @@ mode: TRAINING
 
 
 def test_the_page_brings_everything_with_it():
-    page = page_text()
+    page = page_text().replace('"http://www.w3.org/2000/svg"', "")  # a name, not an address
     assert not re.search(r"""(src|href)=|@import|url\(|//[a-z]+\.[a-z]""", page)
     assert ".innerHTML" not in page  # names of tables are others' words
 

@@ -59,7 +59,14 @@ def main() -> None:
 def timed(engine: ps.Engine, source: list[pa.RecordBatch], flags: dict[str, str]) -> float:
     """Seconds of one run, with somebody looking."""
     engine.watch.probe = None
-    given = {"ui": None, "metrics": None, "metrics_file": None, "command": "replay", "sources": []} | flags
+    given = {
+        "ui": None,
+        "metrics": None,
+        "metrics_file": None,
+        "report": None,
+        "command": "replay",
+        "sources": [],
+    } | flags
     watching, done = Watching(SimpleNamespace(**given), engine), threading.Event()
     with watching:
         paths = [server.url + ("/live.json" if "ui" in flags else "/metrics") for server in watching.servers]

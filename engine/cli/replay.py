@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     check_checkpoint(args)
     if quarantine is not None and not args.resume:
         check_new(quarantine)
-    for place in (args.out, args.checkpoint, quarantine and quarantine.parent):
+    for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent):
         if place is not None:
             check_writable(place)
     out = Output(args.json)
@@ -162,12 +162,13 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
+    shown = watching.report(report)
     say_report(out, report)
     if quarantine is not None:
         out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
     if args.checkpoint is not None:
         out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
-    for file in files:
+    for file in (*files, *shown):
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})

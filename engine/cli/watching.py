@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.output import writing
+from penstock.cli.report import run_sections, write_page
 from penstock.cli.server import HTML, JSON, TEXT, Server, address_of, as_json
 from penstock.engine import Engine
 from penstock.flow import Progress
 from penstock.gate import Gate
 from penstock.metrics import Metrics
 from penstock.probe import thinned
-from penstock.stats import Counters
+from penstock.stats import Counters, Report
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
@@ -37,16 +38,16 @@ def add_watching_options(command: argparse.ArgumentParser) -> None:
         help="show a live page in a browser while it works (default 127.0.0.1, any free port)",
     )
     group.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus' metrics there, at /metrics")
+    group.add_argument(
+        "--report", type=Path, metavar="DIR", help="write a page with plots of the run to DIR at the end"
+    )
     group.add_argument("--metrics-file", type=Path, metavar="FILE", help="append the metrics, a JSON line a second")
 
 
 class Watching:
-    """Around the work of one engine: shows it as the flags ask, and costs nothing where they ask for nothing.
+    """Around the work of one engine: shows it as the flags ask, and costs nothing where they ask for nothing."""
 
-    look : whether a closer look is wanted all the same (``--report``)
-    """
-
-    def __init__(self, args: argparse.Namespace, engine: Engine, look: bool = False) -> None:
+    def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
         self._engine, self._metrics = engine, Metrics(engine)
         self._addresses = {
             flag: address_of(given, f"--{flag}") for flag in ("ui", "metrics") if (given := getattr(args, flag))
@@ -55,7 +56,8 @@ class Watching:
         self.servers: list[Server] = []
         self._written_s = 0.0
         self.title = " ".join(map(str, ["penstock", args.command, *getattr(args, "sources", [])]))
-        if look or args.ui:
+        self._report: Path | None = args.report
+        if args.report or args.ui:
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
@@ -110,6 +112,15 @@ class Watching:
                 for m in thinned(moments, MAX_SHOWN_MOMENTS)
             ],
         }
+
+    def report(self, report: Report) -> list[Path]:
+        """Write the page that was asked for. Returns what was written."""
+        watch = self._engine.watch
+        if self._report is None or watch.probe is None:
+            return []
+        probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
+        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:
         assert self._path is not None
