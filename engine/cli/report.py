@@ -15,7 +15,7 @@ import numpy.typing as npt
 import penstock
 from penstock.cli.output import count, writing
 from penstock.cli.svg import MAX_LEGEND, Points, bars, lines
-from penstock.probe import Hot, Moment
+from penstock.probe import Hot, Moment, thinned
 from penstock.stats import Report
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
@@ -29,7 +29,7 @@ td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;he
 margin-right:.3rem;vertical-align:middle}"""
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
-CURVE_POINTS = 200
+CURVE_POINTS, FLOW_POINTS = 200, 80
 
 
 def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
@@ -67,7 +67,7 @@ def run_sections(
     yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
     yield "Where the time went", "seconds of the run's own thread", bars({STAGES[s]: t for s, t in stages.items()}, "s")
     flow = [
-        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds)) for a, b in pairwise(moments) if b.seconds > a.seconds
+        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds)) for a, b in pairwise(thinned(moments, FLOW_POINTS)) if b.seconds > a.seconds
     ]
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
     yield (

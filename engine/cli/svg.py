@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 Points = Sequence[tuple[float, float]]
 
 COLOURS = ("#1b6ca8", "#d98032", "#7b9e89", "#8a7fb8", "#b5533c", "#c79b1c", "#4a9fa5", "#9aa5b1")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 260, 64, 40, 12, 12
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 270, 64, 40, 24, 20
 INK, PALE, LINE = "#1f2933", "#7b8794", "#e4e7eb"
 MAX_LEGEND = len(COLOURS)
 
@@ -57,7 +57,7 @@ def lines(named: Mapping[str, Points], x: str, y: str, log_x: bool = False, log_
     up = Axis([p[1] for p in points], log_y, HEIGHT - BOTTOM, TOP, zero=True)
     if sum(across.shows(a) and up.shows(b) for a, b in points) < 2:
         return ""
-    parts = [*_grid(across, up), _text(WIDTH / 2, HEIGHT - 4, x, "middle"), _text(LEFT, TOP - 2, y, "start")]
+    parts = [*_grid(across, up), _text(WIDTH / 2, HEIGHT - 4, x, "middle"), _text(LEFT, TOP - 12, y, "start")]
     for number, of in enumerate(named.values()):
         path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in of if across.shows(a) and up.shows(b))
         colour = COLOURS[number % len(COLOURS)]
