@@ -30,7 +30,7 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "update"]
+KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "runs", "update"]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 

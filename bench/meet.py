@@ -59,7 +59,7 @@ class Timing:
 
 
 def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[str, Timing]:
-    """Time every side; all have been warmed up by one pass. Who is far behind after ENOUGH rounds takes no more turns."""
+    """Time every side; all have been warmed up by one pass. Who is far behind after ENOUGH rounds sits out."""
     steps = range(num_steps)
     for side in sides.values():
         side.prepare(steps)

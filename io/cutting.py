@@ -42,7 +42,7 @@ class Place:
         return InputError(problem, source=self.source, batch=self.batch, row=at, column=column, reason=reason)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Piece:
     """Rows start to stop of a decoded batch: one key."""
 

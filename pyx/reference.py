@@ -5,6 +5,7 @@ Readable, not fast. A kernel equals its twin here bit for bit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,28 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+
+
+def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]] | None:
+    """(start, stop, code) of equal neighbours; None where there are more than ``most``. Twin of ``runs.equal_runs``."""
+    runs: list[tuple[int, int, int]] = []
+    for row, code in enumerate(codes.tolist()):
+        if runs and runs[-1][2] == code:
+            runs[-1] = (runs[-1][0], row + 1, code)
+        else:
+            runs.append((row, row + 1, code))
+    return runs if len(runs) <= most else None
+
+
+def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[tuple[int, int, int]] | None:
+    """(start, stop, length) of equally long lists; None also where offsets are unsound. Twin of ``length_runs``."""
+    exact = offsets.tolist()  # Python's whole numbers do not wrap
+    lengths = [after - before for before, after in itertools.pairwise(exact)]
+    if not lengths:
+        return [] if exact else None
+    if min(lengths) < 0 or exact[-1] > num_values:
+        return None
+    return equal_runs(np.array(lengths, np.int64), most)
 
 
 def index(ids: Int64) -> Int64:

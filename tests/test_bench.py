@@ -179,11 +179,11 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
 
 def test_a_side_far_behind_sits_out_and_the_best_of_the_others_never_does():
     def sampled(**ms):
-        return {name: [Sample(x, False)] * 3 for name, x in ms.items()}
+        return {name: [meet.Sample(x, False)] * 3 for name, x in ms.items()}
 
-    assert in_the_race(sampled(ours=10, best=60, second=170, last=181)) == ["ours", "best", "second"]
-    assert in_the_race(sampled(ours=10, best=600)) == ["ours", "best"]
-    assert in_the_race(sampled(ours=10)) == ["ours"]
+    assert meet.in_the_race(sampled(ours=10, best=60, second=170, last=181)) == ["ours", "best", "second"]
+    assert meet.in_the_race(sampled(ours=10, best=600)) == ["ours", "best"]
+    assert meet.in_the_race(sampled(ours=10)) == ["ours"]
 
 
 def test_disturbed_samples_do_not_count_where_enough_others_remain():

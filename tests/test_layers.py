@@ -18,7 +18,14 @@ ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
     (
         "penstock.io",
-        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {
+            "penstock.io",
+            "penstock.pyx.runs",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.config",
+            "penstock.errors",
+        },
         {"numpy", "pyarrow"},
     ),
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
