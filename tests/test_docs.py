@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli.main import COMMANDS, parser
+from penstock.cli.main import COMMANDS, main, parser
 from penstock.cli.options import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,9 +114,24 @@ def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
 def test_the_readmes_commands_parse():
     lines = [line.removeprefix("$ ") for block in blocks("README.md", "console") for line in block.splitlines()]
     commands = [line.split()[1:] for line in lines if line.startswith("penstock ")]
-    assert {c[0] for c in commands} == {"synth", "replay", "validate", "inspect"}
+    assert {c[0] for c in commands} >= {"synth", "replay", "validate", "inspect"}
     for command in commands:
         parser().parse_args(command)
+
+
+def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    synth, replay = (
+        shlex.split(line)[2:]
+        for line in blocks("README.md", "console")[1].splitlines()
+        if line.startswith("$ penstock")
+    )
+    assert main(synth) == 0
+    capsys.readouterr()
+    assert main(replay) == 0
+    printed = capsys.readouterr().out.splitlines()
+    said = blocks("README.md", "console")[1].splitlines()
+    assert printed[1:] == said[-len(printed) + 1 :]  # but for the first line, which has the seconds
 
 
 @pytest.mark.parametrize("page", PAGES)
