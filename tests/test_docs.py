@@ -25,12 +25,15 @@ SCENES = {
     "docs/activations.md": """
         from functools import partial
         import jax, numpy as np, penstock as ps
-        features = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
-        engine = ps.Engine(ps.EmbeddingConfig.from_features(features, batch_size=4, optimizer=ps.SGD(0.1),
+        config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
+        engine = ps.Engine(ps.EmbeddingConfig.from_features(config_of, batch_size=4, optimizer=ps.SGD(0.1),
                                                                     pipeline_execution_with_tensor_core=True))
-        batches = [{"f": np.array([[1], [2], [1], [8]])}] * 3
+        features = {"f": np.array([[1], [2], [1], [8]])}
+        batches = [features] * 3
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
-        vocabulary_size, num_samples = 9, 4
+        vocabulary_size, num_samples, batch_size, config = 9, 4, 4, engine.config
+        from jax.sharding import PartitionSpec as P
+        mesh = jax.make_mesh((1,), ("shard",))
     """,
     "docs/checkpoints.md": """
         import numpy as np, pyarrow as pa, penstock as ps
@@ -39,12 +42,30 @@ SCENES = {
         with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
             writer.write_batch(batch)
     """,
+    "docs/deltas.md": """
+        import pyarrow as pa, penstock as ps
+        engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
+        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
+        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
+            writer.write_batch(batch)
+        serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
+        ps.Engine(engine.config).save("run1")
+    """,
+    "docs/stages.md": """
+        import os, pyarrow as pa, pyarrow.dataset, pyarrow.parquet, penstock as ps
+        ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))]).save("tables.pbtxt")
+        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]], "step": [0, 0]})]
+        os.mkdir("gradients")
+        pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
+    """,
     "docs/log.md": """
         import pyarrow as pa
         batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})]
         schema = batches[0].schema
     """,
 }
+# Lines for data flows that are not installed here: they are only compiled.
+ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow)")
 
 
 def blocks(page, language):
@@ -65,7 +86,9 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     for block in [textwrap.dedent(SCENES.get(page, "")), *blocks(page, "python")]:
-        exec(compile(block, page, "exec"), names)
+        code = compile(block, page, "exec")
+        if not ELSEWHERE.search(block):
+            exec(code, names)
 
 
 def test_every_command_on_a_page_is_one():
