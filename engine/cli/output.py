@@ -12,10 +12,11 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.gate import Gate
-from penstock.stats import Counters
+if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
+    from penstock.gate import Gate
+    from penstock.stats import Counters
 
 _REDRAWS_PER_S = 5.0
 
