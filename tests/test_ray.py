@@ -1,5 +1,6 @@
 """The stage function in Ray Data, on one machine with two workers; where Ray is installed."""
 
+import logging
 import os
 import tempfile
 
@@ -23,7 +24,10 @@ ORDER = [("step", "ascending"), ("table", "ascending"), ("id", "ascending")]
 def workers():
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = True  # a data set takes it up when it is made
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         yield
         ray.shutdown()
 
@@ -61,7 +65,6 @@ def test_two_workers_a_table_each_make_the_deltas_of_a_plain_replay(dataset):
 
 
 def test_one_actor_takes_the_files_in_order_and_goes_on_from_block_to_block(dataset):
-    ray.data.DataContext.get_current().execution_options.preserve_order = True
     deltas = dataset.map_batches(
         ps.BlockStage,
         fn_constructor_args=(config_of(),),
