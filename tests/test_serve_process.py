@@ -161,11 +161,11 @@ def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")
         raw, _ = client.opened()
-        follow = raw.do_get(flight.Ticket(b'{"deltas":{"since":0,"follow":true}}'))
-        follow.read_chunk()
+        follow = raw.do_get(flight.Ticket(b'{"deltas":{"follow":true}}'))
         writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
         writer.write_batch(frames[0])
         until(lambda: client.status()["frames"] == 3)
+        follow.read_chunk()
         client.drain()
         code, out, _ = service.wait(30)
     assert code == 0
