@@ -70,7 +70,7 @@ def with_reader(config: Path, frames: list[pa.RecordBatch], pause_s: float | Non
 def follow(uri: str, pause_s: float, seen: list[str]) -> None:
     with connect(uri, patience_s=0.1) as client:
         try:
-            for delta in client.deltas(client.status()["deltas"]["to_step"], follow=True):
+            for delta in client.deltas(client.table("user").step, follow=True):
                 seen.append(f"step {delta.step}")
                 time.sleep(pause_s)
         except ps.PenstockError as error:
