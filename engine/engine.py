@@ -321,7 +321,7 @@ class Engine:
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
         self._saves.before_step(coalesced)
-        self._state.apply(coalesced, rates)
+        self._state.apply(coalesced, rates, self.global_step)
         self._last_rates = rates
 
     @contextmanager

@@ -24,7 +24,14 @@ ROOMS = [
     ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
     (
         "penstock.bridge",
-        {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
+        {
+            "penstock.bridge",
+            "penstock.pyx.id_table",
+            "penstock.pyx.partition",
+            "penstock.pyx.update",
+            "penstock.updates",
+            "penstock.errors",
+        },
         {"jax", "numpy"},
     ),
     # Peers live in their own room, plots in theirs; what decides about threads is loaded before anything else.
