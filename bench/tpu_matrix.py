@@ -264,6 +264,16 @@ def told(results: Sequence[Result]) -> str:
     return "\n".join(rows)
 
 
+def kept(path: Path | None) -> dict[Case, Result]:
+    """The results of an earlier run."""
+    found = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        result = json.loads(line)
+        case = Case(**result.pop("case"))
+        found[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
+    return found
+
+
 def write(path: Path, table: str) -> None:
     """Put the table between its marks."""
     text = path.read_text()
@@ -275,18 +285,27 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu_matrix", description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a sample of the grid")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, between its marks")
-    parser.add_argument("--json", action="store_true", help="one JSON object per case on stdout")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="one JSON object per case; cases that it holds are not compiled again",
+    )
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
     # The host has no TPU; libtpu must not look for one, and may be loaded beside another that compiles.
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
-    compiler, results = Compiler(), []
+    compiler, results, known = Compiler(), [], kept(args.results)
     for case in cases(args.small):
         if not set(args.only.split()) <= {str(word) for word in asdict(case).values()}:
             continue
-        result = compiler.compile(case)
-        results.append(result)
-        print(json.dumps(asdict(result)) if args.json else told([result]).splitlines()[-1], flush=True)
+        if case not in known:
+            known[case] = compiler.compile(case)
+            print(told([known[case]]).splitlines()[-1], flush=True)
+            if args.results is not None:
+                with args.results.open("a") as file:
+                    file.write(json.dumps(asdict(known[case])) + "\n")
+        results.append(known[case])
     if args.write is not None:
         write(args.write, told(results))
     bad = [result for result in results if result.failed]

@@ -18,10 +18,21 @@ ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
     (
         "penstock.io",
-        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {
+            "penstock.io",
+            "penstock.pyx.runs",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.config",
+            "penstock.errors",
+        },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
+    (
+        "penstock.config",
+        {"penstock.config", "penstock.errors", "penstock.io.durable", "penstock.updates"},
+        {"google", "numpy"},
+    ),
     (
         "penstock.bridge",
         {
@@ -51,6 +62,8 @@ ROOMS = [
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
+            "penstock.pyx.digest",
+            "penstock.pyx.marks",
             "penstock.stats",
         },
         {"numpy"},
@@ -59,6 +72,19 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
+    (
+        "penstock.flow",
+        {
+            "penstock.arguments",
+            "penstock.checkpoint",
+            "penstock.frames",
+            "penstock.gate",
+            "penstock.io",
+            "penstock.rates",
+            "penstock.stats",
+        },
+        set(),
+    ),
     ("penstock.orbax", {"penstock.errors"}, {"numpy"}),
     (
         "penstock.state",

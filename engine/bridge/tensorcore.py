@@ -26,7 +26,7 @@ from penstock.updates import Ops, UpdateRule
 # Lines that are on chip at a time, three times over. Tests take fewer: interpreted, every DMA takes milliseconds.
 BLOCK = LINES
 # How kernels run where there is no TPU: interpreted. Tests put pltpu.InterpretParams(detect_races=True) here.
-INTERPRET: Any = pltpu.InterpretParams()
+INTERPRET: Any = True
 
 
 @lru_cache(maxsize=256)
