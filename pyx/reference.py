@@ -119,6 +119,13 @@ def pad(
     return out_rows, out_grads
 
 
+def fill(lines: Int64, offsets: Int64, grads: Float32, untouched: int, out: Int32) -> None:
+    """Lay the bits of rows into lines of words; the rest is ``untouched``."""
+    out[:] = untouched
+    for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):
+        out[line, offset : offset + len(grad)] = grad.view(np.int32)
+
+
 def update_rows(
     table: Float32,
     segments: Iterable[tuple[Int64, Float32]],
