@@ -222,7 +222,8 @@ class Engine:
         """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
 
         Over each table by name: the name and a zero byte, vocabulary_size and dim (int64), the weights, then
-        each slot in slot order, rows in id order, little-endian float32; at the end the global step (int64).
+        each slot in slot order, rows in id order, little-endian float32 (weights of 16 bits as such); at the end the
+        global step (int64).
         """
         return self._state.hash(self.global_step)
 
