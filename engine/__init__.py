@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
+    from penstock.activations.coo import CooIds
     from penstock.activations.deduplication import DeduplicationData
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.engine_config_pb2 import EngineConfig
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 # One line per room; the names load it when they are first used.
 _NAMES = {
+    "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),
@@ -130,6 +132,7 @@ __all__ = [
     "ConditionalAccumulator",
     "ConfigError",
     "Constant",
+    "CooIds",
     "DeduplicationData",
     "DynamicLearningRate",
     "EmbeddingConfig",
