@@ -18,7 +18,7 @@ class UsageError(PenstockError, ValueError):
 
 
 class UsageTypeError(UsageError, TypeError):
-    """An argument is of the wrong type, where TensorFlow says TypeError; a ValueError too, as all wrong arguments are."""
+    """An argument is of the wrong type, where TensorFlow says TypeError; a ValueError too, as every wrong one is."""
 
 
 class StateError(PenstockError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Lookups as coordinates, in any order of samples: as TensorFlow's enqueue ops take them, and its sparse tensors hold."""
+"""Lookups as coordinates, in any order of samples: as TensorFlow's enqueue ops and sparse tensors have them."""
 
 from __future__ import annotations
 

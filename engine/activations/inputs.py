@@ -83,12 +83,29 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec, num_rows: int
     if array is None:
         if not hasattr(given, "__iter__"):
             raise UsageError(f"{who}: expected {what} as an array or a list per sample, got {type(given).__name__}")
-        values = [np.asarray(row).reshape(-1) for row in given]
+        values = [_of_sample(row, who, what) for row in _samples(given, feature)]
         _check_rows(len(values), who, what, num_rows)
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         return (np.concatenate(full) if full else np.zeros(0, np.int64)), _lengths(values)
     per_row = _ids_per_row(array, who, what, feature, num_rows)
     return array.reshape(-1), np.full(num_rows, per_row, np.int64)
+
+
+def _samples(given: Any, feature: FeatureSpec) -> list[Any]:
+    """One entry per sample, of a list of them, or of lists nested like an input shape of several axes."""
+    samples = list(given)
+    shape = feature.input_shape[:-1] if is_sequence(feature) else feature.input_shape
+    if len(samples) == shape[0] != math.prod(shape):
+        for _ in shape[1:]:
+            samples = [one for row in samples for one in (row if np.iterable(row) else [row])]
+    return samples
+
+
+def _of_sample(row: Any, who: str, what: str) -> Array:
+    try:
+        return np.asarray(row).reshape(-1)
+    except ValueError as error:
+        raise UsageError(f"{who}: expected {what} of a sample as a flat list, got {row}") from error
 
 
 def _as_array(given: Any) -> Array | None:
@@ -145,6 +162,9 @@ def _lengths(values: list[Array]) -> Int64:
 def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     if not ids.size:
         return np.zeros(0, np.int64)
+    if ids.dtype == object and all(isinstance(one, int) for one in ids):  # one lies beyond int64
+        wrong = next(one for one in ids if not 0 <= one < vocabulary_size)
+        raise InputError(f"{who}: expected 0 <= id < {vocabulary_size}, got {wrong}", reason="id_out_of_range")
     if not np.issubdtype(ids.dtype, np.integer):
         raise UsageError(f"{who}: expected integer ids, got {ids.dtype}")
     bad = (ids < 0) | (ids >= vocabulary_size)
