@@ -30,7 +30,20 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["accumulator", "expansion", "id_map", "id_table", "memory", "partition", "parts", "runs", "update"]
+KERNELS = [
+    "accumulator",
+    "digest",
+    "expansion",
+    "handlers",
+    "id_map",
+    "id_table",
+    "marks",
+    "memory",
+    "partition",
+    "parts",
+    "runs",
+    "update",
+]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 
@@ -47,12 +60,14 @@ COMPILE_ARGS = [
 HEADERS = [
     f"pyx/{h}.h"
     for h in (
+        "blake2bp",
         "crew",
         "gained_rows",
         "gained_rows_body",
         "pages",
         "rows",
         "rows_body",
+        "rule",
         "update_rules",
         "vectors",
         "xla_ffi",
@@ -82,6 +97,7 @@ setup(
     package_data={
         "penstock": ["py.typed"],
         "penstock.bench": ["*.pyi"],
+        "penstock.cli": ["*.html"],
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },

@@ -60,7 +60,9 @@ if TYPE_CHECKING:
         TakeTimeoutError,
         TruncatedInputError,
         UsageError,
+        UsageTypeError,
     )
+    from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -113,7 +115,9 @@ _NAMES = {
         "TakeTimeoutError",
         "TruncatedInputError",
         "UsageError",
+        "UsageTypeError",
     ),
+    "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
 _HOME = {name: room for room, names in _NAMES.items() for name in names}
@@ -126,6 +130,7 @@ __all__ = [
     "AdagradMomentum",
     "Adam",
     "Assign",
+    "BlockStage",
     "BoundedAdagrad",
     "CancelledError",
     "CenteredRMSProp",
@@ -157,6 +162,7 @@ __all__ = [
     "RowWiseAdagrad",
     "SparseConditionalAccumulator",
     "SparseGradient",
+    "StageFunction",
     "StateError",
     "TableConfig",
     "TableReport",
@@ -165,7 +171,9 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "UsageError",
+    "UsageTypeError",
     "UserDefinedProgram",
+    "stage_fn",
 ]
 
 

@@ -42,6 +42,11 @@ class Rows:
             gained: Float32 = gradient * self.gains[row]
         return gained
 
+    def copied(self) -> Rows:
+        """The same in memory of its own: what it looks into need not stay for it."""
+        grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
+        return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
+
 
 @dataclass(frozen=True)
 class Frame:

@@ -39,6 +39,8 @@ class Gradients(Protocol):
 
     @property
     def null(self) -> Bool | None: ...
+    @property
+    def nbytes(self) -> int: ...
     def look(self, rows: slice | Int64, dim: int) -> Look: ...
     def of_row(self, row: int) -> Float32: ...
     def length(self, row: int) -> int: ...
@@ -63,6 +65,11 @@ class Lists:
     offsets: npt.NDArray[Any] | None
     null: Bool | None
     runs: Runs | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the values."""
+        return self.values.nbytes
 
     @cached_property
     def starts(self) -> Int64 | None:

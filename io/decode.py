@@ -71,6 +71,8 @@ class Content(Protocol):
     def no_rates(self) -> Broken | None: ...
     @property
     def num_rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]: ...
     def by_row(self) -> Decoded: ...
     def truncated(self, units: slice) -> int: ...
@@ -100,6 +102,11 @@ class Decoded:
     no_rates: Broken | None = None
     examples: Int64 | None = None
     told_runs: Runs | None = None  # of the codes, where they are known to be few
+
+    @property
+    def nbytes(self) -> int:
+        """Of its gradients."""
+        return self.gradients.nbytes
 
     def by_row(self) -> Decoded:
         return self

@@ -115,6 +115,11 @@ class ExampleBatch:
         return int(self.ends[-1])
 
     @property
+    def nbytes(self) -> int:
+        """Of its samples' gradients."""
+        return sum(of.gradients.nbytes for of in self._uses)
+
+    @property
     def may_be_bad(self) -> bool:
         return any(of.may_be_bad for of in self._uses)
 
@@ -204,6 +209,11 @@ class LookedUp:
     codes: Int64
     at: Int64
     null: Bool | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the samples' gradients."""
+        return sum(table.gradients.nbytes for table in self.tables)
 
     def look(self, rows: slice | Int64, dim: int) -> Look:
         at = self.at[rows]

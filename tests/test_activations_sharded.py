@@ -1,4 +1,4 @@
-"""Tables sharded by row inside a user's own jitted step: what the engine gives, on any mesh, and its own bits again."""
+"""Tables sharded by row inside a user's own jitted step: as the engine gives, on any mesh, and the same bits again."""
 
 from functools import lru_cache, partial
 

@@ -64,6 +64,13 @@ def test_the_state_is_that_of_the_rows_expanded_by_hand(combiner, weights):
     assert hash_of(config, [examples(user=structs(USER, GRADIENTS, weights))]) == rows.state_hash()
 
 
+def test_a_stage_gives_the_rows_that_examples_look_up():
+    engine = ps.Engine(config_of())
+    (delta,) = engine.stage([examples(user=structs(USER, GRADIENTS))])
+    assert delta["id"].to_pylist() == [0, 1, 2, 3, 4]
+    assert delta["row"].to_pylist() == engine.lookup("t0", range(5)).tolist()
+
+
 def test_it_is_also_that_of_send_gradients():
     ours = ps.Engine(config_of("sqrtn"))
     _, dedup = ours.recv_activations({"user": USER})
