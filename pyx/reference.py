@@ -151,8 +151,10 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
     if combiner == "sum":
         return weights.copy()
     divisors = totals if combiner == "mean" else [np.sqrt(total) for total in totals]
-    scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
-    return np.array([w * scales[s] for s, w in zip(samples.tolist(), weights, strict=True)], np.float32)
+    with np.errstate(over="ignore"):
+        scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
+    pairs = zip(samples.tolist(), weights, strict=True)
+    return np.array([w * scales[s] if np.isfinite(scales[s]) else w / divisors[s] for s, w in pairs], np.float32)
 
 
 def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:
