@@ -12,7 +12,7 @@ setup(
             Extension("broken", ["tests/sanitize/broken.pyx"]),
             Extension("fake_xla", ["tests/sanitize/fake_xla.pyx"], include_dirs=["pyx"]),
         ],
-        build_dir="build/asan/broken_c",
+        build_dir="build/broken",
         compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False},
     ),
 )

@@ -131,8 +131,8 @@ def call(handler, float[:, :, ::1] table not None, int[:, ::1] step not None, bi
     cdef int64_t[2] step_dims
     cdef float other = 0
     cdef FfiBuffer table_buffer, result, step_buffer
-    cdef FfiBuffer*[2] args
-    cdef FfiBuffer*[1] rets
+    cdef FfiBuffer* args[2]
+    cdef FfiBuffer* rets[1]
     cdef FfiError* error
     context.num_threads, context.late, context.refusing, context.silent = threads, late, refusing, silent
     context.num_tasks = 0
@@ -147,7 +147,8 @@ def call(handler, float[:, :, ::1] table not None, int[:, ::1] step not None, bi
         table_buffer.rank = result.rank = 2
     if wrong == "step":
         step_buffer.dtype = FFI_F32
-    args[0], args[1] = (&step_buffer, NULL) if create else (&table_buffer, &step_buffer)
+    args[0] = &step_buffer if create else &table_buffer
+    args[1] = &step_buffer
     rets[0] = &result
     cdef int num_args = (1 if create else 2) - (wrong == "missing")
     with nogil:
