@@ -97,13 +97,13 @@ cdef extern from *:
     }
     """
     enum: FFI_F32, FFI_S32, FFI_STAGE_EXECUTE
-    struct FfiError:
+    ctypedef struct FfiError:
         int code
         char* message
-    struct FfiContext:
+    ctypedef struct FfiContext:
         int64_t num_threads
         int late, refusing, silent, num_tasks
-    struct FfiBuffer:
+    ctypedef struct FfiBuffer:
         int dtype
         int64_t rank
     FfiBuffer fake_buffer(void* memory, int dtype, int64_t rank, int64_t* dims)
