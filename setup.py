@@ -56,9 +56,7 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
 ]
 
-HEADERS = [
-    f"pyx/{h}.h" for h in ("blake2bp", "crew", "pages", "rows", "rows_body", "rule", "update_rules", "xla_ffi")
-]
+HEADERS = [f"pyx/{h}.h" for h in ("blake2bp", "crew", "pages", "rows", "rows_body", "rule", "update_rules", "xla_ffi")]
 
 
 def link_tree() -> str:
