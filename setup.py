@@ -97,6 +97,7 @@ setup(
     package_data={
         "penstock": ["py.typed"],
         "penstock.bench": ["*.pyi"],
+        "penstock.cli": ["*.html"],
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },

@@ -35,6 +35,7 @@ from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report
 from penstock.store import TableStore
+from penstock.watch import Watch
 
 if TYPE_CHECKING:
     import jax
@@ -78,6 +79,7 @@ class Engine:
         self._saves = Saves(self)
         self._watchers: WeakSet[Deltas] = WeakSet()
         self._changed_step = 0  # the last one that touched a row
+        self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
         stores = {
@@ -272,10 +274,12 @@ class Engine:
         return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        self._saves.before_step(coalesced)
+        with self.watch.saving():
+            self._saves.before_step(coalesced)
         for watcher in self._watchers:
             watcher.before_change()
-        self._state.apply(coalesced, rates)
+        with self.watch.step(coalesced):
+            self._state.apply(coalesced, rates)
         if self._state.touches(coalesced):
             self._changed_step = self.global_step + 1
         for watcher in self._watchers:

@@ -144,8 +144,10 @@ class Flow:
         self._started_s = time.perf_counter()
         engine._start_counting()
         engine._rates = self._rates
-        saves = engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit)
-        with saves as saving:
+        with (
+            engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
+            engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit) as saving,
+        ):
             try:
                 yield from self._applied(saving)
             except GeneratorExit:
@@ -159,14 +161,17 @@ class Flow:
         self._skipped = saving.skipped
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
-        engine, counters = self._engine, self._counters
-        for frame in saving.frames(self._limit):
+        engine, counters, watch = self._engine, self._counters, self._engine.watch
+        for frame in watch.reading(saving.frames(self._limit)):
             with self._shield():
-                frame, _ = engine._push(frame, self._rates, counters)
+                with watch.applying():
+                    frame, _ = engine._push(frame, self._rates, counters)
                 try:
                     yield from self._due()
                 finally:
-                    saving.took(frame)
+                    with watch.saving():
+                        saving.took(frame)
+            watch.took(frame, engine.gate, engine._last_rates or ())
             if self._progress is not None:
                 self._progress(counters, engine.gate, self._reader.fraction())
         if self._flush:

@@ -130,6 +130,10 @@ ROOMS = [
     ("penstock.initial", set(), {"numpy"}),
     ("penstock.rates", {"penstock.errors"}, set()),
     ("penstock.stats", {"penstock.frames"}, set()),
+    ("penstock.probe", {"penstock.frames", "penstock.gate", "penstock.stats"}, {"numpy"}),
+    ("penstock.watch", {"penstock.frames", "penstock.gate", "penstock.probe", "penstock.stats"}, set()),
+    # jax through the bridge: who asks for metrics has an engine.
+    ("penstock.metrics", {"penstock.bridge.compiles", "penstock.stats"}, set()),
     ("penstock.gate", {"penstock.errors", "penstock.stats"}, set()),
     ("penstock.gradients", {"penstock.errors"}, {"numpy"}),
     ("penstock.sums", {"penstock.pyx.accumulator"}, {"numpy"}),

@@ -53,6 +53,13 @@ class Saves:
         """Of all runs, also those before the checkpoint that this engine was made from."""
         return self._before.plus(self._running)
 
+    @property
+    def last(self) -> tuple[Commit, Path] | None:
+        """The newest commit and the file whose age is its own, where there is one."""
+        if self._saver is None or self._saver.last is None:
+            return None
+        return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
+
     def take_up(
         self, folder: Folder, commit: Commit, positions: Positions, totals: Counters, aside: Mapping[str, int] | None
     ) -> None:

@@ -24,6 +24,7 @@ from penstock.cli.options import (
     whole,
 )
 from penstock.cli.output import Output, ProgressLine, count, writing
+from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
@@ -94,6 +95,7 @@ def add(commands: Any) -> None:
         "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
     )
     add_delta_options(command)
+    add_watching_options(command)
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",
@@ -124,15 +126,16 @@ def run(args: argparse.Namespace) -> int:
         check_new(quarantine)
     deltas = deltas_of(args)
     file = file_of_deltas(args)
-    for place in (args.out, args.checkpoint, quarantine and quarantine.parent, file and file.parent):
+    for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
     out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, config)
+    watching = Watching(args, engine)
     progress = ProgressLine()  # its clock starts with the work
     try:
         place = args.checkpoint or args.deltas
-        with writing(Path(place)) if place else nullcontext():
+        with watching, writing(Path(place)) if place else nullcontext():
             report = engine.run(
                 args.sources,
                 table=args.table,
@@ -148,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
                 checkpoint=args.checkpoint,
                 every=args.every,
                 resume=args.resume,
-                progress=progress,
+                progress=watching.beside(progress),
                 shield=args.shield,
                 **deltas,
             )
@@ -167,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
+    shown = watching.report(report)
     say_report(out, report)
     if quarantine is not None:
         out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
@@ -174,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
         out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
-    for file in files:
+    for file in (*files, *shown):
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     if args.deltas is not None:
