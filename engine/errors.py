@@ -25,6 +25,14 @@ class StateError(PenstockError, RuntimeError):
     """Saved or live state is corrupt or does not fit: wrong tables, wrong shapes, an engine that failed mid-step."""
 
 
+class DeltasGoneError(StateError):
+    """The deltas asked for are no longer kept, or are of another state: take the tables anew."""
+
+
+class ServiceError(PenstockError, ConnectionError):
+    """A Flight service cannot be reached, refuses the caller, or is full or ending: try again, or elsewhere."""
+
+
 class InputError(PenstockError, ValueError):
     """The input is wrong. The message is one line; what it is made of can be read from the attributes.
 

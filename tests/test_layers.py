@@ -69,6 +69,20 @@ ROOMS = [
         },
         {"numpy"},
     ),
+    (
+        "penstock.service",
+        {
+            "penstock.checkpoint",
+            "penstock.deltas",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io",
+            "penstock.rates",
+            "penstock.service",
+            "penstock.stats",
+        },
+        {"numpy", "pyarrow"},
+    ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
