@@ -52,6 +52,7 @@ ROOMS = [
             "penstock.config",
             "penstock.errors",
             "penstock.frames",
+            "penstock.io.delta_file",
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
@@ -66,11 +67,26 @@ ROOMS = [
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
     (
+        "penstock.stages",
+        {"penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.stage",
+        {"penstock.deltas", "penstock.errors", "penstock.flow", "penstock.io.delta_file", "penstock.stats"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.deltas",
+        {"penstock.arguments", "penstock.errors", "penstock.frames", "penstock.io.deltas"},
+        {"numpy"},
+    ),
+    (
         "penstock.flow",
         {
             "penstock.arguments",
             "penstock.checkpoint",
-            "penstock.frames",
+            "penstock.deltas",
             "penstock.gate",
             "penstock.io",
             "penstock.rates",

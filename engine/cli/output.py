@@ -34,13 +34,16 @@ _ADVICE = {
 
 
 class Output:
-    """Text for people goes to stdout, with ``--json`` to stderr; stdout then gets one JSON object."""
+    """Text for people goes to stdout, with ``--json`` to stderr; stdout then gets one JSON object.
 
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
+    aside : stdout belongs to something else; text goes to stderr
+    """
+
+    def __init__(self, as_json: bool, aside: bool = False) -> None:
+        self.as_json, self._aside = as_json, aside
 
     def say(self, text: str = "") -> None:
-        print(text, file=sys.stderr if self.as_json else sys.stdout)
+        print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
 
     def result(self, values: Mapping[str, Any]) -> None:
         if self.as_json:

@@ -67,7 +67,9 @@ def run_sections(
     yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
     yield "Where the time went", "seconds of the run's own thread", bars({STAGES[s]: t for s, t in stages.items()}, "s")
     flow = [
-        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds)) for a, b in pairwise(thinned(moments, FLOW_POINTS)) if b.seconds > a.seconds
+        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds))
+        for a, b in pairwise(thinned(moments, FLOW_POINTS))
+        if b.seconds > a.seconds
     ]
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
     yield (
