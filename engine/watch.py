@@ -20,6 +20,7 @@ from penstock.stats import Counters
 
 T = TypeVar("T")
 log = logging.getLogger("penstock")
+log.addHandler(logging.NullHandler())  # who sets nothing up hears nothing: without it Python prints warnings to stderr
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # that quantiles are taken over
