@@ -77,9 +77,9 @@ class Engine:
         self._state = State(config, mesh, self.seed, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
         self._saves = Saves(self)
-        self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         self._watchers: WeakSet[Deltas] = WeakSet()
         self._changed_step = 0  # the last one that touched a row
+        self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
         stores = {
@@ -276,8 +276,8 @@ class Engine:
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
         with self.watch.saving():
             self._saves.before_step(coalesced)
-            for watcher in self._watchers:
-                watcher.before_change()
+        for watcher in self._watchers:
+            watcher.before_change()
         with self.watch.step(coalesced):
             self._state.apply(coalesced, rates)
         if self._state.touches(coalesced):

@@ -144,9 +144,10 @@ class Flow:
         self._started_s = time.perf_counter()
         engine._start_counting()
         engine._rates = self._rates
-        watched = engine.watch.run(counters, self._reader.fraction, self._reader.first_bad)
-        saves = engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit)
-        with watched, saves as saving:
+        with (
+            engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
+            engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit) as saving,
+        ):
             try:
                 yield from self._applied(saving)
             except GeneratorExit:

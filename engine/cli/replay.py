@@ -94,8 +94,8 @@ def add(commands: Any) -> None:
     saving.add_argument(
         "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
     )
-    add_watching_options(command)
     add_delta_options(command)
+    add_watching_options(command)
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",
