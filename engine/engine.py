@@ -118,7 +118,7 @@ class Engine:
         table : of rows that do not say theirs
         columns : role → name, where the stream's columns have other names
         contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
-        merge : "step" merges sorted sources by step
+        merge : "step" merges sorted sources by step, "round" takes a frame of each source in turn
         learning_rates : by tag, a mapping or a sequence; before the column and the schedules
         on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it; "quarantine=FILE" also
             puts it into an Arrow file, whole when this returns or raises (docs/bad_rows.md)

@@ -50,6 +50,7 @@ class Frame:
     source : where it came from, for messages
     bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
     audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
+    fingerprint : what a position is to know of the whole frame, where these rows are a share of it; None: they are all
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -61,6 +62,7 @@ class Frame:
     source: str = ""
     bad_rows: tuple[Any, ...] = ()
     audit: Callable[[], Frame] | None = None
+    fingerprint: str | None = None
 
     def audited(self) -> Frame:
         """This frame, valid for certain. Raises InputError."""

@@ -69,7 +69,11 @@ def add(commands: Any) -> None:
         choices=("mean", "sum"),
         help="mean: divide a row's sum by the frames that held it (default: the configuration's, or mean)",
     )
-    gate.add_argument("--merge", choices=("step",), help="merge sources that are sorted by step, one per worker")
+    gate.add_argument(
+        "--merge",
+        choices=("step", "round"),
+        help="step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
+    )
     gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
     gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
     gate.add_argument(
