@@ -8,11 +8,10 @@ Engine is made, not before.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,27 +21,23 @@ from penstock.activations.exchange import Exchange
 from penstock.arguments import whole
 from penstock.between_steps import between_steps, checked_reduction
 from penstock.checkpoint.contents import restore
-from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
 from penstock.errors import ConfigError, StateError, UsageError
+from penstock.flow import Flow, FlowArguments
 from penstock.frames import Coalesced, Frame
-from penstock.gate import Gate
 from penstock.io.arrays import one_frame
-from penstock.io.quarantine import parse_on_bad_row
-from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.state import State
-from penstock.stats import Contributor, Counters, Report, TableReport
+from penstock.stats import Contributor, Counters, Report
 from penstock.store import TableStore
 
 if TYPE_CHECKING:
     import jax
 
 Float32 = npt.NDArray[np.float32]
-Progress = Callable[[Counters, Gate, float | None], None]
 
 
 class Engine:
@@ -90,85 +85,20 @@ class Engine:
 
     # ---- gradients in
 
-    def run(
-        self,
-        source: Any,
-        *,
-        table: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        contribution_rows: int | None = None,
-        merge: str | None = None,
-        learning_rates: Given = None,
-        on_bad_row: str = "error",
-        flush: bool = False,
-        limit: int | None = None,
-        gradient_dtype: str | None = None,
-        allow_missing_end: bool = False,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: int | None = None,
-        keep: int = KEEP,
-        resume: bool = False,
-        progress: Progress | None = None,
-        shield: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Report:
-        """Apply a source of gradients, frame by frame.
+    def run(self, source: Any, **arguments: Unpack[FlowArguments]) -> Report:
+        """Apply a source of gradients, frame by frame, to its end.
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
             iterator of record batches, or a list of paths
-        table : of rows that do not say theirs
-        columns : role → name, where the stream's columns have other names
-        contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
-        merge : "step" merges sorted sources by step, "round" takes a frame of each source in turn
-        learning_rates : by tag, a mapping or a sequence; before the column and the schedules
-        on_bad_row : "error" stops before the frame; "drop" leaves the row out and counts it; "quarantine=FILE" also
-            puts it into an Arrow file, whole when this returns or raises (docs/bad_rows.md)
-        flush : open the gate once more at the end
-        limit : stop after that many frames, those left out by ``resume`` included
-        checkpoint : a folder in which to commit the state with its position: after every ``every`` steps, in the
-            background, and at the end, whatever ended the run; the last ``keep`` commits stay
-        resume : leave out the frames that this engine's state holds already (``Engine.restore``)
-        progress : called after every frame with the counters, the gate and the share of input read
-        shield : a context manager held while a frame is applied (the command line holds signals back)
+        arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, gradient_dtype,
+            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.
         Where other threads push at the same time, the report counts this source's frames and the steps that they
         opened; what it says of tables counts everything that entered since the run began.
         """
-        self._check_ready()
-        limit = None if limit is None else whole("limit", limit, 0)
-        rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
-        mode, quarantine = parse_on_bad_row(on_bad_row)
-        options = ReadOptions(
-            sizes=self.config.sizes,
-            features=self.config.features,
-            num_tags=self.config.num_tags,
-            rates_needed=rates.missing,
-            table=table,
-            columns=columns or {},
-            contribution_rows=contribution_rows,
-            merge=merge,
-            on_bad_row=mode,
-            gradient_dtype=gradient_dtype,
-            allow_missing_end=allow_missing_end,
-            unseen=True,
-        )
-        started = time.perf_counter()
-        counters = self._start_counting()
-        reader = FrameReader(source, options)
-        self._rates = rates
-        with self._saves.run(reader, counters, shield, checkpoint, every, keep, resume, quarantine) as saving:
-            for frame in saving.frames(limit):
-                with shield():
-                    frame, _ = self._push(frame, rates, counters)
-                    saving.took(frame)
-                if progress is not None:
-                    progress(counters, self.gate, reader.fraction())
-            if flush:
-                with shield():
-                    self._flush(counters)
-        self._wait()
-        return self._report(counters, time.perf_counter() - started, reader, saving.skipped)
+        return Flow(self, source, **arguments).run()
 
     def apply(
         self,
@@ -378,21 +308,6 @@ class Engine:
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 
     @between_steps
-    def _start_counting(self) -> Counters:
+    def _start_counting(self) -> None:
         for store in self._pipeline.stores.values():
             store.start_counting()
-        return Counters()
-
-    @between_steps
-    def _report(self, counters: Counters, seconds: float, reader: FrameReader, skipped: int) -> Report:
-        tables = {n: TableReport(s.num_rows, s.num_distinct) for n, s in self._pipeline.stores.items()}
-        return counters.report(
-            seconds,
-            pending=self.gate.num_accumulated,
-            global_step=self.global_step,
-            verified=reader.verified,
-            tables=tables,
-            learning_rates=self._last_rates if self.config.num_tags else None,
-            notes=counters.notes(reader.first_bad),
-            skipped=skipped,
-        )

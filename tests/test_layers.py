@@ -52,6 +52,19 @@ ROOMS = [
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
+    (
+        "penstock.flow",
+        {
+            "penstock.arguments",
+            "penstock.checkpoint",
+            "penstock.frames",
+            "penstock.gate",
+            "penstock.io",
+            "penstock.rates",
+            "penstock.stats",
+        },
+        set(),
+    ),
     ("penstock.orbax", {"penstock.errors"}, {"numpy"}),
     (
         "penstock.state",
