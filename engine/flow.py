@@ -17,7 +17,7 @@ from penstock.checkpoint.saver import KEEP
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.io.quarantine import parse_on_bad_row
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.reader import ReadOptions
 from penstock.rates import Given, LearningRates
 from penstock.stats import Counters, Report, TableReport
 
@@ -115,7 +115,7 @@ class Flow:
             allow_missing_end=allow_missing_end,
             unseen=True,
         )
-        self._reader = FrameReader(source, options)
+        self._reader = engine._reader(source, options)
         self._flush, self._progress, self._shield = flush, progress, shield
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
         self._skipped = 0

@@ -48,6 +48,23 @@ ROOMS = [
         },
         {"numpy"},
     ),
+    (
+        "penstock.distributed",
+        {
+            "penstock.checkpoint",
+            "penstock.config",
+            "penstock.distributed",
+            "penstock.engine",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io",
+            "penstock.pyx.partition",
+            "penstock.rates",
+            "penstock.state",
+            "penstock.stats",
+        },
+        {"numpy", "pyarrow"},
+    ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.__main__", {"penstock.cli"}, set()),
     # The composition root of the library; jax only through the bridge.

@@ -141,7 +141,7 @@ class Saver:
             marks.begin(everything=not files)
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
-        self._writer, self._closed = CommitWriter(self.folder, draft, self._keep), False
+        self._writer, self._closed = self._new_writer(draft), False
         self._spent_s, self._began_s = 0.0, self._clock()
         for record in contents.records:
             self._writer.put(record.nbytes, partial(_itself, record))
@@ -180,6 +180,9 @@ class Saver:
         if self._writer is not None:
             self._give_up()
         self.folder.unlock()
+
+    def _new_writer(self, draft: Commit) -> CommitWriter:
+        return CommitWriter(self.folder, draft, self._keep)
 
     def _give_up(self) -> None:
         assert self._writer is not None
@@ -245,5 +248,7 @@ def _itself(record: Record) -> Record:
 
 def _is_short(last: Commit) -> bool:
     """One more delta may hang on its chain."""
-    base, *deltas = last.files
-    return len(deltas) < MAX_DELTAS and sum(delta.num_bytes for delta in deltas) <= base.num_bytes
+    bases = [file for file in last.files if file.parent is None]
+    deltas = [file for file in last.files if file.parent is not None]
+    size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
+    return len(deltas) < MAX_DELTAS * len(bases) and grown <= size

@@ -16,7 +16,7 @@ import penstock
 from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
-from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
+from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code.
 COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench")
@@ -28,6 +28,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InputError, INPUT),
     (ConfigError, CONFIG),
     (StateError, STATE),
+    (PeerError, RESOURCE),
     (PenstockError, FAILED),
     (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),

@@ -1,0 +1,191 @@
+"""Commits by several processes: each writes the rows that it owns, and process 0 the one manifest, last.
+
+A commit begins after the same frame everywhere. From then on every process copies and writes at its own pace; when its
+data file is on disk it says so to process 0, whose manifest makes all of them one commit, and is told when that is so.
+Rows are in the files by the ids of the whole table: any number of processes can take them up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import _GeneratorContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.checkpoint.contents import describe, tables_to_save
+from penstock.checkpoint.folder import Commit, DataFile, Folder
+from penstock.checkpoint.records import Record
+from penstock.checkpoint.saver import KEEP, Saver
+from penstock.checkpoint.saves import Run, Saves, Shield
+from penstock.checkpoint.writer import CommitWriter
+from penstock.distributed.peers import Peers
+from penstock.distributed.relay import described, raised
+from penstock.distributed.shares import Share
+from penstock.errors import StateError
+from penstock.io.reader import FrameReader
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+
+class SharedWriter(CommitWriter):
+    """Writes this process's data file of a commit, and waits until all of them are one."""
+
+    def __init__(
+        self, folder: Folder, draft: Commit, keep: int, peers: Peers, shares: Mapping[str, Share], part: str
+    ) -> None:
+        self._peers, self._shares, self.part = peers, shares, part
+        super().__init__(folder, draft, keep)
+
+    def _made(self) -> Commit:
+        number, peers = self._draft.number, self._peers
+        others = range(1, peers.count) if peers.rank == 0 else (0,)
+        key = f"commit {number}" if peers.rank == 0 else f"file of commit {number}"
+        try:
+            written = self._written()
+            if peers.rank:
+                peers.post(0, key, {"file": asdict(written)})
+                return self._told(number)
+            found = [self._answer(other, f"file of commit {number}")["file"] for other in others]
+            commit = self._named((written, *(DataFile(**file) for file in found)))
+            self._folder.tidy(self._keep, commit)
+        except BaseException as error:
+            for other in others:
+                peers.post(other, key, {"error": described(error)})
+            raise
+        for other in others:
+            peers.post(other, key, {"files": [asdict(file) for file in commit.files]})
+        return commit
+
+    def _told(self, number: int) -> Commit:
+        """The commit, once process 0 has made it."""
+        files = self._answer(0, f"commit {number}")["files"]
+        return Commit(number, tuple(DataFile(**file) for file in files), self._draft.contents)
+
+    def _answer(self, of: int, key: str) -> Any:
+        answer = self._peers.collect(of, key, lambda: self._cancelled)
+        if "error" in answer:
+            raise raised(answer["error"], of)
+        return answer
+
+    def _kept(self, record: Record) -> Record:
+        """Numbers of rows here become ids."""
+        if record.kind == "rows":
+            return self._kept_rows(record, self._shares[record.about["table"]])
+        if record.kind == "store":
+            share = self._shares[record.about["table"]]
+            arrays = {k: share.ids(a) if k.endswith(".ids") else a for k, a in record.arrays.items()}
+            return Record(record.kind, record.about, arrays)
+        return record
+
+    def _kept_rows(self, record: Record, share: Share) -> Record:
+        about, values = dict(record.about), record.arrays["values"]
+        first = about.pop("first", None)
+        numbers = record.arrays["ids"] if first is None else np.arange(first, first + len(values))
+        ids = share.ids(numbers)
+        there = ids < share.vocabulary_size  # but for the row of a share that has none
+        return Record("rows", about, {"ids": ids[there], "values": values[there]})
+
+
+class SharedSaver(Saver):
+    """A Saver whose commits begin everywhere or nowhere."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        engine: Engine,
+        last: Commit | None,
+        delta: bool,
+        peers: Peers,
+        shares: Mapping[str, Share],
+    ) -> None:
+        super().__init__(folder, tables_to_save(engine), lambda: describe(engine), last, delta)
+        self._peers, self._shares = peers, shares
+        self._agreed_busy = False
+
+    def open(self, keep: int = KEEP) -> None:
+        if self._peers.rank == 0:
+            super().open(keep)
+        seen = self._peers.gather("the checkpoint's folder", self.folder.numbers()[-1:])
+        for rank, numbers in enumerate(seen):
+            if numbers != seen[0]:
+                raise StateError(
+                    f"{self.folder.path}: process {rank} finds {_said(numbers)} there and process 0 {_said(seen[0])}; "
+                    "the folder must be one that all processes share"
+                )
+        self._keep, self._next_number = keep, seen[0][0] + 1 if seen[0] else 1
+
+    @property
+    def is_busy(self) -> bool:
+        """As all know it: it decides whether the next commit begins."""
+        return self._agreed_busy
+
+    @property
+    def is_writing(self) -> bool:
+        """As this process knows it."""
+        return super().is_busy
+
+    def agree(self, busy: bool) -> None:
+        """Whether anybody was writing when the last round began."""
+        self._agreed_busy = busy
+
+    def begin(self) -> None:
+        super().begin()
+        self._agreed_busy = True
+
+    def _new_writer(self, draft: Commit) -> CommitWriter:
+        part = part_of(self._peers)
+        return SharedWriter(self.folder, draft, self._keep, self._peers, self._shares, part)
+
+
+class SharedSaves(Saves):
+    """The saving side of an engine that is one of several."""
+
+    def __init__(self, engine: Engine, peers: Peers, shares: Mapping[str, Share]) -> None:
+        super().__init__(engine)
+        self._peers, self._shares = peers, shares
+        self.parts = tuple(part_of(peers, rank) for rank in range(peers.count))
+
+    def is_writing(self) -> bool:
+        return isinstance(self._saver, SharedSaver) and self._saver.is_writing
+
+    def agree(self, busy: bool) -> None:
+        if isinstance(self._saver, SharedSaver):
+            self._saver.agree(busy)
+
+    def run(
+        self,
+        reader: FrameReader,
+        counters: Counters,
+        shield: Shield,
+        checkpoint: str | os.PathLike[str] | None,
+        every: int | None,
+        keep: int,
+        resume: bool,
+        quarantine: Path | None = None,
+    ) -> _GeneratorContextManager[Run]:
+        """Bad rows are put aside by process 0, to whom they are sent."""
+        aside = quarantine if self._peers.rank == 0 else None
+        return super().run(reader, counters, shield, checkpoint, every, keep, resume, aside)
+
+    def _may_commit(self, run: Run, error: BaseException) -> bool:
+        """Only where everybody stops after this very frame."""
+        agreed = error is self._peers.agreed and self._peers.failure is None
+        return agreed and super()._may_commit(run, error)
+
+    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return SharedSaver(folder, self._engine, last, delta, self._peers, self._shares)
+
+
+def part_of(peers: Peers, rank: int | None = None) -> str:
+    """What the data files of a process have in their names."""
+    return f"-{peers.rank if rank is None else rank}of{peers.count}"
+
+
+def _said(numbers: list[int]) -> str:
+    return f"commit {numbers[0]}" if numbers else "no commit"
