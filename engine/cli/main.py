@@ -19,7 +19,7 @@ from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code.
-COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench")
+COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench", "supervise")
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 

@@ -103,8 +103,8 @@ def duration(seconds: float) -> str:
 class ProgressLine:
     """One line on stderr, redrawn in place; nothing where stderr is not a terminal."""
 
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
+    def __init__(self, on: bool = True) -> None:
+        self._on = on and sys.stderr.isatty()
         self._started = time.monotonic()
         self._drawn = 0.0
         self._width = 0

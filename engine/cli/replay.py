@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.folder import Folder
+from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
 from penstock.cli.options import (
     MAX_DEVICES,
     MAX_THREADS,
@@ -110,9 +111,15 @@ def add(commands: Any) -> None:
         help="threads of the host (default: one per CPU; results do not depend on it)",
     )
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
+    add_options(command)
 
 
 def run(args: argparse.Namespace) -> int:
+    with joined(args):
+        return replay(args)
+
+
+def replay(args: argparse.Namespace) -> int:
     columns, rates = columns_of(args), learning_rates_of(args)
     _, quarantine = parse_on_bad_row(args.on_bad_row)
     check_sources(args.sources)
@@ -120,16 +127,16 @@ def run(args: argparse.Namespace) -> int:
     # What is wrong with the flags or missing is said before the tables are made.
     check_given(rates, config.num_tags)
     ReadOptions(config.sizes, table=args.table)
-    open_sources(args.sources)
+    open_sources(own_sources(args))
     check_checkpoint(args)
-    if quarantine is not None and not args.resume:
+    if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
     for place in (args.out, args.checkpoint, quarantine and quarantine.parent):
         if place is not None:
             check_writable(place)
-    out = Output(args.json)
+    out = output_of(args)
     engine = make_engine(args, config)
-    progress = ProgressLine()  # its clock starts with the work
+    progress = ProgressLine(is_first(args))  # its clock starts with the work
     try:
         with writing(args.checkpoint) if args.checkpoint else nullcontext():
             report = engine.run(
@@ -188,6 +195,8 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """From the last commit, or anew where there is none: --seed and --init say how a new one starts."""
     mesh = make_devices(args.devices)
+    if args.peers is not None:
+        return member_of(args, config, mesh)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
         return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
