@@ -24,7 +24,7 @@ class TableStore:
     """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening.
 
     is_share : other processes hold other rows of the table; where frames are not accumulated, one that has no row here
-        is kept all the same: it is a contribution everywhere
+        is kept all the same, so that the frames held have the same numbers everywhere
 
     A frame comes in by ``begin``, then every one of its tasks, then ``end``; or ``undo`` where a task said no.
     Tasks may run on threads of their own.

@@ -47,11 +47,14 @@ def all_well(results):
 
 
 def replayed(count, config, sources, mesh=None, engine=None, **arguments):
-    """State hash and report of every member after a run. engine : what of Member's arguments matters"""
+    """State hash and report of every member after a run.
+
+    sources : or what makes them, where they can be read once only; engine : what of Member's arguments matters
+    """
 
     def work(peers):
         member = Member(peers, config, mesh, **(engine or {}))
-        report = member.run(sources, **arguments)
+        report = member.run(sources() if callable(sources) else sources, **arguments)
         return member.state_hash(), report
 
     return all_well(together(count, work))

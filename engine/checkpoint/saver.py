@@ -113,6 +113,11 @@ class Saver:
         """A commit is under way."""
         return self._writer is not None
 
+    @property
+    def may_begin(self) -> bool:
+        """Another commit need not wait for one that is under way."""
+        return not self.is_busy
+
     def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
         """A step is about to change these rows: lists of distinct ids."""
         for name, saved in self._tables.items():

@@ -222,7 +222,7 @@ class Run:
             with self._engine.gate.still():
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and not self._saver.is_busy:
+                if due and self._saver.may_begin:
                     self._begin()
                     self._start_pace()
                 self._saver.advance()

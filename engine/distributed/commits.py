@@ -106,37 +106,34 @@ class SharedSaver(Saver):
     ) -> None:
         super().__init__(folder, tables_to_save(engine), lambda: describe(engine), last, delta)
         self._peers, self._shares = peers, shares
-        self._agreed_busy = False
+        self._anybody_busy = False
 
     def open(self, keep: int = KEEP) -> None:
         if self._peers.rank == 0:
             super().open(keep)
-        seen = self._peers.gather("the checkpoint's folder", self.folder.numbers()[-1:])
-        for rank, numbers in enumerate(seen):
-            if numbers != seen[0]:
+        self._peers.gather("the checkpoint's lock", None)
+        finds = _found(self.folder)
+        seen = self._peers.gather("the checkpoint's folder", finds)
+        for rank, its in enumerate(seen):
+            if its != seen[0]:
                 raise StateError(
-                    f"{self.folder.path}: process {rank} finds {_said(numbers)} there and process 0 {_said(seen[0])}; "
-                    "the folder must be one that all processes share"
+                    f"{self.folder.path}: process {rank} finds {its} there and process 0 {seen[0]}; the folder must be "
+                    "one that all processes share"
                 )
-        self._keep, self._next_number = keep, seen[0][0] + 1 if seen[0] else 1
+        self._keep, self._next_number = keep, max(self.folder.numbers(), default=0) + 1
 
     @property
-    def is_busy(self) -> bool:
-        """As all know it: it decides whether the next commit begins."""
-        return self._agreed_busy
+    def may_begin(self) -> bool:
+        """As all know it: nobody was writing when the last round began, and no commit has begun since."""
+        return not self._anybody_busy
 
-    @property
-    def is_writing(self) -> bool:
-        """As this process knows it."""
-        return super().is_busy
-
-    def agree(self, busy: bool) -> None:
-        """Whether anybody was writing when the last round began."""
-        self._agreed_busy = busy
+    def agree(self, anybody_busy: bool) -> None:
+        """A round begins."""
+        self._anybody_busy = anybody_busy
 
     def begin(self) -> None:
         super().begin()
-        self._agreed_busy = True
+        self._anybody_busy = True
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
         part = part_of(self._peers)
@@ -151,12 +148,12 @@ class SharedSaves(Saves):
         self._peers, self._shares = peers, shares
         self.parts = tuple(part_of(peers, rank) for rank in range(peers.count))
 
-    def is_writing(self) -> bool:
-        return isinstance(self._saver, SharedSaver) and self._saver.is_writing
+    def is_busy(self) -> bool:
+        return self._saver is not None and self._saver.is_busy
 
-    def agree(self, busy: bool) -> None:
+    def agree(self, anybody_busy: bool) -> None:
         if isinstance(self._saver, SharedSaver):
-            self._saver.agree(busy)
+            self._saver.agree(anybody_busy)
 
     def run(
         self,
@@ -187,5 +184,9 @@ def part_of(peers: Peers, rank: int | None = None) -> str:
     return f"-{peers.rank if rank is None else rank}of{peers.count}"
 
 
-def _said(numbers: list[int]) -> str:
-    return f"commit {numbers[0]}" if numbers else "no commit"
+def _found(folder: Folder) -> str:
+    """What a process sees of a folder that process 0 has locked."""
+    if not (folder.path / ".lock").exists():
+        return "nothing"
+    numbers = folder.numbers()
+    return f"commit {numbers[-1]}" if numbers else "no commit"

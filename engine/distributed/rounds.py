@@ -37,9 +37,9 @@ _AHEAD = 2
 class Saving(Protocol):
     """What rounds carry for commits."""
 
-    def is_writing(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
-    def agree(self, busy: bool) -> None: ...
+    def agree(self, anybody_busy: bool) -> None: ...
 
 
 class RoundsReader(FrameReader):
@@ -134,7 +134,7 @@ class RoundsReader(FrameReader):
     def _exchanged(self, number: int, ahead: _Ahead) -> tuple[list[dict[str, Any]], list[Received]]:
         peers = self._peers
         own = ahead.next(lambda: peers.stopping)
-        head = {"stop": own is None, "busy": self._saves.is_writing()}
+        head = {"stop": own is None, "busy": self._saves.is_busy()}
         outgoing = [packed(head, own or [], rank) if rank != peers.rank else [] for rank in range(peers.count)]
         heads, entries = [head], [for_oneself(entry, peers.rank) for entry in own or []]
         for rank, message in enumerate(peers.exchange(f"round {number}", outgoing)):
