@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from penstock.checkpoint.folder import Folder
-from penstock.cli.interrupts import SIGNALS
+from penstock.cli.interrupts import handled_by
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
 from penstock.config.embedding import EmbeddingConfig
@@ -121,15 +120,13 @@ class _Silent(Output):
 def _held_back(args: argparse.Namespace) -> Iterator[None]:
     """A signal ends the whole job after the same frame everywhere; a second one this process, at once."""
     args.shield = nullcontext
+    asked = False  # here, not by another process: whoever signals all of them signals each once
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if args.peers.stopping:
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
-        args.peers.stopping = True
+        asked = args.peers.stopping = True
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
-    try:
+    with handled_by(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from penstock.cli.distributed import FLAGS, MAX_PROCESSES, newest_commit
-from penstock.cli.interrupts import SIGNALS
+from penstock.cli.interrupts import handled_by
 from penstock.cli.options import add_command, parse, whole
 from penstock.cli.output import say_error
 from penstock.errors import UsageError
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         words = [*words, "--json"]
     job = Job(words, args.processes)
-    with job.signals():
+    with handled_by(job.stop):
         return supervised(job, args.restarts)
 
 
@@ -119,15 +118,12 @@ class Job:
         while time.monotonic() < until and not self.stopping:
             time.sleep(TICK_S)
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """The first one asks every process to end after a whole frame, the second ends them."""
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler. The first asks every process to end after a whole frame, the second ends them."""
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if self.stopping else signal.SIGTERM)
+        self.stopping = True
 
     def _commands(self, again: bool) -> Iterator[list[str]]:
         words = [sys.executable, "-m", "penstock", *self._words]
@@ -146,9 +142,9 @@ class Job:
             return INTERRUPTED, ""
         while True:
             codes = [process.poll() for process in self._running]
-            for number, code in enumerate(codes):
-                if code:
-                    return self._judged(number, code)
+            bad = [(number, code) for number, code in enumerate(codes) if code]
+            if bad:  # whoever lost another process is not the one that tells why
+                return self._judged(*min(bad, key=lambda entry: (entry[1] == LOST, entry[1] > 0)))
             if all(code == 0 for code in codes):
                 return 0, ""
             time.sleep(TICK_S)
@@ -168,12 +164,6 @@ class Job:
             if process.poll() is None:
                 process.kill()
             process.wait()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        for process in self._running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL if self.stopping else signal.SIGTERM)
-        self.stopping = True
 
 
 def _free_port() -> int:
