@@ -27,7 +27,8 @@ types: .venv/installed
 		--allow-incomplete-defs ../../tests/typing_examples.py
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.id_table penstock.pyx.accumulator penstock.pyx.partition penstock.pyx.update \
+		penstock.pyx.accumulator penstock.pyx.digest penstock.pyx.handlers penstock.pyx.id_table \
+		penstock.pyx.marks penstock.pyx.partition penstock.pyx.runs penstock.pyx.update \
 		penstock.bench.traffic
 
 # The kernels with bounds checks, the tests, then the release kernels again. `--force`: a change of

@@ -30,7 +30,19 @@ PACKAGE_DIR = {
 
 # Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
 # without kernels, and nothing complains.
-KERNELS = ["accumulator", "id_map", "id_table", "memory", "partition", "parts", "update"]
+KERNELS = [
+    "accumulator",
+    "digest",
+    "handlers",
+    "id_map",
+    "id_table",
+    "marks",
+    "memory",
+    "partition",
+    "parts",
+    "runs",
+    "update",
+]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
 
@@ -44,7 +56,9 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
 ]
 
-HEADERS = [f"pyx/{h}.h" for h in ("crew", "pages", "rows", "rows_body", "update_rules", "xla_ffi")]
+HEADERS = [
+    f"pyx/{h}.h" for h in ("blake2bp", "crew", "pages", "rows", "rows_body", "rule", "update_rules", "xla_ffi")
+]
 
 
 def link_tree() -> str:

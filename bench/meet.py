@@ -19,6 +19,8 @@ from penstock.bench.sides import Side
 # What others may take of our CPUs before a sample is disturbed: a share of its time, beyond the ticks of the clock.
 OTHERS_MOST, OTHERS_TICKS_S = 0.05, 0.03
 ENOUGH = 3
+# A side that takes so many times as long as the second fastest decides nothing: it sits out after ENOUGH rounds.
+FAR_BEHIND = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Timing:
 
 
 def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[str, Timing]:
-    """Time every side; all have been warmed up by one pass."""
+    """Time every side; all have been warmed up by one pass. Who is far behind after ENOUGH rounds sits out."""
     steps = range(num_steps)
     for side in sides.values():
         side.prepare(steps)
@@ -68,12 +70,21 @@ def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[s
     gc.disable()
     try:
         for turn in range(rounds):
+            if turn == ENOUGH:
+                names = in_the_race(samples)
             start = turn % len(names)
             for name in names[start:] + names[:start]:
                 samples[name].append(timed(sides[name], steps))
     finally:
         gc.enable()
     return {name: Timing(tuple(of)) for name, of in samples.items()}
+
+
+def in_the_race(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """The sides that are not far behind: the fastest of others that it is compared with stays in any case."""
+    least = {name: min(sample.ms for sample in of) for name, of in samples.items()}
+    second = sorted(least.values())[:2][-1]
+    return [name for name, ms in least.items() if ms <= FAR_BEHIND * second]
 
 
 def timed(side: Side, steps: Sequence[int]) -> Sample:

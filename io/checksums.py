@@ -78,9 +78,7 @@ class LogCheck:
         if BATCH_KEY not in found or CRC_KEY not in found:
             raise self._error(_NO_RECORD, index)
         if found[BATCH_KEY] != str(index).encode():
-            number = found[BATCH_KEY].decode(errors="backslashreplace")
-            problem = f"expected batch {index} of the log, got {number}: batches are lost, repeated or out of order"
-            raise self._error(problem, index)
+            raise self._error(_out_of_turn(found[BATCH_KEY], index), index)
         stated = found[CRC_KEY].removeprefix(PREFIX)
         try:
             self._crc = crc_of(pieces, *find_digits(pieces, stated), self._crc)
@@ -141,3 +139,14 @@ def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
             data = data[at + len(_ZEROS) :]
         crc = zlib.crc32(data, crc)
     return crc
+
+
+def _out_of_turn(found: bytes, wanted: int) -> str:
+    """What is said of a batch that has another number than its place in the log."""
+    if not found.isdigit() or len(found) > 18:
+        return f"expected batch {wanted} of the log, got {found.decode(errors='backslashreplace')}"
+    number = int(found)
+    if number < wanted:
+        return f"expected batch {wanted} of the log, got {number}: delivered again, or out of order"
+    missing = f"batch {wanted} is" if number == wanted + 1 else f"batches {wanted} to {number - 1} are"
+    return f"expected batch {wanted} of the log, got {number}: a gap, {missing} missing or out of order"

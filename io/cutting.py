@@ -8,8 +8,8 @@ however the stream is chopped into batches. Opens nothing and reads nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,9 @@ from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles
 
 Key = tuple[int | None, Any]  # step, contributor
+# Gradients of a frame that nobody has looked at, where bad ones are left out: beyond this they are looked at while
+# the frame is held, so that memory does not grow with what will be dropped.
+UNSEEN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Place:
         return InputError(problem, source=self.source, batch=self.batch, row=at, column=column, reason=reason)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Piece:
     """Rows start to stop of a decoded batch: one key."""
 
@@ -69,6 +72,11 @@ class Piece:
         return self.stop - self.start if self.examples is None else self.last - self.first
 
     @property
+    def num_bytes(self) -> int:
+        """Of its gradients."""
+        return self.decoded.gradients.values.nbytes * (self.stop - self.start) // max(self.decoded.num_rows, 1)
+
+    @property
     def units(self) -> slice:
         """Where the batch's steps, contributors and rates of this piece stand."""
         return slice(self.start, self.stop) if self.examples is None else slice(self.first, self.last)
@@ -84,6 +92,31 @@ class Piece:
         return replace(self, stop=at, last=self.first + room), replace(self, start=at, first=self.first + room)
 
 
+@dataclass
+class Held:
+    """What is held of a frame that is not known to be whole."""
+
+    key: Key = (None, None)
+    source: str = ""
+    num_rows: int = 0
+    num_units: int = 0
+    rows: dict[str, list[Rows]] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+    aside: list[pa.RecordBatch] = field(default_factory=list)
+    rates: tuple[float, ...] | None = None
+
+    def copy(self) -> Held:
+        """To go on with apart from this one."""
+        rows = {table: list(blocks) for table, blocks in self.rows.items()}
+        return replace(self, rows=rows, dropped=self.dropped.copy(), aside=list(self.aside))
+
+    def frame(self, audit: Callable[[], Frame] | None) -> Frame:
+        rows = {table: tuple(blocks) for table, blocks in self.rows.items()}
+        step, contributor = self.key
+        dropped, aside = dict(self.dropped), tuple(self.aside)
+        return Frame(rows, self.num_rows, step, contributor, self.rates, dropped, self.source, aside, audit)
+
+
 class FrameBuilder:
     """Pieces in, frames out; holds the one frame that is not known to be whole.
 
@@ -97,67 +130,66 @@ class FrameBuilder:
 
     def add(self, piece: Piece) -> Iterator[Frame]:
         """Take a piece in; yields the frames that this completes. Raises InputError at a bad row."""
-        if piece.key != self._key:
+        if piece.key != self._held.key:
             yield from self.end()
         rest: Piece | None = piece
         while rest is not None:
             limit = self._options.contribution_rows
-            here, rest = rest.cut(None if limit is None else limit - self._num_units)
-            self._take(here)
-            if self._num_units == limit:
+            here, rest = rest.cut(None if limit is None else limit - self._held.num_units)
+            self._take(self._held, here)
+            self._keep(here)
+            if self._held.num_units == limit:
                 yield from self.end()
 
     def end(self) -> Iterator[Frame]:
         """The frame held, if any, is whole."""
-        if self._num_units:
-            yield self._frame()
+        if self._held.num_units:
+            unseen = any(piece.unseen for piece in self._pieces)
+            audit = partial(self._audited, self._sure, tuple(self._pieces)) if unseen else None
+            yield self._held.frame(audit)
             self._begin()
 
-    def _frame(self) -> Frame:
-        rows = {table: tuple(blocks) for table, blocks in self._rows.items()}
-        step, contributor = self._key
-        audit = partial(self._audited, tuple(self._pieces)) if any(p.unseen for p in self._pieces) else None
-        dropped = dict(self._dropped)
-        return Frame(
-            rows, self._num_rows, step, contributor, self._rates, dropped, self._source, tuple(self._aside), audit
-        )
-
-    def _audited(self, pieces: tuple[Piece, ...]) -> Frame:
-        """The frame of these pieces after a look at every value."""
-        again = FrameBuilder(self._options)
-        again.first_bad = self.first_bad
-        for piece in pieces:
-            again._take(piece.audited(self._options.sizes))
-        return again._frame()
-
     def _begin(self) -> None:
-        self._num_rows, self._num_units, self._source = 0, 0, ""
-        self._key: Key = (None, None)
-        self._rows: dict[str, list[Rows]] = {}
-        self._dropped: Counter[str] = Counter()
-        self._aside: list[pa.RecordBatch] = []
-        self._rates: tuple[float, ...] | None = None
-        self._pieces: list[Piece] = []
+        self._held, self._sure = Held(), Held()
+        self._pieces: list[Piece] = []  # those of the frame that are not in _sure
+        self._kept_bytes = 0
 
-    def _take(self, piece: Piece) -> None:
-        if not self._num_units:
-            self._key, self._source = piece.key, piece.place.source
-        self._take_rates(piece)
-        if self._options.unseen:  # else there will be no audit, and rows that are left out need no memory
-            self._pieces.append(piece)
-        self._num_rows += piece.stop - piece.start
-        self._num_units += piece.num_units
-        decoded = piece.decoded
+    def _audited(self, sure: Held, pieces: tuple[Piece, ...]) -> Frame:
+        """The frame of these pieces, after those that are sure, after a look at every value."""
+        sure = sure.copy()
+        for piece in pieces:
+            self._take(sure, piece.audited(self._options.sizes))
+        return sure.frame(None)
+
+    def _keep(self, piece: Piece) -> None:
+        """For the audit; but rows that it would leave out are not to fill the memory of a long frame."""
+        if not self._options.unseen:
+            return
+        self._pieces.append(piece)
+        self._kept_bytes += piece.num_bytes
+        if self._options.on_bad_row != "error" and self._kept_bytes > UNSEEN_BYTES:
+            for kept in self._pieces:
+                self._take(self._sure, kept.audited(self._options.sizes))
+            self._held, self._pieces, self._kept_bytes = self._sure.copy(), [], 0
+
+    def _take(self, held: Held, piece: Piece) -> None:
+        if not held.num_units:
+            held.key, held.source = piece.key, piece.place.source
+        self._take_rates(held, piece)
+        held.num_rows += piece.stop - piece.start
+        held.num_units += piece.num_units
+        decoded, few = piece.decoded, False
         rows: slice | Int64 = slice(piece.start, piece.stop)
         if piece.bad is not None and piece.bad[rows].any():
-            rows = self._good_rows(piece, piece.bad[rows])
+            rows = self._good_rows(held, piece, piece.bad[rows])
+            few = 2 * len(rows) < decoded.num_rows
         if decoded.codes is None:
-            self._take_rows(decoded, 0, rows)
+            self._take_rows(held, decoded, 0, rows, few)
             return
         if isinstance(rows, slice):
             if decoded.runs is not None:
                 for start, stop, code in decoded.runs:
-                    self._take_rows(decoded, code, slice(max(start, piece.start), min(stop, piece.stop)))
+                    self._take_rows(held, decoded, code, slice(max(start, piece.start), min(stop, piece.stop)))
                 return
             rows = np.arange(piece.start, piece.stop)
         codes = decoded.codes[rows]
@@ -168,9 +200,9 @@ class FrameBuilder:
         cuts = np.flatnonzero(np.diff(codes)) + 1
         for of_table in np.split(rows, cuts):
             if len(of_table):
-                self._take_rows(decoded, int(decoded.codes[of_table[0]]), _as_slice(of_table))
+                self._take_rows(held, decoded, int(decoded.codes[of_table[0]]), _as_slice(of_table), few)
 
-    def _good_rows(self, piece: Piece, bad: npt.NDArray[np.uint8]) -> Int64:
+    def _good_rows(self, held: Held, piece: Piece, bad: npt.NDArray[np.uint8]) -> Int64:
         """Count the bad rows and say the first of each kind, or raise."""
         for code in np.unique(bad[bad != 0]).tolist():
             reason = REASONS[code]
@@ -178,22 +210,27 @@ class FrameBuilder:
                 raise _bad_row(piece, int(np.argmax(bad != 0)), self._options)
             if reason not in self.first_bad:
                 self.first_bad[reason] = str(_bad_row(piece, int(np.argmax(bad == code)), self._options))
-            self._dropped[reason] += int((bad == code).sum())
+            held.dropped[reason] += int((bad == code).sum())
         if self._options.on_bad_row == "quarantine":
             place = (piece.place.source, piece.place.batch, piece.place.first_row)
-            self._aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
+            held.aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
         return piece.start + np.flatnonzero(bad == 0)
 
-    def _take_rows(self, decoded: Decoded, code: int, rows: slice | Int64) -> None:
+    def _take_rows(self, held: Held, decoded: Decoded, code: int, rows: slice | Int64, few: bool = False) -> None:
+        """few : of a batch whose other rows are left out: copied, so that it need not stay in memory for them"""
         ids = decoded.ids[rows]
         if not len(ids):
             return
         table = decoded.tables[code]
         assert table is not None  # a row without a table is a bad row
-        grads, which = decoded.gradients.look(rows, self._options.sizes[table][1])
-        self._rows.setdefault(table, []).append(Rows(ids, grads, which))
+        dim = self._options.sizes[table][1]
+        if few:
+            block = Rows(ids.copy(), decoded.gradients.take(rows, dim).copy())
+        else:
+            block = Rows(ids, *decoded.gradients.look(rows, dim))
+        held.rows.setdefault(table, []).append(block)
 
-    def _take_rates(self, piece: Piece) -> None:
+    def _take_rates(self, held: Held, piece: Piece) -> None:
         rates, roles = piece.decoded.rates, piece.roles
         if rates is None or roles.learning_rates is None:
             return
@@ -201,13 +238,13 @@ class FrameBuilder:
         if broken is not None and broken.row < piece.units.stop:
             raise piece.place.error(broken.row, broken.problem, broken.column)
         rates = rates[piece.units]
-        wanted = rates[0] if self._rates is None else np.array(self._rates, np.float32)
+        wanted = rates[0] if held.rates is None else np.array(held.rates, np.float32)
         same = (rates == wanted).all(axis=1)
         if not same.all():
             row = int(np.argmin(same))
             problem = f"learning rates change inside a frame: {wanted.tolist()}, then {rates[row].tolist()}"
             raise piece.place.error(piece.units.start + row, problem, roles.learning_rates.name)
-        self._rates = tuple(wanted.tolist())
+        held.rates = tuple(wanted.tolist())
 
 
 def run_keys(decoded: Decoded, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:

@@ -16,8 +16,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InputError
-from penstock.io.columns import Bool, Codes, Float32, Int64, Lists, coded, float_lists, integers
-from penstock.io.parts import arrow_errors
+from penstock.io.columns import (
+    ROWS_OF_A_RUN,
+    Bool,
+    Codes,
+    Float32,
+    Int64,
+    Lists,
+    Runs,
+    coded,
+    float_lists,
+    integers,
+    validated,
+)
+from penstock.io.parts import RAISED
+from penstock.io.parts import reason as reason_of
 from penstock.io.schema import Roles, suggestion
 
 # Why a row is bad; the number is its code, and where several hold the first one is told.
@@ -30,8 +43,6 @@ REASONS = (
     "length_mismatch",
     "gradient_not_finite",
 )
-# Runs shorter than this on average are sorted by table instead of being looked at one by one.
-ROWS_OF_A_RUN = 256
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -44,7 +55,7 @@ class Broken:
     column: str
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Decoded:
     """One batch's columns as numpy.
 
@@ -65,10 +76,13 @@ class Decoded:
     rates: Float32 | None
     no_step: Broken | None = None
     no_rates: Broken | None = None
+    told_runs: Runs | None = None  # of the codes, where they are known to be few
 
     @cached_property
-    def runs(self) -> list[tuple[int, int, int]] | None:
+    def runs(self) -> Runs | None:
         """The runs of rows of one table, (start, stop, code), where they are few; else None."""
+        if self.told_runs is not None:
+            return self.told_runs
         assert self.codes is not None
         cuts = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
         if len(cuts) > self.num_rows // ROWS_OF_A_RUN:
@@ -100,9 +114,12 @@ def decode_rows(
     num_tags : how many learning rates a row must carry; None does not look at them
     place : source and batch, for messages
     """
-    columns = {name: valid_column(batch, name, place) for name in roles.names()}
+    columns, runs = {}, {}
+    for name in roles.used:
+        columns[name], runs[name] = seen_column(batch, name, place)
     raw_ids, ids_null = integers(columns[roles.id.name])
-    tables, codes = _tables(columns, roles, default_table)
+    told = None if roles.table is None else runs[roles.table.name]
+    tables, codes = _tables(columns, roles, default_table, told)
     steps, no_step = steps_of(columns, roles)
     rates, no_rates = rates_of(columns, roles, num_tags)
     return Decoded(
@@ -113,12 +130,13 @@ def decode_rows(
         # Narrowed only for use as an index: what does not fit int64 is told from raw_ids.
         ids=raw_ids.astype(np.int64, copy=False),
         ids_null=ids_null,
-        gradients=float_lists(columns[roles.gradient.name], roles.bfloat16),
+        gradients=float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
         steps=steps,
         contributors=None if roles.contributor is None else coded(columns[roles.contributor.name]),
         rates=rates,
         no_step=no_step,
         no_rates=no_rates,
+        told_runs=told,
     )
 
 
@@ -127,15 +145,16 @@ def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
     gradients = decoded.gradients
     if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
         return True
-    dims = {-1 if name is None else sizes.get(name, (0, -1))[1] for name in decoded.tables}
-    if -1 in dims or (decoded.codes is not None and bool((decoded.codes < 0).any())):
+    dims = [-1 if name is None else sizes.get(name, (0, -1))[1] for name in decoded.tables]
+    if -1 in dims:
         return True
-    if decoded.codes is None or len(dims) == 1:
-        return bool(gradients.differ_from(dims.pop()).any())
-    of_code = np.array([sizes[name][1] for name in decoded.tables if name is not None], np.int64)
+    if decoded.codes is None:
+        return not gradients.all_of(dims[0], 0, decoded.num_rows)
     if decoded.runs is not None:
-        return any(gradients.differ_from(of_code[code], slice(*rows)).any() for *rows, code in decoded.runs)
-    return bool(gradients.differ_from(of_code[decoded.codes]).any())
+        return any(code < 0 or not gradients.all_of(dims[code], *rows) for *rows, code in decoded.runs)
+    if bool((decoded.codes < 0).any()):
+        return True
+    return bool(gradients.differ_from(np.array(dims, np.int64)[decoded.codes]).any())
 
 
 def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt.NDArray[np.uint8] | None:
@@ -199,26 +218,30 @@ def _unknown_table(table: str | None, sizes: Mapping[str, tuple[int, int]], role
     return wanted + near, roles.table.name
 
 
-def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
-    """A column that may be pointed into. Raises InputError."""
+def seen_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> tuple[pa.Array, Runs | None]:
+    """A column that may be pointed into, and what ``validated`` found. Raises InputError."""
     try:
-        with arrow_errors("corrupt Arrow data", **place):
-            column = batch.column(name)
-            column.validate(full=True)
-    except InputError as error:
-        raise InputError(error.problem, column=name, **place) from error.__cause__
+        column = batch.column(name)
+        runs = validated(column)
+    except RAISED as error:
+        raise InputError(f"corrupt Arrow data: {reason_of(error)}", column=name, **place) from error
     if len(column) != batch.num_rows:
         problem = f"corrupt Arrow data: {len(column)} values in a batch of {batch.num_rows} rows"
         raise InputError(problem, column=name, **place)
-    return column
+    return column, runs
+
+
+def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
+    """A column that may be pointed into. Raises InputError."""
+    return seen_column(batch, name, place)[0]
 
 
 def _tables(
-    columns: Mapping[str, pa.Array], roles: Roles, default: str | None
+    columns: Mapping[str, pa.Array], roles: Roles, default: str | None, runs: Runs | None
 ) -> tuple[tuple[str | None, ...], Codes | None]:
     if roles.table is None:
         return (roles.default_table or default,), None
-    codes, names = coded(columns[roles.table.name])
+    codes, names = coded(columns[roles.table.name], runs)
     if len(names) == 1 and (codes >= 0).all():
         return tuple(names), None
     return tuple(names), codes

@@ -1,4 +1,4 @@
-"""Every file operation that must survive a crash: checkpoints, tables, quarantined rows, deltas go through here.
+"""Every file operation that must survive a crash: checkpoints, tables, configurations, quarantined rows, deltas.
 
 ``operations`` is all that touches the disk, one method per call that can fail or be the last one before the
 power goes: tests put another object in its place. The functions below keep the order that makes a file
@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 # One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 17
 
 
 class Operations:
@@ -28,6 +29,10 @@ class Operations:
     def create(self, path: Path) -> int:
         """A new file, or an old one emptied; its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def open_lock(self, path: Path) -> int:
+        """A file that is there for its lock alone, made where there is none; its descriptor."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def resume(self, path: Path, num_bytes: int) -> int:
         """A file that is there, cut to so many bytes; its descriptor, at the end."""
@@ -123,8 +128,8 @@ class File(io.BufferedWriter):
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is written before it has its name: beside it, hidden, this process's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Where a file is written before it has its name: beside it, hidden, this thread's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 @contextmanager
@@ -190,6 +195,12 @@ def make_folders(path: Path) -> None:
         sync_folder(path.parent)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor to lock."""
+    with _naming(path):
+        return operations.open_lock(path)
 
 
 @contextmanager

@@ -259,9 +259,10 @@ def _gradients(parts: Sequence[Expanded], order: Int64, position: Int64) -> List
     null = np.concatenate([part.null for part in parts])[order]
     missing = null if null.any() else None
     if len(parts) == 1:
-        return Lists(parts[0].gradients.reshape(-1), counts[0], int(dims[0]), None, None, missing)
+        return Lists(parts[0].gradients.reshape(-1), counts[0], int(dims[0]), None, missing)
     lengths = np.repeat(dims, counts)[order]
-    starts = np.cumsum(lengths) - lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts = offsets[:-1]
     values = np.empty(int(lengths.sum()), np.float32)
     for part, dim, first, count in zip(parts, dims.tolist(), firsts, counts, strict=False):
         if not count:
@@ -269,5 +270,5 @@ def _gradients(parts: Sequence[Expanded], order: Int64, position: Int64) -> List
         at = starts[position[first : first + count]]
         np.lib.stride_tricks.sliding_window_view(values, dim, writeable=True)[at] = part.gradients
     if (dims == dims[0]).all():
-        return Lists(values, len(order), int(dims[0]), None, None, missing)
-    return Lists(values, len(order), 0, starts, lengths, missing)
+        return Lists(values, len(order), int(dims[0]), None, missing)
+    return Lists(values, len(order), 0, offsets, missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -44,6 +45,11 @@ class Roles:
 
     def names(self) -> list[str]:
         """Names of the columns that are used, each once: a column may play two roles."""
+        return self.used
+
+    @cached_property
+    def used(self) -> list[str]:
+        """The same, found out once."""
         fields = [getattr(self, role) for role in ROLES]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 

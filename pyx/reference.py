@@ -5,6 +5,8 @@ Readable, not fast. A kernel equals its twin here bit for bit.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +16,29 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+
+
+def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]] | None:
+    """(start, stop, code) of equal neighbours; None where there are more than ``most``. Twin of ``runs.equal_runs``."""
+    runs: list[tuple[int, int, int]] = []
+    for row, code in enumerate(codes.tolist()):
+        if runs and runs[-1][2] == code:
+            runs[-1] = (runs[-1][0], row + 1, code)
+        else:
+            runs.append((row, row + 1, code))
+    return runs if len(runs) <= most else None
+
+
+def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[tuple[int, int, int]] | None:
+    """(start, stop, length) of equally long lists; None also where offsets are unsound. Twin of ``length_runs``."""
+    exact = offsets.tolist()  # Python's whole numbers do not wrap
+    lengths = [after - before for before, after in itertools.pairwise(exact)]
+    if not lengths:
+        return [] if exact else None
+    if min(lengths) < 0 or exact[-1] > num_values:
+        return None
+    return equal_runs(np.array(lengths, np.int64), most)
 
 
 def index(ids: Int64) -> Int64:
@@ -135,3 +160,34 @@ def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
     """Gradients of rows, one lookup after the other: the twin of ``penstock.expand.row_gradients``."""
     found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
     return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])
+
+
+def change_marks(marks: UInt8, ids: Int64) -> tuple[UInt8, Int64]:
+    """The marks after rows have changed, and those of the rows that waited. Twin of ``marks.change``."""
+    after = marks.copy()
+    after[ids] = 1
+    return after, ids[(marks[ids] & 2) != 0]
+
+
+def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt8, Int64]:
+    """The marks after the next rows that wait have been taken, and these rows. Twin of ``marks.take``.
+
+    cursor : a row; those before it, in the order in which rows lie, are not looked at
+    """
+    order = np.array([row for first in range(stride) for row in range(first, len(marks), stride)], np.int64)
+    begin = int(np.flatnonzero(order == cursor)[0]) if cursor < len(marks) else len(marks)
+    taken = order[begin:][(marks[order[begin:]] & 2) != 0][:most]
+    after = marks.copy()
+    after[taken] &= 1
+    return after, taken
+
+
+def digest(data: bytes) -> str:
+    """BLAKE2bp of 64 bytes, the first 32 of them in hex: four leaves, block n in leaf n % 4. Twin of ``Digest``."""
+    tree: dict[str, Any] = {"fanout": 4, "depth": 2, "inner_size": 64}
+    blocks = [data[start : start + 128] for start in range(0, len(data), 128)]
+    leaves = [
+        hashlib.blake2b(b"".join(blocks[leaf::4]), node_offset=leaf, last_node=leaf == 3, **tree).digest()
+        for leaf in range(4)
+    ]
+    return hashlib.blake2b(b"".join(leaves), node_depth=1, last_node=True, **tree).hexdigest()[:64]

@@ -9,7 +9,8 @@
 #define PENSTOCK_UPDATE_RULES_H
 
 #include <math.h>
-#include <stdint.h>
+
+#include "rule.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -19,17 +20,6 @@
 #else
 #define NO_OVERLAP _Pragma("GCC ivdep")
 #endif
-
-/* The fixed part of a rule, and the learning rate of the step. Limits that are off are infinite. */
-typedef struct {
-    float lr;
-    float gradient_min, gradient_max, weight_min, weight_max;
-    float weight_decay;
-    float momentum, exponent, beta, beta1, beta2, rho, epsilon, lr_power, l1, l2;
-    float max_var_update, max_accumulator, tau, max_delta, outlier_threshold;
-    int decay_times_learning_rate, use_nesterov, use_sum_inside_sqrt, update_accumulator_first;
-    int multiply_linear_by_lr;
-} Rule;
 
 typedef struct {
     float w, s0, s1, s2;
@@ -243,16 +233,6 @@ INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, float 
         w[c] = clipped_weight(r, decayed(r, w[c]) - r->lr * clipped_gradient(r, g[c]) / sqrtf(a[c]));
     }
 }
-
-/* Rows to update: rows[i] is (1 + slots) parts of dim floats, and grads[i] its gradient. */
-typedef struct {
-    float *const *rows;
-    const float *const *grads;
-    int64_t num_rows, dim, ahead;
-    int64_t row_bytes;
-} Batch;
-
-typedef void (*UpdateRows)(const Rule *, const Batch *);
 
 /* Ask for the cache lines of the row that comes `ahead` rows later, to write. */
 INLINE void prefetch_row(const Batch *b, int64_t i) {

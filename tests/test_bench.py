@@ -177,6 +177,15 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
 # ---- samples and limits
 
 
+def test_a_side_far_behind_sits_out_and_the_best_of_the_others_never_does():
+    def sampled(**ms):
+        return {name: [meet.Sample(x, False)] * 3 for name, x in ms.items()}
+
+    assert meet.in_the_race(sampled(ours=10, best=60, second=170, last=181)) == ["ours", "best", "second"]
+    assert meet.in_the_race(sampled(ours=10, best=600)) == ["ours", "best"]
+    assert meet.in_the_race(sampled(ours=10)) == ["ours"]
+
+
 def test_disturbed_samples_do_not_count_where_enough_others_remain():
     clean = [meet.Sample(ms, False) for ms in (3.0, 1.0, 2.0)]
     loud = meet.Sample(100.0, True)

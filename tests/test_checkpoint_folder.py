@@ -114,12 +114,12 @@ def test_what_is_no_checkpoint(tmp_path):
 def test_a_version_of_the_future_is_refused(folder):
     commit = Folder(folder).newest()
     path = folder / "00000003.commit"
-    text = commit.encoded().replace(b'"penstock.checkpoint": 1', b'"penstock.checkpoint": 2').rpartition(b"\n")[0]
+    text = commit.encoded().replace(b'"penstock.checkpoint": 2', b'"penstock.checkpoint": 3').rpartition(b"\n")[0]
     from penstock.checkpoint.folder import digest_of
 
     body = text.rpartition(b"\n")[0]
     path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")
-    assert "version 2; this penstock reads version 1" in refused(folder)
+    assert "version 3; this penstock reads version 2" in refused(folder)
 
 
 @pytest.mark.parametrize("missing", ["tables", "gate", "positions", "seed"])

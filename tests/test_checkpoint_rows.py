@@ -7,34 +7,74 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.contents import rows_of
 from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.ring import Ring
 from penstock.checkpoint.rows import RowMarks
 from penstock.checkpoint.saver import Contents, Saved, Saver
+from penstock.pyx import marks as kernel
+from penstock.pyx import reference
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
-STEPS = st.lists(st.tuples(st.sampled_from(["change", "change all", "begin", "begin all", "among", "next"]), IDS))
+STEPS = st.lists(st.tuples(st.sampled_from(["change", "change all", "begin", "begin all", "next"]), IDS))
 
 
-@given(STEPS)
+@given(STEPS, st.integers(1, 2 * ROWS))
 @settings(max_examples=200, deadline=None)
-def test_marks_are_two_sets(steps):
-    marks, changed, waiting = RowMarks(ROWS), set(), set()
+def test_marks_are_two_sets(steps, stride):
+    marks, changed, waiting = RowMarks(ROWS, stride), set(), set()
+    as_they_lie = sorted(range(ROWS), key=lambda row: (row % stride, row))
+    order = range(ROWS)
     for what, ids in steps:
         if what == "change":
-            marks.change(ids)
+            assert marks.change(ids).tolist() == [row for row in ids.tolist() if row in waiting]
             changed |= set(ids.tolist())
+            waiting -= set(ids.tolist())
         elif what == "change all":
             marks.change_all()
             changed = set(range(ROWS))
         elif what.startswith("begin"):
             marks.begin(what == "begin all")
             waiting, changed = set(range(ROWS)) if what == "begin all" else changed, set()
+            order = as_they_lie if what == "begin all" else range(ROWS)
         else:
-            wanted = sorted(waiting & set(ids.tolist())) if what == "among" else sorted(waiting)[: len(ids) + 1]
-            got = marks.take_among(ids) if what == "among" else marks.take_next(len(ids) + 1)
-            assert got.tolist() == wanted
+            wanted = [row for row in order if row in waiting][: len(ids) + 1]
+            assert marks.take_next(len(ids) + 1).tolist() == wanted
             waiting -= set(wanted)
         assert marks.num_waiting == len(waiting)
+
+
+MARKS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(lambda marks: np.array(marks, np.uint8))
+
+
+@given(MARKS, st.data())
+def test_what_changes_and_waits_as_the_twin_says(marks, data):
+    ids = np.array(data.draw(st.lists(st.integers(0, len(marks) - 1), unique=True)), np.int64)
+    wanted, wanted_waiting = reference.change_marks(marks, ids)
+    waiting = np.empty(len(ids), np.int64)
+    found = kernel.change(marks, ids, waiting)
+    assert marks.tolist() == wanted.tolist()
+    assert waiting[:found].tolist() == wanted_waiting.tolist()
+
+
+@given(MARKS, st.integers(1, 70), st.data())
+def test_what_is_taken_as_the_twin_says_however_little_is_looked_at(marks, stride, data):
+    cursor, most = data.draw(st.integers(0, len(marks))), data.draw(st.integers(0, 70))
+    wanted, wanted_taken = reference.take_marked(marks, cursor, stride, most)
+    taken, looked_at = [], data.draw(st.integers(1, 70))
+    while cursor < len(marks) and len(taken) < most:
+        out = np.empty(most - len(taken), np.int64)
+        found, cursor = kernel.take(marks, cursor, stride, looked_at, out)
+        taken += out[:found].tolist()
+    assert taken == wanted_taken.tolist()
+    assert marks.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("row", [-1, 9, -(2**63), 2**63 - 1])
+def test_a_row_that_there_is_not_marks_nothing(row):
+    marks, ids = np.full(9, kernel.WAITING, np.uint8), np.array([3, row], np.int64)
+    with pytest.raises(IndexError, match=f"id {row} of a table of 9 rows"):
+        kernel.change(marks, ids, np.empty(2, np.int64))
+    assert (marks == kernel.WAITING).all()
 
 
 class Numbers:
@@ -42,29 +82,35 @@ class Numbers:
 
     num_parts = 2
 
-    def __init__(self):
+    def __init__(self, stride, copies_any_number):
         self.values = np.zeros((ROWS, 2, 3), np.float32)
+        self.stride, self.copies_any_number = stride, copies_any_number
 
-    def copy_rows(self, ids):
+    def copy_rows(self, ids, out):
         copy = self.values[ids]
-        return lambda: copy
+
+        def wait():
+            out[...] = copy[: out.shape[1]].swapaxes(0, 1)
+
+        return wait
 
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
     monkeypatch.setattr("penstock.checkpoint.saver.BLOCK_BYTES", 4 * 4 * 2 * 3)
+    monkeypatch.setattr("penstock.checkpoint.saver.ROOM_BYTES", 12 * 4 * 2 * 3)
     monkeypatch.setattr("penstock.checkpoint.saver.SHARE", 1e9)
 
 
-ACTIONS = st.lists(st.one_of(IDS, st.sampled_from(["begin", "advance", "unknown"])), max_size=30)
+ACTIONS = st.lists(st.one_of(IDS, st.sampled_from(["begin", "advance", "idle", "unknown"])), max_size=30)
 
 
-@given(ACTIONS, st.booleans())
+@given(ACTIONS, st.booleans(), st.sampled_from([(1, False), (1, True), (7, True), (1024, True)]))
 @settings(max_examples=60, deadline=None)
 def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhile(
-    tmp_path_factory, actions, all_change
+    tmp_path_factory, actions, all_change, kind
 ):
-    folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(), {}
+    folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(*kind), {}
     saver = Saver(folder, {"t": Saved(table, ROWS, 3, all_change)}, lambda: Contents({}, []))
     saver.open(keep=100)
     number = 0
@@ -73,8 +119,8 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
             saver.begin()
             number += 1
             began[number] = table.values.copy()
-        elif isinstance(action, str) and action == "advance":
-            saver.advance()
+        elif isinstance(action, str) and action in ("advance", "idle"):
+            saver.advance(idle=action == "idle")
         elif isinstance(action, str):
             saver.before_any_change()
             table.values += 1
@@ -87,5 +133,26 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     for number, wanted in began.items():
         found = np.full_like(wanted, np.nan)
         for _, ids, values in rows_of(folder, folder.load(number)):
-            found[ids] = values
+            found[ids] = values.swapaxes(0, 1)
         assert found.tobytes() == wanted.tobytes()
+
+
+# ---- memory that is lent
+
+
+@given(st.lists(st.one_of(st.integers(1, 12), st.none()), max_size=80))
+def test_what_is_lent_never_overlaps_and_is_free_again_when_taken_back(steps):
+    ring, lent = Ring(12), []
+    ring.touch()
+    for size in steps:
+        if size is None and lent:
+            ring.take_back()
+            piece, value = lent.pop(0)
+            assert (piece == value).all()
+        elif size is not None:
+            piece = ring.lend(size)
+            assert piece is not None or lent
+            if piece is not None:
+                lent.append((piece, float(len(steps) + size)))
+                piece[:] = lent[-1][1]
+        assert 4 * sum(len(piece) for piece, _ in lent) <= ring.lent_bytes <= 4 * 12

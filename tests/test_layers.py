@@ -18,10 +18,21 @@ ROOMS = [
     ("penstock.pyx", {"penstock.pyx"}, {"numpy"}),
     (
         "penstock.io",
-        {"penstock.io", "penstock.expand", "penstock.frames", "penstock.config", "penstock.errors"},
+        {
+            "penstock.io",
+            "penstock.pyx.runs",
+            "penstock.expand",
+            "penstock.frames",
+            "penstock.config",
+            "penstock.errors",
+        },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.config", {"penstock.config", "penstock.errors", "penstock.updates"}, {"google", "numpy"}),
+    (
+        "penstock.config",
+        {"penstock.config", "penstock.errors", "penstock.io.durable", "penstock.updates"},
+        {"google", "numpy"},
+    ),
     (
         "penstock.bridge",
         {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
@@ -44,6 +55,8 @@ ROOMS = [
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
+            "penstock.pyx.digest",
+            "penstock.pyx.marks",
             "penstock.stats",
         },
         {"numpy"},

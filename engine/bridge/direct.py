@@ -161,11 +161,10 @@ class DirectTable:
             self._step.copy(ids, out, part, False)
             self._run()
 
-    def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
-        parts = np.empty((self.layout.shape[1], len(ids), self.layout.dim), np.float32)
-        for part, rows in enumerate(parts):
-            self.read(ids, rows, part)
-        return lambda: parts.swapaxes(0, 1)
+    def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
+        for part, rows in enumerate(out):
+            self.read(ids[: len(rows)], rows, part)
+        return self.wait
 
     def wait(self) -> None:
         """Nothing to wait for: every call has."""

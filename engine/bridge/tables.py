@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import direct, programs
-from penstock.bridge.layout import MAX_BUCKET, Layout
+from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout
 from penstock.bridge.staged import StagedTable
 from penstock.updates import UpdateRule
 
@@ -109,12 +109,23 @@ class DeviceTable:
         self._rows.read(ids, out, part)
         return out
 
-    def copy_rows(self, ids: Int64) -> Callable[[], Float32]:
-        """All parts of the rows of distinct ids as they are now; at most MAX_BUCKET per device.
+    @property
+    def stride(self) -> int:
+        """Rows whose ids are so far apart lie next to each other."""
+        return NUM_SHARDS if self.layout.mod else 1
 
-        Returns what waits for the copy, in whatever thread: float32 (n, parts, dim).
+    @property
+    def copies_any_number(self) -> bool:
+        """Whether ``copy_rows`` takes as many rows as one likes; else every number of them is a program of its own."""
+        return self.variant == "ffi"
+
+    def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
+        """All parts of the rows of distinct ids as they are now, into float32 (parts, n, dim).
+
+        Returns what waits until they are there, in whatever thread. out may have room for the first ids only. Where
+        ``copies_any_number`` is not so: at most MAX_BUCKET per device.
         """
-        return self._rows.copy_rows(ids)
+        return self._rows.copy_rows(ids, out)
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """One part of the whole table in id order, in blocks of rows: never a second copy of the table."""

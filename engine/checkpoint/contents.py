@@ -125,20 +125,21 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
 
 
 def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
-    """(table, ids, values[n, parts, dim]) of every block of a commit, older ones first."""
+    """(table, ids, values[parts, n, dim]) of every block of a commit, older ones first."""
     for file in commit.files:
         for record in read_records(folder.path / file.name):
             if record.kind == "rows":
                 values = record.arrays["values"]
-                first = record.about.get("first")
-                ids = record.arrays["ids"] if first is None else np.arange(first, first + len(values))
+                first, step = record.about.get("first"), record.about.get("step")
+                num_rows = values.shape[1]
+                ids = record.arrays["ids"] if first is None else np.arange(first, first + num_rows * step, step)
                 yield record.about["table"], ids, values
 
 
 def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     for name, ids, values in rows_of(folder, commit):
-        for part in range(values.shape[1]):
-            engine._state.table(name).write(ids, np.ascontiguousarray(values[:, part]), part)
+        for part, rows in enumerate(values):
+            engine._state.table(name).write(ids, rows, part)
     stores = _stores_of(folder, commit)
     contents = commit.contents
 

@@ -8,7 +8,6 @@ that a folder may be copied or moved and still proves that it is complete.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -19,12 +18,13 @@ from typing import Any
 
 from penstock.errors import StateError, UsageError
 from penstock.io import durable
+from penstock.pyx.digest import Digest
 
-VERSION = 1
+VERSION = 2
 KEY = "penstock.checkpoint"
 _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
-_OURS = re.compile(rf"{_PART}|\.{_PART}\.\d+\.part|\.lock")
+_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 
 
@@ -71,13 +71,9 @@ class Commit:
 
 
 def digest_of(data: bytes) -> str:
-    digest: str = new_digest(data).hexdigest()
-    return digest
-
-
-def new_digest(data: bytes = b"") -> Any:
-    """BLAKE2b of 32 bytes: as hard to deceive as SHA-256, 1.7 times as fast where the CPU has no SHA instructions."""
-    return hashlib.blake2b(data, digest_size=32)
+    digest = Digest()
+    digest.update(data)
+    return digest.hexdigest()
 
 
 class Folder:
@@ -146,7 +142,7 @@ class Folder:
     def check(self, commit: Commit) -> None:
         """Every file of a commit is there and has its digest. Raises StateError."""
         for file in commit.files:
-            path, digest = self.path / file.name, new_digest()
+            path, digest = self.path / file.name, Digest()
             try:
                 with open(path, "rb") as data:
                     size = os.fstat(data.fileno()).st_size
@@ -165,7 +161,7 @@ class Folder:
     def lock(self) -> None:
         """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
         durable.make_folders(self.path)
-        file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = durable.open_lock(self.path / ".lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.errors import StateError
 
-MAGIC = b"PENSTOCK\x01\x00\x00\x00"  # the last four bytes: the version of this format
+MAGIC = b"PENSTOCK\x02\x00\x00\x00"  # the last four bytes: the version of this format
 _LENGTH = struct.Struct("<I")
 
 Array = npt.NDArray[Any]

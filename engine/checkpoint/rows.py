@@ -9,37 +9,47 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock.pyx import marks
+
 Int64 = npt.NDArray[np.int64]
 
-CHANGED, WAITING = np.uint8(1), np.uint8(2)
-
-# Marks looked at in one go where few rows wait.
-_SCANNED = 1 << 18
+# Marks looked at in one go where few rows wait: a fraction of a millisecond.
+LOOKED_AT = 1 << 20
 
 
 class RowMarks:
-    """The marks of one table: a byte per row."""
+    """The marks of one table: a byte per row.
 
-    def __init__(self, num_rows: int) -> None:
+    stride : rows whose ids are so far apart lie next to each other in memory
+
+    num_waiting : rows that the commit under way still has to copy
+    """
+
+    def __init__(self, num_rows: int, stride: int = 1) -> None:
         self._marks = np.zeros(num_rows, np.uint8)
-        self._cursor = num_rows  # no row before it waits
+        self._stride = self._step = stride
+        self._cursor = num_rows
         self.num_waiting = 0
 
-    def change(self, ids: Int64) -> None:
-        """These rows will be in the next commit."""
-        self._marks[ids] |= CHANGED
+    def change(self, ids: Int64) -> Int64:
+        """These distinct rows are about to change, and will be in the next commit. Returns those that wait: no more."""
+        waiting = np.empty(len(ids), np.int64)
+        found = marks.change(self._marks, np.ascontiguousarray(ids), waiting)
+        self.num_waiting -= found
+        return waiting[:found]
 
     def change_all(self) -> None:
-        self._marks |= CHANGED
+        self._marks |= np.uint8(marks.CHANGED)
 
     def begin(self, everything: bool) -> None:
         """A commit begins: the rows changed since the one before it wait, or all."""
         if everything:
-            self._marks.fill(WAITING)
+            self._marks.fill(marks.WAITING)
         else:
-            self._marks &= CHANGED
+            self._marks &= np.uint8(marks.CHANGED)
             self._marks <<= 1
-        self._cursor = 0
+        # Rows are taken as they lie in memory where all of them are, and as their marks lie where few are.
+        self._cursor, self._step = 0, self._stride if everything else 1
         self.num_waiting = len(self._marks) if everything else int(np.count_nonzero(self._marks))
 
     def give_up(self) -> None:
@@ -47,26 +57,11 @@ class RowMarks:
         self._marks.fill(0)
         self.num_waiting = 0
 
-    def take_among(self, ids: Int64) -> Int64:
-        """Which of these distinct ids wait: ascending, and from now on they do not."""
-        if not self.num_waiting:
-            return ids[:0]
-        waiting = np.sort(ids[(self._marks[ids] & WAITING) != 0])
-        return self._taken(waiting)
-
     def take_next(self, most: int) -> Int64:
-        """Up to so many rows that wait, ascending; empty when none is left."""
-        while self.num_waiting:
-            ahead = self._marks[self._cursor : self._cursor + max(most, _SCANNED)]
-            found = np.flatnonzero(ahead & WAITING)
-            if len(found):
-                ids = self._cursor + found[:most]
-                self._cursor = int(ids[-1]) + 1
-                return self._taken(ids)
-            self._cursor += len(ahead)
-        return np.zeros(0, np.int64)
-
-    def _taken(self, ids: Int64) -> Int64:
-        self._marks[ids] &= CHANGED
-        self.num_waiting -= len(ids)
-        return ids
+        """Up to so many rows that wait and from now on do not; none, where a look at many marks finds none."""
+        if not self.num_waiting:
+            return np.zeros(0, np.int64)
+        taken = np.empty(most, np.int64)
+        found, self._cursor = marks.take(self._marks, self._cursor, self._step, LOOKED_AT, taken)
+        self.num_waiting -= found
+        return taken[:found]

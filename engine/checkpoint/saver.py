@@ -2,15 +2,15 @@
 
 One commit is under way at a time. It holds everything as it was when it began: what is small (gate,
 position, counters) is taken at once, rows are copied later, and those that a step is about to change
-before it (rows.py). Memory: one byte per row, the blocks that wait for the disk (writer.py), and one
-block. Optimizers that change every row at every step leave nothing to go on beside: their tables are copied
-whole before the next step.
+before it (rows.py). Memory: one byte per row, and the blocks that wait for the disk (writer.py). Optimizers
+that change every row at every step leave nothing to go on beside: their tables are copied whole before the
+next step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,13 +19,21 @@ import numpy.typing as npt
 
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.records import Record
+from penstock.checkpoint.ring import Ring
 from penstock.checkpoint.rows import RowMarks
 from penstock.checkpoint.writer import CommitWriter
 
 Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
 
 # Rows are copied in blocks of about so many bytes: what a step may have to wait for.
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
+# Copies of rows that wait for the disk: the memory that saving takes beside the marks is this much, or this share of
+# the tables where that is more, but no more than that.
+ROOM_BYTES, MOST_ROOM_BYTES = 32 << 20, 256 << 20
+ROOM_SHARE = 0.04
+# Blocks copied at a time where no frame comes in.
+BLOCKS_WHEN_IDLE = 8
 # However narrow the rows are: what one dispatch may bring from a device.
 MOST_ROWS = 1 << 15
 # The share of the time between two steps that copying may take.
@@ -41,7 +49,13 @@ class Table(Protocol):
     @property
     def num_parts(self) -> int: ...
 
-    def copy_rows(self, ids: Int64) -> Callable[[], npt.NDArray[np.float32]]: ...
+    @property
+    def stride(self) -> int: ...
+
+    @property
+    def copies_any_number(self) -> bool: ...
+
+    def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]: ...
 
 
 class Saved(NamedTuple):
@@ -80,7 +94,8 @@ class Saver:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.folder, self._tables, self._describe, self._clock = folder, tables, describe, clock
-        self._marks = {name: RowMarks(saved.num_rows) for name, saved in tables.items()}
+        self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
+        self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
         self._closed = False  # every row of the commit under way is with the writer
         self._spent_s = self._began_s = 0.0
@@ -106,6 +121,7 @@ class Saver:
         except BaseException:
             self.folder.unlock()
             raise
+        self._ring.touch()
         self._keep, self._next_number = keep, numbers[-1] + 1 if numbers else 1
 
     @property
@@ -120,16 +136,16 @@ class Saver:
 
     def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
         """A step is about to change these rows: lists of distinct ids."""
+        began = self._clock()
         for name, saved in self._tables.items():
             marks = self._marks[name]
             if saved.all_change:
                 self._copy_all(name)
                 marks.change_all()
             for ids in touched.get(name, ()):
-                waiting = marks.take_among(ids)
-                for block in self._cut(saved, waiting):
-                    self._put(name, block)
-                marks.change(ids)
+                self._put(name, marks.change(ids))
+        # Rows copied here need not be copied in the background, which waits as long.
+        self._spent_s += self._clock() - began
 
     def before_any_change(self) -> None:
         """Something is about to change rows nobody told of."""
@@ -146,18 +162,24 @@ class Saver:
             marks.begin(everything=not files)
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
-        self._writer, self._closed = self._new_writer(draft), False
-        self._spent_s, self._began_s = 0.0, self._clock()
+        self._writer = self._new_writer(draft)
+        self._closed, self._spent_s, self._began_s = False, 0.0, self._clock()
         for record in contents.records:
-            self._writer.put(record.nbytes, partial(_itself, record))
+            self._writer.put(partial(_itself, record))
 
-    def advance(self) -> None:
-        """Copy a block, where time and the disk allow. Raises OSError where the commit under way cannot be written."""
+    def advance(self, idle: bool = False) -> None:
+        """Copy a block, where time and the disk allow. Raises OSError where the commit under way cannot be written.
+
+        idle : no step comes for a while, as it seems
+        """
         if self._writer is None:
             return
+        self._writer.hurry(idle)
         now = self._clock()
-        if not self._closed and self._writer.has_room and self._spent_s <= SHARE * (now - self._began_s):
-            self._copy_next()
+        if idle or self._spent_s <= SHARE * (now - self._began_s):
+            for _ in range(BLOCKS_WHEN_IDLE if idle else 1):
+                if not self._closed and self._writer.has_room:
+                    self._copy_next()
             self._spent_s += self._clock() - now
         if self._writer.done:
             self.finish()
@@ -184,14 +206,16 @@ class Saver:
         """Give up what is under way, and let others write to the folder."""
         if self._writer is not None:
             self._give_up()
+        self._ring.let_go()
         self.folder.unlock()
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
-        return CommitWriter(self.folder, draft, self._keep)
+        return CommitWriter(self.folder, draft, self._keep, self._ring)
 
     def _give_up(self) -> None:
         assert self._writer is not None
         self._writer.cancel()
+        self._ring.take_all_back()
         for marks in self._marks.values():
             marks.give_up()
         self._writer, self._delta = None, False
@@ -199,52 +223,70 @@ class Saver:
     def _copy_next(self) -> None:
         """The next block of rows that wait; where there is none, the commit has all its records."""
         assert self._writer is not None
-        for name, saved in self._tables.items():
-            ids = self._marks[name].take_next(_rows_at_once(saved))
-            if len(ids):
-                self._put(name, ids)
+        for name, marks in self._marks.items():
+            if marks.num_waiting:
+                self._put(name, marks.take_next(_rows_at_once(self._tables[name])))
                 return
         self._closed = True
         self._writer.close()
 
     def _copy_all(self, name: str) -> None:
-        while len(ids := self._marks[name].take_next(_rows_at_once(self._tables[name]))):
-            self._put(name, ids)
-
-    def _cut(self, saved: Saved, ids: Int64) -> Iterator[Int64]:
-        at_once = _rows_at_once(saved)
-        for start in range(0, len(ids), at_once):
-            yield ids[start : start + at_once]
+        while self._marks[name].num_waiting:
+            self._put(name, self._marks[name].take_next(_rows_at_once(self._tables[name])))
 
     def _put(self, name: str, ids: Int64) -> None:
-        """Copy rows, which no longer wait, to the writer. ids : ascending"""
-        assert self._writer is not None
-        saved = self._tables[name]
-        self._writer.put(4 * len(ids) * saved.dim * saved.table.num_parts, _copied(name, saved, ids))
+        """Copy rows, which no longer wait, to the writer, in blocks."""
+        saved, start = self._tables[name], 0
+        while start < len(ids):
+            assert self._writer is not None  # else no row would wait
+            at_once = _rows_at_once(saved)
+            if saved.table.copies_any_number:
+                at_once = max(at_once, 4 * self._writer.most_floats // _row_bytes(saved))
+            block = ids[start : start + at_once]
+            room = self._writer.room(len(block) * _row_bytes(saved) // 4)
+            self._writer.put(_copied(name, saved, block, room), lent=True)
+            start += at_once
+
+
+def _ring_for(tables: Sequence[Saved]) -> Ring:
+    row_bytes = [_row_bytes(saved) for saved in tables]
+    table_bytes = sum(saved.num_rows * each for saved, each in zip(tables, row_bytes, strict=True))
+    most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
+    # However wide a row is, two of them find room; and no commit copies more than the tables.
+    return Ring(max(min(most, 2 * table_bytes), 2 * max(row_bytes, default=0)) // 4)
+
+
+def _row_bytes(saved: Saved) -> int:
+    return 4 * saved.dim * saved.table.num_parts
 
 
 def _rows_at_once(saved: Saved) -> int:
-    return min(saved.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // (4 * saved.dim * saved.table.num_parts)))
+    return min(saved.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // _row_bytes(saved)))
 
 
-def _copied(name: str, saved: Saved, ids: Int64) -> Callable[[], Record]:
-    """The rows of these ids as they are now; what waits for their copy and makes a record of it.
-
-    Always as many rows as a block has are asked for, others if need be: each number of rows would be a program of its
-    own, and to compile one takes longer than many steps.
-    """
-    lacking = _rows_at_once(saved) - len(ids)
-    others = np.setdiff1d(np.arange(len(ids) + lacking), ids)[:lacking] if lacking else ids[:0]
-    wait = saved.table.copy_rows(np.concatenate([ids, others]))
-    in_a_row = int(ids[-1]) - int(ids[0]) + 1 == len(ids)
+def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> Callable[[], Record]:
+    """The rows of these ids as they are now, into the room; what waits for their copy and makes a record of it."""
+    values = room.reshape(saved.table.num_parts, len(ids), saved.dim)
+    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _with_others(saved, ids), values)
+    step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
+    about: dict[str, Any] = {"table": name}
+    arrays: dict[str, npt.NDArray[Any]] = {"values": values}
+    if step > 0 and (np.diff(ids) == step).all():
+        about |= {"first": int(ids[0]), "step": step}
+    else:
+        arrays["ids"] = ids
 
     def record() -> Record:
-        values = wait()[: len(ids)]
-        if in_a_row:
-            return Record("rows", {"table": name, "first": int(ids[0])}, {"values": values})
-        return Record("rows", {"table": name}, {"ids": ids, "values": values})
+        wait()
+        return Record("rows", about, arrays)
 
     return record
+
+
+def _with_others(saved: Saved, ids: Int64) -> Int64:
+    """As many ids as a block has: each number of rows is a program, which takes longer to compile than many steps."""
+    lacking = _rows_at_once(saved) - len(ids)
+    return np.concatenate([ids, np.setdiff1d(np.arange(len(ids) + lacking), ids)[:lacking]]) if lacking else ids
 
 
 def _itself(record: Record) -> Record:

@@ -193,6 +193,7 @@ class Run:
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
         self._pacing = False
+        self._num_frames = 0
         self._error: BaseException | None = None  # what the pace met
         self.skipped = known.num_frames
         self.failed = False
@@ -216,6 +217,7 @@ class Run:
         assert self._source is not None
         self._met.took(self._source, frame)
         self._saves.positions, self._news = self._met, True
+        self._num_frames += 1
         if self._saver is None:
             return
         try:
@@ -267,13 +269,16 @@ class Run:
     def _keep_pace(self) -> None:
         assert self._saver is not None
         while True:
+            seen = self._num_frames
             time.sleep(PAUSE_S)
             with self._engine.gate.still():
                 if not self._saver.is_busy:
                     self._pacing = False
                     return
+                if self._num_frames != seen:
+                    continue
                 try:
-                    self._saver.advance()
+                    self._saver.advance(idle=True)
                 except BaseException as error:
                     self._error = error
 

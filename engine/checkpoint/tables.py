@@ -35,7 +35,7 @@ class SavedTables:
         known = np.zeros(about["vocabulary_size"], bool)
         for table, ids, values in rows_of(self._folder, self.commit):
             if table == name:
-                parts[:, ids], known[ids] = values.swapaxes(0, 1), True
+                parts[:, ids], known[ids] = values, True
         if not known.all():
             raise StateError(f"{self._folder.path}: table '{name}' lacks row {int(np.argmin(known))}")
         return dict(zip(keys, parts, strict=True))

@@ -1,29 +1,41 @@
 """One commit on its way to disk, on a thread of its own: records in, a data file and its manifest out.
 
-What waits to be written is bounded: whoever brings more waits. The thread touches no table and takes
-no lock but its own.
+Rows are copied into memory that the writer lends (ring.py), which is bounded: whoever wants more waits. The
+thread touches no table and takes no lock but its own. Steps share the cores with it, and a step whose threads
+wait for a core takes twice its time, so it works in small pieces and rests after each, unless somebody waits.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.checkpoint.folder import Commit, DataFile, Folder, new_digest
-from penstock.checkpoint.records import MAGIC, Record
-from penstock.io import durable
+import numpy as np
+import numpy.typing as npt
 
-# Copies of rows that wait for the disk: the most memory that saving takes beside the marks.
-WAITING_BYTES = 32 << 20
+from penstock.checkpoint.folder import Commit, DataFile, Folder
+from penstock.checkpoint.records import MAGIC, Record
+from penstock.checkpoint.ring import Ring
+from penstock.io import durable
+from penstock.pyx.digest import Digest
+
+Float32 = npt.NDArray[np.float32]
+
+# What may wait for the disk and the background still copies more; a step copies on, as long as there is room.
+BACKGROUND_BYTES = 8 << 20
+# Bytes between two rests: a fraction of a millisecond of digest. Rests are so many times as long as the work.
+AT_ONCE = 1 << 19
+REST = 2.0
 
 
 class Late(NamedTuple):
-    """A record that is made when its turn has come."""
+    """A record that is made when its turn has come. lent : its rows lie in the ring"""
 
-    num_bytes: int
     record: Callable[[], Record]
+    lent: bool = False
 
 
 class CommitWriter:
@@ -31,19 +43,21 @@ class CommitWriter:
 
     draft : its files are those before the new one
     keep : commits that stay in the folder when this one is there
+    ring : memory for copies of rows that wait for the disk; nothing is lent
 
     Where writing fails, the next call raises what happened, and the folder is as it was.
     """
 
     part = ""  # of the rows, as ``DataFile.part`` names it
 
-    def __init__(self, folder: Folder, draft: Commit, keep: int) -> None:
+    def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
         self._parent = next((file.digest for file in reversed(draft.files) if file.part == self.part), None)
         begin = Record("begin", {"parent": self._parent})
-        self._records: deque[Late | None] = deque([Late(0, lambda: begin)])
-        self._waiting_bytes = 0
+        self._records: deque[Late | None] = deque([Late(lambda: begin)])
+        self._ring = ring
         self._changed = threading.Condition()
+        self._hurry = threading.Event()
         self._error: BaseException | None = None
         self._cancelled = False
         self.commit: Commit | None = None
@@ -57,26 +71,45 @@ class CommitWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether ``put`` would not wait."""
-        return self._waiting_bytes < WAITING_BYTES or self._error is not None
+        """Whether the background may copy more."""
+        return self._ring.lent_bytes < BACKGROUND_BYTES or self._error is not None
 
-    def put(self, num_bytes: int, record: Callable[[], Record]) -> None:
+    @property
+    def most_floats(self) -> int:
+        """What ``room`` may be asked for at a time."""
+        return self._ring.num_floats // 4
+
+    def hurry(self, hurried: bool = True) -> None:
+        """There is no step that the writer could be in the way of; or there is one again."""
+        if hurried != self._hurry.is_set():
+            (self._hurry.set if hurried else self._hurry.clear)()
+
+    def room(self, num_floats: int) -> Float32:
+        """Memory for the rows of the next record that is ``put``; waits until there is some."""
+        with self._changed:
+            while True:
+                self._raise()
+                if (lent := self._ring.lend(num_floats)) is not None:
+                    return lent
+                self._hurry.set()
+                self._changed.wait()
+
+    def put(self, record: Callable[[], Record], lent: bool = False) -> None:
         """record : called by the writing thread, where it may wait for what a device is about to give"""
         with self._changed:
-            self._changed.wait_for(lambda: self.has_room)
             self._raise()
-            self._records.append(Late(num_bytes, record))
-            self._waiting_bytes += num_bytes
+            self._records.append(Late(record, lent))
             self._changed.notify_all()
 
     def close(self) -> None:
         """No more records. The commit is made in the background: ``result`` waits for it."""
         with self._changed:
-            self._records += [Late(0, lambda: Record("end")), None]
+            self._records += [Late(lambda: Record("end")), None]
             self._changed.notify_all()
 
     def result(self) -> Commit:
         """Wait for the commit."""
+        self._hurry.set()
         self._thread.join()
         self._raise()
         assert self.commit is not None
@@ -86,6 +119,7 @@ class CommitWriter:
         """Leave no trace, unless the commit is on disk already."""
         with self._changed:
             self._cancelled = True
+            self._hurry.set()
             self._changed.notify_all()
         self._thread.join()
 
@@ -110,12 +144,14 @@ class CommitWriter:
         """The data file is on disk."""
         number, files = self._draft.number, self._draft.files
         path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
-        digest, num_bytes = new_digest(), 0
+        digest, num_bytes = Digest(), 0
         with durable.appearing(path) as file:
             for piece in self._pieces():
+                began = time.thread_time()
                 digest.update(piece)
                 num_bytes += len(piece)
                 file.write(piece)
+                self._hurry.wait(REST * (time.thread_time() - began))
         return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
@@ -128,7 +164,13 @@ class CommitWriter:
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
         while (late := self._next()) is not None:
-            yield from self._kept(late.record()).pieces()
+            for piece in self._kept(late.record()).pieces():
+                for start in range(0, len(piece), AT_ONCE):
+                    yield piece[start : start + AT_ONCE]
+            if late.lent:
+                with self._changed:
+                    self._ring.take_back()
+                    self._changed.notify_all()
 
     def _kept(self, record: Record) -> Record:
         """A record as it is written."""
@@ -139,7 +181,4 @@ class CommitWriter:
             self._changed.wait_for(lambda: self._records or self._cancelled)
             if self._cancelled:
                 raise InterruptedError("the commit was given up")
-            late = self._records.popleft()
-            self._waiting_bytes -= late.num_bytes if late else 0
-            self._changed.notify_all()
-        return late
+            return self._records.popleft()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -23,6 +22,7 @@ from penstock.config.findings import near
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.config.written import Scan, scan
 from penstock.errors import ConfigError
+from penstock.io import durable
 
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 
@@ -220,16 +220,6 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
 
 
 def _replace(name: str, content: bytes) -> None:
-    """Whole or not at all: a temporary file beside the target takes its place."""
-    target = os.path.realpath(name)
-    temporary = f"{target}.{os.getpid()}-{threading.get_ident()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    """Whole or not at all, and on disk; a link stays one, what it leads to is replaced."""
+    with durable.appearing(Path(os.path.realpath(name))) as file:
+        file.write(content)

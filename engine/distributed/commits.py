@@ -14,11 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.checkpoint.contents import describe, tables_to_save
 from penstock.checkpoint.folder import Commit, DataFile, Folder
 from penstock.checkpoint.records import Record
+from penstock.checkpoint.ring import Ring
 from penstock.checkpoint.saver import KEEP, Saver
 from penstock.checkpoint.saves import Run, Saves, Shield
 from penstock.checkpoint.writer import CommitWriter
@@ -37,10 +36,10 @@ class SharedWriter(CommitWriter):
     """Writes this process's data file of a commit, and waits until all of them are one."""
 
     def __init__(
-        self, folder: Folder, draft: Commit, keep: int, peers: Peers, shares: Mapping[str, Share], part: str
+        self, folder: Folder, draft: Commit, keep: int, ring: Ring, peers: Peers, shares: Mapping[str, Share]
     ) -> None:
-        self._peers, self._shares, self.part = peers, shares, part
-        super().__init__(folder, draft, keep)
+        self._peers, self._shares, self.part = peers, shares, part_of(peers)
+        super().__init__(folder, draft, keep, ring)
 
     def _made(self) -> Commit:
         number, peers = self._draft.number, self._peers
@@ -75,21 +74,16 @@ class SharedWriter(CommitWriter):
 
     def _kept(self, record: Record) -> Record:
         """Numbers of rows here become ids."""
-        if record.kind == "rows":
-            return self._kept_rows(record, self._shares[record.about["table"]])
-        if record.kind == "store":
-            share = self._shares[record.about["table"]]
-            arrays = {k: share.ids(a) if k.endswith(".ids") else a for k, a in record.arrays.items()}
-            return Record(record.kind, record.about, arrays)
-        return record
-
-    def _kept_rows(self, record: Record, share: Share) -> Record:
-        about, values = dict(record.about), record.arrays["values"]
-        first = about.pop("first", None)
-        numbers = record.arrays["ids"] if first is None else np.arange(first, first + len(values))
-        ids = share.ids(numbers)
-        there = ids < share.vocabulary_size  # but for the row of a share that has none
-        return Record("rows", about, {"ids": ids[there], "values": values[there]})
+        share = self._shares[record.about["table"]] if "table" in record.about else None
+        if share is None:
+            return record
+        if share.num_rows == 0:
+            return Record("none", record.about)
+        about = dict(record.about)
+        if "first" in about:
+            about["first"], about["step"] = int(share.ids(about["first"])), about["step"] * share.stride
+        ids = {key: share.ids(array) for key, array in record.arrays.items() if key.rpartition(".")[2] == "ids"}
+        return Record(record.kind, about, {**record.arrays, **ids})
 
 
 class SharedSaver(Saver):
@@ -111,6 +105,7 @@ class SharedSaver(Saver):
     def open(self, keep: int = KEEP) -> None:
         if self._peers.rank == 0:
             super().open(keep)
+        self._ring.touch()
         self._peers.gather("the checkpoint's lock", None)
         finds = _found(self.folder)
         seen = self._peers.gather("the checkpoint's folder", finds)
@@ -136,8 +131,7 @@ class SharedSaver(Saver):
         self._anybody_busy = True
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
-        part = part_of(self._peers)
-        return SharedWriter(self.folder, draft, self._keep, self._peers, self._shares, part)
+        return SharedWriter(self.folder, draft, self._keep, self._ring, self._peers, self._shares)
 
 
 class SharedSaves(Saves):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from penstock.pyx import partition
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Numbers = TypeVar("Numbers", int, Int64)
 Draw = Callable[[int, int], Float32]
 
 # Rows of the whole table that are drawn at once to find a share's among them.
@@ -49,7 +51,8 @@ class Share:
         return self.rank if self.mod else self.rank * quotient + min(self.rank, remainder)
 
     @property
-    def _stride(self) -> int:
+    def stride(self) -> int:
+        """How far apart the ids of neighbours here are."""
         return self.count if self.mod else 1
 
     def locate(self, ids: Int64) -> tuple[Int64, Int64]:
@@ -62,14 +65,14 @@ class Share:
         places = np.flatnonzero(ranks == self.rank)
         return places, numbers[places]
 
-    def ids(self, numbers: Int64) -> Int64:
+    def ids(self, numbers: Numbers) -> Numbers:
         """Back from numbers here; what lies beyond the vocabulary is the row that nobody asks for."""
-        return numbers * self._stride + self._first
+        return numbers * self.stride + self._first
 
     def drawn(self, draw: Draw) -> Draw:
         """What draws a range of the whole table's rows, as what draws a range of this share's."""
 
-        at_once = max(1, _DRAWN_ROWS // self._stride)
+        at_once = max(1, _DRAWN_ROWS // self.stride)
 
         def mine(first: int, count: int) -> Float32:
             starts = range(first, first + count, at_once)
@@ -78,8 +81,8 @@ class Share:
         return mine
 
     def _drawn(self, draw: Draw, first: int, count: int) -> Float32:
-        start = first * self._stride + self._first
+        start = first * self.stride + self._first
         # The row that nobody asks for may lie beyond a table that a callable made.
         start = min(start, self.vocabulary_size - 1)
-        stop = min(start + (count - 1) * self._stride + 1, self.vocabulary_size)
-        return np.ascontiguousarray(draw(start, stop - start)[:: self._stride])
+        stop = min(start + (count - 1) * self.stride + 1, self.vocabulary_size)
+        return np.ascontiguousarray(draw(start, stop - start)[:: self.stride])

@@ -54,9 +54,17 @@ class SharedTable:
     def num_parts(self) -> int:
         return self.here.num_parts
 
-    def copy_rows(self, numbers: Int64) -> Callable[[], Float32]:
+    @property
+    def stride(self) -> int:
+        return self.here.stride
+
+    @property
+    def copies_any_number(self) -> bool:
+        return self.here.copies_any_number
+
+    def copy_rows(self, numbers: Int64, out: Float32) -> Callable[[], object]:
         """Of rows by their numbers here: a commit's data file is this process's own."""
-        return self.here.copy_rows(numbers)
+        return self.here.copy_rows(numbers, out)
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         places, numbers = self.share.mine(np.ascontiguousarray(ids, np.int64))

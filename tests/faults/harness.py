@@ -46,6 +46,7 @@ class Harness:
         self.folder, self.seed = Path(folder), seed
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
         config_of().save(self.config)
+        self.tables = sorted(f"{table}.parquet" for table in config_of().table_names)
         self.batches = log_of(range(STEPS))
         write_log(self.log, self.batches)
         cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
@@ -78,7 +79,8 @@ class Harness:
 
     def argv(self, name, *flags, log=None):
         line = ["replay", self.config, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
-        return [*line, "--flush", "--checkpoint", self.folder / name, "--every", "1", "--resume"]
+        line += ["--flush", "--out", self.folder / f"{name}-out"]
+        return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]
 
     def _whole_run(self):
         line = ["replay", self.config, self.log, "--num-required", "3", "--threads", "1", "--json", "--flush"]
@@ -92,7 +94,8 @@ class Harness:
         """One case by its name: ``moment:N``, ``kill:N``, ``eio:N``, …. Returns whether the fault came to pass."""
         kind, _, number = name.partition(":")
         folder = self.folder / name.replace(":", "-")
-        shutil.rmtree(folder, ignore_errors=True)
+        for used in (folder, f"{folder}-out"):
+            shutil.rmtree(used, ignore_errors=True)
         argv = self.argv(folder.name)
         if kind == "moment":
             # By file operations, so that a slow machine is not always killed before its first commit.
@@ -113,7 +116,10 @@ class Harness:
         self._expect(name, resumed["code"] == 0, f"--resume ends with {resumed['code']}", resumed)
         found = json.loads(resumed["out"])["state_hash"]
         self._expect(name, found == self.unbroken, f"state {found}, unbroken {self.unbroken}", resumed)
-        shutil.rmtree(folder, ignore_errors=True)
+        tables = sorted(os.listdir(f"{folder}-out"))
+        self._expect(name, tables == self.tables, f"--out holds {tables}, not {self.tables}", resumed)
+        for used in (folder, f"{folder}-out"):
+            shutil.rmtree(used, ignore_errors=True)
         return answer["code"] != 0
 
     def _expect(self, name, held, problem, answer):

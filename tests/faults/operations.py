@@ -5,7 +5,7 @@ import signal
 
 from penstock.io import durable
 
-NAMES = ("make_folder", "create", "resume", "write", "sync", "sync_folder", "rename", "remove")
+NAMES = ("make_folder", "create", "open_lock", "resume", "write", "sync", "sync_folder", "rename", "remove")
 
 
 class Watched(durable.Operations):
@@ -40,7 +40,7 @@ def failing(number, code, also_after=False):
     """The n-th call raises OSError(code); with ``also_after`` all behind it do too, as on a full disk."""
 
     def at(n, name, args):
-        if n == number or (also_after and n > number and name in ("create", "write", "make_folder")):
+        if n == number or (also_after and n > number and name in ("create", "open_lock", "write", "make_folder")):
             raise OSError(code, os.strerror(code))
 
     return Watched(at)

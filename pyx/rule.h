@@ -1,0 +1,28 @@
+/* What a rule is given: between the host's side, which chooses it, and the handlers, which call it. */
+#ifndef PENSTOCK_RULE_H
+#define PENSTOCK_RULE_H
+
+#include <stdint.h>
+
+/* The fixed part of a rule, and the learning rate of the step. Limits that are off are infinite. */
+typedef struct {
+    float lr;
+    float gradient_min, gradient_max, weight_min, weight_max;
+    float weight_decay;
+    float momentum, exponent, beta, beta1, beta2, rho, epsilon, lr_power, l1, l2;
+    float max_var_update, max_accumulator, tau, max_delta, outlier_threshold;
+    int decay_times_learning_rate, use_nesterov, use_sum_inside_sqrt, update_accumulator_first;
+    int multiply_linear_by_lr;
+} Rule;
+
+/* Rows to update: rows[i] is (1 + slots) parts of dim floats, and grads[i] its gradient. */
+typedef struct {
+    float *const *rows;
+    const float *const *grads;
+    int64_t num_rows, dim, ahead;
+    int64_t row_bytes;
+} Batch;
+
+typedef void (*UpdateRows)(const Rule *, const Batch *);
+
+#endif

@@ -1,0 +1,6 @@
+from typing import Any
+
+import numpy.typing as npt
+
+def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]] | None: ...
+def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[tuple[int, int, int]] | None: ...

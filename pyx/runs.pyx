@@ -1,0 +1,84 @@
+"""Runs of equal neighbours in a column, found at the speed at which it is read.
+
+Rows of one table come one after the other, and so do lists of one length: what is true of a run need not be
+asked of each of its rows.
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
+
+ctypedef fused code_t:
+    int8_t
+    int16_t
+    int32_t
+    int64_t
+
+# Unsigned: a difference is right also where it wraps.
+ctypedef fused offset_t:
+    uint32_t
+    uint64_t
+
+cdef enum:
+    BLOCK = 64  # entries compared without a branch: the compiler makes vectors of them
+
+
+def equal_runs(const code_t[::1] codes not None, Py_ssize_t most):
+    """Where equal codes stand side by side.
+
+    codes : int8, int16, int32 or int64, shape (n,)
+    Returns a list of (start, stop, code), or None where there are more than ``most``.
+    """
+    cdef Py_ssize_t start = 0, stop, k, n = codes.shape[0]
+    cdef const code_t* of = &codes[0] if n else NULL
+    cdef code_t code, differ
+    found = []
+    while start < n:
+        if len(found) == most:
+            return None
+        code, stop = of[start], start + 1
+        while stop + BLOCK <= n:
+            differ = 0
+            for k in range(BLOCK):
+                differ |= of[stop + k] ^ code
+            if differ:
+                break
+            stop += BLOCK
+        while stop < n and of[stop] == code:
+            stop += 1
+        found.append((start, stop, code))
+        start = stop
+    return found
+
+
+def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t most):
+    """Where lists of one length stand side by side, if their offsets are sound.
+
+    offsets : uint32 or uint64, shape (n + 1,): list i has the values from offsets[i] to offsets[i + 1]
+    Returns a list of (start, stop, length), or None where there are more than ``most``, or where offsets do not
+    ascend, or reach beyond ``num_values``.
+    """
+    cdef Py_ssize_t start = 0, stop, k, n = offsets.shape[0] - 1
+    cdef const offset_t* of
+    cdef offset_t length, differ
+    if n < 0:
+        return None
+    of = &offsets[0]
+    found = []
+    while start < n:
+        length, stop = of[start + 1] - of[start], start + 1
+        while stop + BLOCK <= n:
+            differ = 0
+            for k in range(BLOCK):
+                differ |= (of[stop + k + 1] - of[stop + k]) ^ length
+            if differ:
+                break
+            stop += BLOCK
+        while stop < n and <offset_t>(of[stop + 1] - of[stop]) == length:
+            stop += 1
+        # Nothing has wrapped: so many lists of that length end inside the values, and where the offsets say.
+        if of[start] > num_values or <uint64_t>length > (num_values - of[start]) // <uint64_t>(stop - start):
+            return None
+        if of[stop] != of[start] + <uint64_t>length * <uint64_t>(stop - start) or len(found) == most:
+            return None
+        found.append((start, stop, length))
+        start = stop
+    return found

@@ -1,0 +1,65 @@
+# What the host's side (update) and the handlers share: what a step is.
+from libc.stdint cimport int64_t
+
+from ._types cimport grad_t, id_t
+
+cdef extern from "rule.h" nogil:
+    ctypedef struct Rule:
+        float lr, gradient_min, gradient_max, weight_min, weight_max, weight_decay
+        float momentum, exponent, beta, beta1, beta2, rho, epsilon, lr_power, l1, l2
+        float max_var_update, max_accumulator, tau, max_delta, outlier_threshold
+        bint decay_times_learning_rate, use_nesterov, use_sum_inside_sqrt, update_accumulator_first
+        bint multiply_linear_by_lr
+    ctypedef struct Batch:
+        float** rows
+        const float** grads
+        int64_t num_rows, dim, ahead, row_bytes
+    ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
+
+# Rows of one claim: their addresses lie on the stack of the thread that took it. Enough that the rows at its
+# beginning, whose memory nobody asked for ahead, do not count; few enough that two threads share 4,000 rows.
+cdef enum:
+    CHUNK = 1024
+    # Slots of a rule at most, and parts of a table.
+    MAX_PARTS = 4
+
+
+cdef enum Op:
+    UPDATE
+    WRITE
+    READ
+
+
+cdef struct Table:              # what is fixed for a table, the same on all its devices
+    Rule rule
+    UpdateRows run
+    bint non_lazy
+    bint mod
+    int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
+    int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
+    double per_shards, per_quotient, per_longer
+    int64_t num_parts, dim, threads
+    float starts[MAX_PARTS]
+    const float* zeros
+
+
+cdef struct Segment:            # rows of one host array; ids is NULL for the ids from first on
+    const id_t* ids
+    id_t first
+    grad_t* values
+    int64_t num_rows
+    int64_t first_claim
+
+
+cdef struct Order:              # one step: the same for all devices
+    const Table* table
+    Op op
+    int64_t part
+    float lr
+    Segment* segments
+    int64_t num_segments
+    int64_t num_claims
+
+
+cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:
+    return (num_rows + CHUNK - 1) // CHUNK

@@ -1,0 +1,118 @@
+"""Columns that repeat themselves: runs equal their twins, and what a run cannot vouch for is asked of every row."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InputError
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.pyx import reference
+from penstock.pyx.runs import equal_runs, length_runs
+
+SIZES = {"a": (2000, 2), "b": (2000, 3)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 200)), max_size=8),
+    st.sampled_from([np.int8, np.int16, np.int32, np.int64]),
+    st.integers(0, 10),
+)
+def test_equal_runs_equal_their_twin(parts, dtype, most):
+    codes = np.concatenate([np.empty(0, dtype), *(np.full(n, code, dtype) for code, n in parts)])
+    assert equal_runs(codes, most) == reference.equal_runs(codes, most)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 200)), max_size=8),
+    st.sampled_from([np.uint32, np.uint64]),
+    st.integers(0, 2000),
+    st.integers(0, 10),
+    st.one_of(st.none(), st.tuples(st.integers(0, 1000), st.integers(0, 2**32 - 1))),
+)
+def test_length_runs_equal_their_twin_also_where_offsets_are_damaged(parts, dtype, num_values, most, damage):
+    lengths = [length for length, n in parts for _ in range(n)]
+    offsets = np.cumsum([0, *lengths]).astype(dtype)
+    if damage is not None:
+        offsets[damage[0] % len(offsets)] = damage[1]
+    assert length_runs(offsets, num_values, most) == reference.length_runs(offsets, num_values, most)
+
+
+def test_offsets_that_wrap_around_are_no_run():
+    wrapped = np.array([2**32 - 4, 0, 4], np.uint32)  # every difference is 4
+    assert length_runs(wrapped, 2**31 - 1, 5) is None
+    assert length_runs(np.array([2**64 - 4, 0, 4], np.uint64), 2**63, 5) is None
+    assert length_runs(np.empty(0, np.uint32), 10, 5) is None
+
+
+def batch_of(codes, lists, names=("a", "b")):
+    """A batch of tables by code and gradients by length, ids 0, 1, 2 …"""
+    offsets = np.cumsum([0, *lists]).astype(np.int32)
+    gradients = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.arange(offsets[-1], dtype=np.float32)))
+    tables = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names))
+    ids = pa.array(np.arange(len(codes)))
+    return pa.RecordBatch.from_arrays([tables, ids, gradients], ["table", "id", "gradient"])
+
+
+def rows_of(batch):
+    (frame,) = FrameReader([batch], ReadOptions(SIZES, unseen=True))
+    return {
+        table: [(int(i), block.gradient(at).tolist()) for block in blocks for at, i in enumerate(block.ids)]
+        for table, blocks in frame.rows.items()
+    }
+
+
+def expected(codes, lists):
+    starts = np.cumsum([0, *lists])
+    rows = {"a": [], "b": []}
+    for row, (code, length) in enumerate(zip(codes, lists, strict=True)):
+        rows["ab"[code]].append((row, [float(starts[row] + c) for c in range(length)]))
+    return {table: of for table, of in rows.items() if of}
+
+
+@pytest.mark.parametrize("shape", ["long runs", "turns", "one table"])
+def test_rows_are_the_same_however_tables_take_turns(shape):
+    codes = {"long runs": [0] * 700 + [1] * 500 + [0] * 100, "turns": [0, 1] * 600, "one table": [1] * 900}[shape]
+    lists = [2 + code for code in codes]
+    assert rows_of(batch_of(codes, lists)) == expected(codes, lists)
+    # A slice of it, as engines give them.
+    assert rows_of(batch_of(codes, lists).slice(0, 650)) == expected(codes[:650], lists[:650])
+
+
+@pytest.mark.parametrize("at", [0, 1, 450, 699, 700, 1199])
+def test_one_list_of_another_length_is_found_wherever_it_stands(at):
+    codes = [0] * 700 + [1] * 500
+    lists = [2 + code for code in codes]
+    lists[at] += 1
+    with pytest.raises(InputError, match=f"row {at}, .*expected {2 + codes[at]} floats"):
+        rows_of(batch_of(codes, lists))
+
+
+@pytest.mark.parametrize("at", [0, 450, 1199])
+def test_a_code_beyond_the_dictionary_is_found_wherever_it_stands(at):
+    codes = np.array([0] * 700 + [1] * 500, np.int32)
+    codes[at] = 2
+    whole = batch_of([0] * 1200, [2] * 1200)
+    indices = pa.Array.from_buffers(pa.int32(), 1200, [None, pa.py_buffer(codes)])
+    tables = pa.DictionaryArray.from_arrays(indices, pa.array(["a", "b"]), safe=False)
+    batch = pa.RecordBatch.from_arrays([tables, *whole.columns[1:]], whole.schema.names)
+    with pytest.raises(InputError, match="corrupt Arrow data"):
+        rows_of(batch)
+
+
+@pytest.mark.parametrize("damage", [(5, -1), (5, 10**6), (0, 3), (600, 0)])
+def test_damaged_offsets_are_found(damage):
+    at, value = damage
+    offsets = np.arange(0, 2 * 1201, 2, dtype=np.int32)
+    offsets[at] = value
+    values = pa.array(np.zeros(2400, np.float32))
+    gradients = pa.Array.from_buffers(pa.list_(pa.float32()), 1200, [None, pa.py_buffer(offsets)], children=[values])
+    batch = pa.RecordBatch.from_arrays([pa.array(np.arange(1200)), gradients], ["id", "gradient"])
+    with pytest.raises(InputError):
+        list(FrameReader([batch], ReadOptions(SIZES, table="a", unseen=True)))
+
+
+def test_equal_names_in_a_dictionary_are_one_table():
+    batch = batch_of([0] * 300 + [1] * 300, [2] * 600, ("a", "a"))
+    assert len(rows_of(batch)["a"]) == 600
