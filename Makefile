@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench dist proto clean
+.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -61,6 +61,11 @@ faults: .venv/installed
 # Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
+
+# The site, in build/site: every warning is an error, and nothing is fetched while it is built.
+docs: .venv/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 dist: .venv/installed
 	rm -rf dist

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         TruncatedInputError,
         UsageError,
     )
+    from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -114,6 +115,7 @@ _NAMES = {
         "TruncatedInputError",
         "UsageError",
     ),
+    "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
 _HOME = {name: room for room, names in _NAMES.items() for name in names}
@@ -126,6 +128,7 @@ __all__ = [
     "AdagradMomentum",
     "Adam",
     "Assign",
+    "BlockStage",
     "BoundedAdagrad",
     "CancelledError",
     "CenteredRMSProp",
@@ -157,6 +160,7 @@ __all__ = [
     "RowWiseAdagrad",
     "SparseConditionalAccumulator",
     "SparseGradient",
+    "StageFunction",
     "StateError",
     "TableConfig",
     "TableReport",
@@ -166,6 +170,7 @@ __all__ = [
     "Uniform",
     "UsageError",
     "UserDefinedProgram",
+    "stage_fn",
 ]
 
 

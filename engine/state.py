@@ -102,6 +102,13 @@ class State:
             for rows in contributions or ([_no_rows(spec)] if spec.rule.non_lazy else []):
                 self._tables[name].apply_segments(rows.parts, rate)
 
+    def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
+        """Whether a step with these rows changes any."""
+        return any(
+            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
+            for name, several in coalesced.items()
+        )
+
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""
         for table in self._tables.values():

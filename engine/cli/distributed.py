@@ -50,6 +50,8 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     from penstock.distributed.peers import Peers
 
     with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers, _held_back(args):
+        if not is_first(args):  # what is shown of a job is shown by process 0
+            args.ui = args.report = args.metrics = args.metrics_file = None
         yield
 
 
@@ -69,6 +71,8 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if not missing and not re.fullmatch(r".+:\d{1,5}", args.coordinator):
         raise UsageError(f"--coordinator {args.coordinator}: expected HOST:PORT, such as 127.0.0.1:7000")
+    if args.deltas is not None:
+        raise UsageError("--deltas: deltas come from one process; several can replay, commit and write tables")
     if args.merge == "step":
         raise UsageError("--merge step: several processes take a frame of each source in turn (--merge round)")
 
@@ -85,7 +89,7 @@ def own_sources(args: argparse.Namespace) -> Sequence[str]:
 
 
 def output_of(args: argparse.Namespace) -> Output:
-    return Output(args.json) if is_first(args) else _Silent(args.json)
+    return Output(args.json, aside=args.deltas == "-") if is_first(args) else _Silent(args.json)
 
 
 def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> Engine:

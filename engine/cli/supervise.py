@@ -85,7 +85,7 @@ class Job:
             raise UsageError(
                 "supervise: give the command after --: supervise -- replay CONFIG SOURCE… --checkpoint DIR"
             )
-        args = parse(parser(), words)
+        args = parse(parser(words), words)
         if args.command != "replay":
             raise UsageError(f"supervise: only replay can be supervised, not {args.command}")
         if args.checkpoint is None:

@@ -8,7 +8,7 @@ Rows are in the files by the ids of the whole table: any number of processes can
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import _GeneratorContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -159,10 +159,11 @@ class SharedSaves(Saves):
         keep: int,
         resume: bool,
         quarantine: Path | None = None,
+        may_commit: Callable[[], bool] = lambda: True,
     ) -> _GeneratorContextManager[Run]:
         """Bad rows are put aside by process 0, to whom they are sent."""
         aside = quarantine if self._peers.rank == 0 else None
-        return super().run(reader, counters, shield, checkpoint, every, keep, resume, aside)
+        return super().run(reader, counters, shield, checkpoint, every, keep, resume, aside, may_commit)
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """Only where everybody stops after this very frame."""

@@ -26,6 +26,7 @@ from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import LearningRates
 from penstock.state import State
 from penstock.stats import Counters, Report, TableReport
+from penstock.watch import Watch
 
 if TYPE_CHECKING:
     import jax
@@ -52,6 +53,8 @@ class Member(Engine):
     ) -> None:
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
+        # Whoever looks closer looks at the rows that are here, and by their numbers here.
+        self.watch = Watch(lambda name, numbers: self._state.here(name).read(numbers))
 
     @classmethod
     def restored(
@@ -70,6 +73,8 @@ class Member(Engine):
 
     def run(self, source: Any, **arguments: Any) -> Report:
         """``Engine.run`` of the sources of all processes, a frame of each in turn. The report is of the whole job."""
+        if arguments.get("deltas") is not None:
+            self.stage()
         report = super().run(source, **arguments)
         mine = {name: [table.rows, table.distinct] for name, table in report.tables.items()}
         told = self._peers.gather("the report", {"tables": mine, "held_bytes": report.held_bytes})

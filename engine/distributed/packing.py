@@ -64,6 +64,7 @@ class Received:
             about["dropped"],
             about["name"],
             bad_rows,
+            truncated=about["truncated"],
             fingerprint=about["fingerprint"],
         )
 
@@ -80,12 +81,17 @@ def routed(frame: Frame, shares: Mapping[str, Share]) -> list[dict[str, tuple[In
                 places = np.flatnonzero(ranks == rank)
                 if len(places):
                     of = places if block.which is None else block.which[places]
-                    pieces[rank].append((numbers[places], block.grads[of]))
+                    pieces[rank].append((numbers[places], _gained(block.grads[of], block.gains, places)))
         for rank, found in enumerate(pieces):
             if found:
                 ids, grads = zip(*found, strict=True)
                 out[rank][table] = (np.concatenate(ids), np.concatenate(grads)) if len(found) > 1 else found[0]
     return out
+
+
+def _gained(grads: Float32, gains: Float32 | None, places: Int64) -> Float32:
+    """Rows as they are summed: a gain is multiplied in, rounded to float32, as the accumulator does it."""
+    return grads if gains is None else grads * gains[places, None]
 
 
 def packed(head: Mapping[str, Any], entries: Sequence[Entry], rank: int) -> list[Piece]:

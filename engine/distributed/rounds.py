@@ -210,6 +210,7 @@ def _about(frame: Frame, first_bad: Mapping[str, str]) -> dict[str, Any]:
         "rates": frame.learning_rates,
         "dropped": dict(frame.dropped),
         "name": frame.source,
+        "truncated": frame.truncated,
         "fingerprint": fingerprint(frame),
         "first_bad": first_bad,
     }

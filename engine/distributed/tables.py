@@ -155,6 +155,10 @@ class SharedState(State):
         }
         self._tables = self._shared  # type: ignore[assignment]
 
+    def here(self, name: str) -> DeviceTable:
+        """This process's rows of a table."""
+        return self._here.table(name)
+
     @property
     def held(self) -> Mapping[str, TableSpec]:
         return self._here.specs
