@@ -54,18 +54,33 @@ class State:
     is_share = False  # of several processes' tables
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+        from penstock.bridge import variants
         from penstock.bridge.layout import Layout
+        from penstock.bridge.staging import Dispatcher
         from penstock.bridge.tables import DeviceTable, check_memory, make_mesh
 
         self.specs = {spec.name: spec for spec in config.tables}
         self._tables: dict[str, DeviceTable] = {}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
-        check_memory(mesh, sum(4 * s.vocabulary_size * s.dim * (1 + len(s.slots)) for s in self.specs.values()))
+        lanes, dispatcher = variants.lanes(mesh), Dispatcher()
+        layouts = {
+            name: Layout(
+                name,
+                spec.vocabulary_size,
+                spec.dim,
+                len(spec.slots),
+                mesh.size,
+                mod,
+                lanes,
+                bfloat16=spec.storage_dtype == "bfloat16",
+            )
+            for name, spec in self.specs.items()
+        }
+        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
         for name, spec in self.specs.items():
-            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
             starts = [start for _, start in spec.slots]
-            table = DeviceTable(mesh, layout, spec.rule, starts, outside, threads=threads)
+            table = DeviceTable(mesh, layouts[name], spec.rule, starts, outside, threads=threads, dispatcher=dispatcher)
             table.fill(self.start_of(spec, seed))
             self._tables[name] = table
 
@@ -93,14 +108,18 @@ class State:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag."""
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
+        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
         for name, contributions in coalesced.items():
             spec = self.specs[name]
             rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
             assert rate is not None  # a valid configuration has one or the other
-            for rows in contributions or ([_no_rows(spec)] if spec.rule.non_lazy else []):
-                self._tables[name].apply_segments(rows.parts, rate)
+            for turn, rows in enumerate(contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])):
+                self._tables[name].apply_segments(rows.parts, rate, step, turn)
+
+    def warm(self) -> int:
+        """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
+        return sum(table.warm() for table in self._tables.values())
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Whether a step with these rows changes any."""
@@ -152,7 +171,7 @@ class State:
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
             for part in range(table.num_parts):
                 for block in table.stream(part):
-                    digest.update(np.ascontiguousarray(block, "<f4").data)
+                    digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
         digest.update(struct.pack("<q", global_step))
         return digest.hexdigest()
 
@@ -197,6 +216,13 @@ class State:
             bad = given[(given < 0) | (given >= size)][0]
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
         return given.astype(np.int64)
+
+
+def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+    """Rows as they are kept, little-endian: of 16 bits the upper half of the float32 that they are seen as."""
+    if not bfloat16:
+        return np.ascontiguousarray(block, "<f4")
+    return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
 
 
 def _no_rows(spec: TableSpec) -> Coalesced:

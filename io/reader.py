@@ -120,7 +120,8 @@ class FrameReader:
         yield from builder.end()
 
     def _batch_is_frame(self, part: Part, roles: Roles) -> bool:
-        return roles.step is None and self.options.contribution_rows is None and part.has_boundaries
+        means_something = part.has_boundaries and not part.ends_are_told
+        return roles.step is None and self.options.contribution_rows is None and means_something
 
     def _roles(self, part: Part) -> Roles:
         options = self.options

@@ -111,6 +111,10 @@ def test_the_generated_reference_names_everything():
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
 
 
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_every_page_is_in_the_sites_navigation():
     nav = re.findall(r"- ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}

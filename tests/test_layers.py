@@ -35,7 +35,14 @@ ROOMS = [
     ),
     (
         "penstock.bridge",
-        {"penstock.bridge", "penstock.pyx.partition", "penstock.pyx.update", "penstock.updates", "penstock.errors"},
+        {
+            "penstock.bridge",
+            "penstock.pyx.id_table",
+            "penstock.pyx.partition",
+            "penstock.pyx.update",
+            "penstock.updates",
+            "penstock.errors",
+        },
         {"jax", "numpy"},
     ),
     # Peers live in their own room, plots in theirs; what decides about threads is loaded before anything else.
@@ -61,6 +68,20 @@ ROOMS = [
             "penstock.stats",
         },
         {"numpy"},
+    ),
+    (
+        "penstock.service",
+        {
+            "penstock.checkpoint",
+            "penstock.deltas",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io",
+            "penstock.rates",
+            "penstock.service",
+            "penstock.stats",
+        },
+        {"numpy", "pyarrow"},
     ),
     (
         "penstock.distributed",

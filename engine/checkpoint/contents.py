@@ -113,7 +113,8 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
         raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
     for name, spec in specs.items():
         mine, its = _described(spec), saved[name]
-        for key in ("dim", "optimizer", "slots"):
+        its = {"storage_dtype": "float32", **its}  # commits of before there was another say nothing
+        for key in ("dim", "optimizer", "slots", "storage_dtype"):
             if mine[key] != its[key]:
                 raise StateError(
                     f"{where}: table '{name}' has {key} {_said(its[key])} in the checkpoint and {_said(mine[key])} in "
@@ -188,6 +189,7 @@ def _described(spec: TableSpec) -> dict[str, Any]:
         "dim": spec.dim,
         "optimizer": type(spec.optimizer).__name__,
         "slots": [name for name, _ in spec.slots],
+        "storage_dtype": spec.storage_dtype,
     }
 
 

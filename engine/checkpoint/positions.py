@@ -3,6 +3,9 @@
 A position is a number of frames and a digest that runs over all of them. A resumed run reads and
 validates these frames once more, without applying them, and compares the digest: what was applied
 is recognised and left out; another source, or the same one read with other flags, is refused.
+
+Producers that push frames over a network number them, and are known by name: theirs is the number of
+the last frame that was applied.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ class Positions:
     """One position per source, in the order of the sources.
 
     hashing : keep digests; costs a pass over the ids
+
+    producers : name → frames applied; lineage : which history of steps this is, where somebody follows it
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
         self._merge, self._hashing = merge, hashing
+        self.producers: dict[str, int] = {}
+        self.lineage: str | None = None
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
 
     @property
@@ -50,13 +57,21 @@ class Positions:
             entry.digest = _digest_with(entry.digest, frame)
 
     def get_state(self) -> dict[str, Any]:
-        return {"merge": self._merge, "sources": [[e.source, e.frames, e.digest] for e in self.entries]}
+        sources = [[e.source, e.frames, e.digest] for e in self.entries]
+        return {"merge": self._merge, "sources": sources, "producers": dict(self.producers), "lineage": self.lineage}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
         positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
+        # A checkpoint of before there were producers has none.
+        positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
+        positions.lineage = state.get("lineage")
         return positions
+
+    def follow(self, before: Positions) -> None:
+        """What producers pushed before stays known while sources are read."""
+        self.producers, self.lineage = before.producers, before.lineage
 
     def rest(
         self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None

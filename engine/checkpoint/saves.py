@@ -135,17 +135,15 @@ class Saves:
             raise UsageError("every: says how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
         met = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
+        met.follow(self.positions)
         known = self.positions if resume else Positions()
         saver = None
         if checkpoint is not None:
             folder = Folder(checkpoint)
             folder.check_place(resume)
             with self._engine.gate.still():
-                saver = self._saver_of(folder)
-                if folder.numbers() and saver.last is None:
-                    raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
-                saver.open(whole("keep", keep, 1))
-        self._before, self._running = self.totals, counters
+                saver = self.opened(folder, keep)
+        self.count_into(counters)
         self._aside = self._aside if resume else None
         run: Run | None = None
         try:
@@ -185,6 +183,18 @@ class Saves:
             quarantine, self._quarantine = self._quarantine, None
             if quarantine is not None:
                 quarantine.close()
+
+    def opened(self, folder: Folder, keep: int) -> Saver:
+        """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
+        saver = self._saver_of(folder)
+        if folder.numbers() and saver.last is None:
+            raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
+        saver.open(whole("keep", keep, 1))
+        return saver
+
+    def count_into(self, counters: Counters) -> None:
+        """From here on these counters are what a commit adds to those before."""
+        self._before, self._running = self.totals, counters
 
     def _saver_of(self, folder: Folder) -> Saver:
         """The saver of the last folder where it is this one, else a new one."""

@@ -17,9 +17,12 @@ class Interrupts:
     """While entered, a signal raises KeyboardInterrupt at once, or at the end of the shielded part it fell into.
 
     Python hears signals in the main thread only: entered in another one, this does nothing.
+
+    at_once : the process is to end without waiting for its threads
     """
 
     def __init__(self) -> None:
+        self.at_once = False
         self._shielded = self._waiting = False
         self._before: dict[int, Any] = {}
 
@@ -43,6 +46,10 @@ class Interrupts:
             self._shielded = False
         if self._waiting:
             raise KeyboardInterrupt
+
+    def leave_at_once(self) -> None:
+        """When the command is done, wait for nobody: gRPC would wait for callers who do not leave, for ever."""
+        self.at_once = True
 
     def ignore(self) -> None:
         """From here on, also after the exit: the process is ending, and a second Ctrl-C must not garble that."""

@@ -1,6 +1,7 @@
 """Every allocation of an operation fails once, the n-th for n = 1 … all: what is left is as before, or all is done.
 
-Run by tests/test_allocation.py with failing_malloc.c preloaded. Arrays of so many bytes that they are the kernels' and
+Run by tests/test_allocation.py with failing_malloc.c preloaded, and fake_xla.pyx built, on which the update's
+handlers run. Arrays of so many bytes that they are the kernels' and
 NumPy's own; Python's objects come from pools that this does not touch.
 """
 
@@ -8,16 +9,22 @@ import ctypes
 import sys
 
 import numpy as np
+from sanitize.updates import Tables
 
 import penstock as ps
 from penstock import pipeline
+from penstock.checkpoint.rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
+from penstock.pyx.digest import Digest
+from penstock.pyx.id_table import IdTable
+from penstock.pyx.partition import locate, pad, place
 from penstock.stats import Counters
 from penstock.store import TableStore
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
+CREW_BYTES = 128  # what the update's threads share; NumPy takes no part in a step
 ROWS, DIM, VOCABULARY = 3000, 8, 100_000
 
 process = ctypes.CDLL(None)
@@ -32,15 +39,18 @@ def main() -> int:
     return 0
 
 
-def every_allocation(name, make, work, look) -> int:
-    """make() → a state; work(state) is what fails; look(state) → all that can be seen of it, as plain data."""
+def every_allocation(name, make, work, look, least=LEAST_BYTES) -> int:
+    """make() → a state; work(state) is what fails; look(state) → all that can be seen of it, as plain data.
+
+    An allocation that nothing depends on (a crew of threads) may fail unseen: then all is done.
+    """
     before = look(make())
     whole = make()
     work(whole)
     after = look(whole)
     for number in range(1, 1000):
         state = make()
-        process.failing_arm(number, LEAST_BYTES)
+        process.failing_arm(number, least)
         try:
             work(state)
             failed = False
@@ -138,6 +148,73 @@ def drained():
     return make, work, frame(2)[2]
 
 
+def placed():
+    """Ids dealt to shards, and rows to devices: results are new arrays, nothing is held."""
+
+    def work(state):
+        ids, grads = gradient(5)
+        owners, rows, _ = place(ids, VOCABULARY, 1024, True, 512, 98, 2)
+        locate(ids, VOCABULARY, 1024, True)
+        pad(owners, rows, grads, 2, ROWS, 50_176)
+        state["done"] = True
+
+    return dict, work, dict
+
+
+def marked():
+    """Marks of rows and a digest: neither takes memory of its own, beside what it gives."""
+
+    def work(state):
+        ids = np.unique(gradient(6)[0])
+        rows = RowMarks(VOCABULARY, 1024)
+        rows.begin(everything=True)
+        state["changed"] = rows.change(ids)
+        state["taken"] = rows.take_next(ROWS)
+        digest = Digest()
+        digest.update(state["taken"].view(np.uint8))
+        state["digest"] = digest.hexdigest()
+
+    def look(state):
+        return state if "digest" in state else {}
+
+    return dict, work, look
+
+
+def mapped_ids():
+    """The index of a table's ids, by a map and by a table that grows."""
+
+    def work(state):
+        ids = gradient(7)[0]
+        table = IdTable()
+        state["hashed"] = table.insert(ids)
+        store = TableStore(VOCABULARY, DIM, accumulate=True, mean=True)
+        state["store"] = store.get_state()
+
+    return dict, work, lambda state: state if "store" in state else {}
+
+
+def step(rule, non_lazy):
+    """An optimizer's step: bits of the rows that it touches, a crew of threads, a list of many segments.
+
+    Where there is no memory for a crew the step is done by one thread; else it is refused and the table as it was.
+    """
+    pieces = [tuple(array[at : at + 30] for array in unique_gradient(8)) for at in range(0, 3000, 30)]
+
+    def make():
+        return Tables(rule, DIM, VOCABULARY, non_lazy=non_lazy, threads=3)
+
+    def work(tables):
+        for code, message in tables.update(pieces):
+            raise MemoryError(f"{code}: {message}")
+
+    return make, work, lambda tables: [part.tobytes() for part in tables.parts], CREW_BYTES
+
+
+def unique_gradient(seed):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(VOCABULARY)[:ROWS], rng.standard_normal((ROWS, DIM)).astype(np.float32)
+
+
 SCENARIOS = {
     "the first gradient": lambda: sparse(0),
     "a gradient more": lambda: sparse(1),
@@ -148,6 +225,11 @@ SCENARIOS = {
     "a frame more": lambda: frame(1),
     "a frame that makes it grow": lambda: frame(3),
     "a table's sums": drained,
+    "ids to shards and rows to devices": placed,
+    "marks and a digest": marked,
+    "the index of a table's ids": mapped_ids,
+    "a step": lambda: step("adagrad", False),
+    "a step that changes every row": lambda: step("adam", True),
 }
 
 if __name__ == "__main__":
