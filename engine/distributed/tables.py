@@ -20,7 +20,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
-from penstock.errors import UsageError
+from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
 from penstock.state import State, start_of
 
@@ -37,8 +37,11 @@ _BLOCK_BYTES = 4 << 20
 
 
 class _Size(NamedTuple):
+    """What is asked of a whole table's layout."""
+
     vocabulary_size: int
     dim: int
+    bfloat16: bool = False
 
 
 class SharedTable:
@@ -75,7 +78,7 @@ class SharedTable:
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """One part of the whole table in blocks; where they are for process 0, the others' are empty."""
-        rows, dim = self.layout
+        rows, dim = self.layout.vocabulary_size, self.layout.dim
         at_once = max(1, _BLOCK_BYTES // (4 * dim))
         for first in range(0, rows, at_once):
             block = self._met(f"'{self._name}' from {first}", np.arange(first, min(first + at_once, rows)), part)
@@ -146,6 +149,9 @@ class SharedState(State):
     ) -> None:
         self._peers = peers
         self.specs = {spec.name: spec for spec in config.tables}
+        for spec in config.tables:
+            if spec.storage_dtype != "float32":  # rounding is keyed by the id, and a share's rows are numbered anew
+                raise ConfigError(f"table '{spec.name}': {spec.storage_dtype} tables cannot be shared by processes yet")
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)
@@ -165,6 +171,9 @@ class SharedState(State):
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         self._here.apply(coalesced, rates, step)
+
+    def warm(self) -> int:
+        return self._here.warm()
 
     def wait(self) -> None:
         self._here.wait()
