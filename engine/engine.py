@@ -29,6 +29,7 @@ from penstock.deltas import Deltas
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.io.arrays import one_frame
+from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
@@ -74,17 +75,20 @@ class Engine:
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
-        self._state = State(config, mesh, self.seed, num_threads(threads))
+        self._state = self._make_state(mesh, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
-        self._saves = Saves(self)
+        self._saves = self._make_saves()
         self._watchers: WeakSet[Deltas] = WeakSet()
         self._changed_step = 0  # the last one that touched a row
         self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
+        is_share = self._state.is_share
         stores = {
-            spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
-            for spec in config.tables
+            name: TableStore(
+                spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean", is_share=is_share
+            )
+            for name, spec in self._state.held.items()
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
@@ -269,7 +273,16 @@ class Engine:
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
-    # ---- inside
+    # ---- inside; what an engine of several processes does otherwise comes first
+
+    def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
+        return State(self.config, mesh, self.seed, threads)
+
+    def _make_saves(self) -> Saves:
+        return Saves(self)
+
+    def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
+        return FrameReader(source, options)
 
     @between_steps
     def _seen(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:

@@ -77,3 +77,7 @@ class TakeTimeoutError(PenstockError, TimeoutError):
 
 class CancelledError(PenstockError, concurrent.futures.CancelledError):
     """The accumulator was closed, while a take waited or before the call."""
+
+
+class PeerError(PenstockError, ConnectionError):
+    """Another process of the same job is gone, cannot be reached, or is somewhere else in the work."""

@@ -11,12 +11,11 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
@@ -36,13 +35,25 @@ Float32 = npt.NDArray[np.float32]
 WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slots
 
 
+class Configured(Protocol):
+    """What tables are made from."""
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]: ...
+
+    @property
+    def sharding_strategy(self) -> str: ...
+
+
 class State:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
     threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
     """
 
-    def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+    is_share = False  # of several processes' tables
+
+    def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import variants
         from penstock.bridge.layout import Layout
         from penstock.bridge.staging import Dispatcher
@@ -70,7 +81,7 @@ class State:
         for name, spec in self.specs.items():
             starts = [start for _, start in spec.slots]
             table = DeviceTable(mesh, layouts[name], spec.rule, starts, outside, threads=threads, dispatcher=dispatcher)
-            table.fill(start_of(spec, seed))
+            table.fill(self.start_of(spec, seed))
             self._tables[name] = table
 
     def table(self, name: str) -> DeviceTable:
@@ -78,6 +89,19 @@ class State:
         if name not in self._tables:
             raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
         return self._tables[name]
+
+    @property
+    def held(self) -> Mapping[str, TableSpec]:
+        """The tables as this process holds them: whole."""
+        return self.specs
+
+    def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+        """How a table that is held starts: (first, count) → rows."""
+        return start_of(spec, seed)
+
+    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+        """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
+        return sums
 
     def parts(self, name: str) -> dict[str, int]:
         """Name → part of the device table: the weights first, then the slots in TensorFlow's order."""
