@@ -64,8 +64,8 @@ SCENES = {
         schema = batches[0].schema
     """,
 }
-# Lines for data flows that are not installed here: they are only compiled.
-ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow)")
+# Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
+ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
 
 
 def blocks(page, language):
