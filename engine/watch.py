@@ -81,6 +81,8 @@ class Watch:
 
     def _ended(self, message: str = "run ended", *of: Any) -> None:
         self.ended_s = self.clock()
+        share = self.share()
+        self.share = lambda: share  # asking the reader for it would keep its files mapped
         told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if of else logging.INFO
         log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})

@@ -24,7 +24,6 @@ from penstock.store import TableStore
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
-CREW_BYTES = 128  # what the update's threads share; NumPy takes no part in a step
 ROWS, DIM, VOCABULARY = 3000, 8, 100_000
 
 process = ctypes.CDLL(None)
@@ -39,18 +38,15 @@ def main() -> int:
     return 0
 
 
-def every_allocation(name, make, work, look, least=LEAST_BYTES) -> int:
-    """make() → a state; work(state) is what fails; look(state) → all that can be seen of it, as plain data.
-
-    An allocation that nothing depends on (a crew of threads) may fail unseen: then all is done.
-    """
+def every_allocation(name, make, work, look) -> int:
+    """make() → a state; work(state) is what fails; look(state) → all that can be seen of it, as plain data."""
     before = look(make())
     whole = make()
     work(whole)
     after = look(whole)
     for number in range(1, 1000):
         state = make()
-        process.failing_arm(number, least)
+        process.failing_arm(number, LEAST_BYTES)
         try:
             work(state)
             failed = False
@@ -194,10 +190,7 @@ def mapped_ids():
 
 
 def step(rule, non_lazy):
-    """An optimizer's step: bits of the rows that it touches, a crew of threads, a list of many segments.
-
-    Where there is no memory for a crew the step is done by one thread; else it is refused and the table as it was.
-    """
+    """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
     pieces = [tuple(array[at : at + 30] for array in unique_gradient(8)) for at in range(0, 3000, 30)]
 
     def make():
@@ -207,7 +200,7 @@ def step(rule, non_lazy):
         for code, message in tables.update(pieces):
             raise MemoryError(f"{code}: {message}")
 
-    return make, work, lambda tables: [part.tobytes() for part in tables.parts], CREW_BYTES
+    return make, work, lambda tables: [part.tobytes() for part in tables.parts]
 
 
 def unique_gradient(seed):
