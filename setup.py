@@ -25,6 +25,7 @@ PACKAGE_DIR = {
     "penstock.config": "engine/config",
     "penstock.io": "io",
     "penstock.pyx": "pyx",
+    "penstock.service": "engine/service",
     "penstock.updates": "engine/updates",
 }
 

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
+    from penstock.activations.coo import CooIds
     from penstock.activations.deduplication import DeduplicationData
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.engine_config_pb2 import EngineConfig
@@ -53,18 +54,23 @@ if TYPE_CHECKING:
     from penstock.errors import (
         CancelledError,
         ConfigError,
+        DeltasGoneError,
         InputError,
+        PeerError,
         PenstockError,
+        ServiceError,
         StateError,
         TakeTimeoutError,
         TruncatedInputError,
         UsageError,
+        UsageTypeError,
     )
     from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
 _NAMES = {
+    "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),
@@ -106,12 +112,16 @@ _NAMES = {
     "penstock.errors": (
         "CancelledError",
         "ConfigError",
+        "DeltasGoneError",
         "InputError",
+        "PeerError",
         "PenstockError",
+        "ServiceError",
         "StateError",
         "TakeTimeoutError",
         "TruncatedInputError",
         "UsageError",
+        "UsageTypeError",
     ),
     "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
@@ -133,7 +143,9 @@ __all__ = [
     "ConditionalAccumulator",
     "ConfigError",
     "Constant",
+    "CooIds",
     "DeduplicationData",
+    "DeltasGoneError",
     "DynamicLearningRate",
     "EmbeddingConfig",
     "Engine",
@@ -147,6 +159,7 @@ __all__ = [
     "MDLAdagradLight",
     "Momentum",
     "OnlineYogi",
+    "PeerError",
     "PenstockError",
     "ProximalAdagrad",
     "ProximalYogi",
@@ -155,6 +168,7 @@ __all__ = [
     "Report",
     "RowIdInitializer",
     "RowWiseAdagrad",
+    "ServiceError",
     "SparseConditionalAccumulator",
     "SparseGradient",
     "StageFunction",
@@ -166,6 +180,7 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "UsageError",
+    "UsageTypeError",
     "UserDefinedProgram",
     "stage_fn",
 ]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Int64 = npt.NDArray[np.int64]
 
-# Ids of several steps are merged when so many have come together, so that memory follows the distinct ones.
+# Ids of several steps are merged when so many have come together, so that memory does not follow the steps.
 MERGE_IDS = 1 << 16
 
 
@@ -218,13 +218,17 @@ class Delta:
 class Touched:
     """The ids of one table that were touched: distinct, whatever the number of steps.
 
+    Those of a few steps are held as they came, those of many as marks, a byte per row: to merge lists costs more than
+    the steps themselves.
+
     num_ids : how many, an id of two steps perhaps twice
     """
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self._held: list[Int64] = []
-        self._num_distinct = 0  # when they were last merged
+        self._marks: npt.NDArray[np.bool_] | None = None
+        self._num_marked = 0
         self._all = False
         self.num_ids = 0
 
@@ -233,18 +237,32 @@ class Touched:
             return
         self._held.append(np.array(ids))  # a copy: they may look into memory that is soon used again
         self.num_ids += len(ids)
-        if self.num_ids > 2 * self._num_distinct + MERGE_IDS:
-            merged = np.unique(np.concatenate(self._held))
-            self._held, self._num_distinct, self.num_ids = [merged], len(merged), len(merged)
+        if self.num_ids - self._num_marked > MERGE_IDS:
+            self._mark(self._held)
+            self._held, self.num_ids = [], self._num_marked
 
     def add_all(self) -> None:
         self._all, self._held, self.num_ids = True, [], self._num_rows
 
     def take(self) -> Int64 | range:
         """Ascending; from now on nothing is touched."""
-        ids = range(self._num_rows) if self._all else np.unique(np.concatenate(self._held))
-        self._held, self._num_distinct, self._all, self.num_ids = [], 0, False, 0
+        ids = range(self._num_rows) if self._all else self._distinct()
+        if self._marks is not None and self._num_marked:
+            self._marks[:] = False
+        self._held, self._num_marked, self._all, self.num_ids = [], 0, False, 0
         return ids
+
+    def _distinct(self) -> Int64:
+        if not self._num_marked:
+            return np.unique(np.concatenate(self._held))
+        return np.flatnonzero(self._mark(self._held))
+
+    def _mark(self, held: Sequence[Int64]) -> npt.NDArray[np.bool_]:
+        marks = self._marks = np.zeros(self._num_rows, bool) if self._marks is None else self._marks
+        for ids in held:  # each distinct in itself
+            self._num_marked += len(ids) - int(np.count_nonzero(marks[ids]))
+            marks[ids] = True
+        return marks
 
 
 def _positive(name: str, seconds: Any) -> float:

@@ -53,6 +53,7 @@ class Part:
     """One schema and its batches. What is open for it is closed when the next part of its source is asked for.
 
     has_boundaries : whether a record batch means something (else frames need columns or a number of rows)
+    ends_are_told : batches say where frames end, so that one that does not say so ends none
     batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
     verified : whether it was read to its end and had checksums, which all fitted
@@ -66,6 +67,7 @@ class Part:
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
     verified: bool = False
+    ends_are_told: bool = False
 
     def __post_init__(self) -> None:
         try:

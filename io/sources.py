@@ -1,6 +1,6 @@
 """Any source → its parts: decides how a source is read, and walks directories.
 
-A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs, an open binary file,
+A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs or of a flight, an open binary file,
 anything with ``__arrow_c_stream__``, or an iterable of record batches. It is read as parts (the
 files of a directory; most sources are one part), each with its own schema. How bytes become
 batches is the business of ``files`` and ``streams``, how objects do of ``objects``.
@@ -50,6 +50,8 @@ def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:
 
 def open_source(source: Any, allow_missing_end: bool = False) -> Source:
     """Decide how a source is read; nothing is opened yet but what exists is checked."""
+    if isinstance(source, Source):
+        return source
     if isinstance(source, str | os.PathLike):
         return _named_source(os.fsdecode(source), allow_missing_end)
     if isinstance(source, pa.RecordBatch):
@@ -98,6 +100,10 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
         return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
     if not text:
         raise InputError("expected a path, got an empty name")
+    if text.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
+        from penstock.io.flight_source import flight_source  # loads gRPC
+
+        return flight_source(text)
     with arrow_errors("cannot open", text):
         fs, path = _filesystem(text)
         kind = fs.get_file_info(path).type

@@ -3,6 +3,9 @@
 A position is a number of frames and a digest that runs over all of them. A resumed run reads and
 validates these frames once more, without applying them, and compares the digest: what was applied
 is recognised and left out; another source, or the same one read with other flags, is refused.
+
+Producers that push frames over a network number them, and are known by name: theirs is the number of
+the last frame that was applied.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ class Positions:
     """One position per source, in the order of the sources.
 
     hashing : keep digests; costs a pass over the ids
+
+    producers : name → frames applied; lineage : which history of steps this is, where somebody follows it
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
         self._merge, self._hashing = merge, hashing
+        self.producers: dict[str, int] = {}
+        self.lineage: str | None = None
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
 
     @property
@@ -50,13 +57,21 @@ class Positions:
             entry.digest = _digest_with(entry.digest, frame)
 
     def get_state(self) -> dict[str, Any]:
-        return {"merge": self._merge, "sources": [[e.source, e.frames, e.digest] for e in self.entries]}
+        sources = [[e.source, e.frames, e.digest] for e in self.entries]
+        return {"merge": self._merge, "sources": sources, "producers": dict(self.producers), "lineage": self.lineage}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
         positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
+        # A checkpoint of before there were producers has none.
+        positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
+        positions.lineage = state.get("lineage")
         return positions
+
+    def follow(self, before: Positions) -> None:
+        """What producers pushed before stays known while sources are read."""
+        self.producers, self.lineage = before.producers, before.lineage
 
     def rest(
         self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None
@@ -91,9 +106,8 @@ class Positions:
                 "sources; give all of them, in the same order"
             )
         if self.num_frames and self._merge != met._merge:
-            raise StateError(
-                f"the checkpoint was made {'with' if self._merge else 'without'} --merge step; resume it the same way"
-            )
+            how = f"with --merge {self._merge}" if self._merge else f"without --merge {met._merge}"
+            raise StateError(f"the checkpoint was made {how}; resume it the same way")
 
     def _check_digest(self, known: Position, met: Position) -> None:
         if met.frames == known.frames and None not in (known.digest, met.digest) and met.digest != known.digest:
@@ -116,11 +130,22 @@ def _digest_with(before: str, frame: Frame) -> str:
     Under it are the step, who sent it, and per table the ids and the first and last gradient: a pass over all gradients
     would cost as much as summing them does. CRC-32 for the ids (3 GB/s; BLAKE2b 0.65), one per frame.
     """
-    said = [before, repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
+    return _next_digest(before, fingerprint(frame))
+
+
+def fingerprint(frame: Frame) -> str:
+    """What a digest has under it of one frame. Where these are some of its rows, who knew all of them has said it."""
+    if frame.fingerprint is not None:
+        return frame.fingerprint
+    said = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
     for table in sorted(frame.rows):
         crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
         for block in blocks:
             crc = zlib.crc32(np.ascontiguousarray(block.ids).data, crc)
         ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
         said += [repr(table), str(crc), *(end.hex() for end in ends)]
-    return hashlib.blake2b("\0".join(said).encode(), digest_size=16).hexdigest()
+    return "\0".join(said)
+
+
+def _next_digest(before: str, said: str) -> str:
+    return hashlib.blake2b(f"{before}\0{said}".encode(), digest_size=16).hexdigest()

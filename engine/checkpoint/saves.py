@@ -38,6 +38,8 @@ class Saves:
     positions : how far the last run has come in its sources
     """
 
+    parts: tuple[str, ...] = ("",)  # of the rows, whose files make up a commit
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._saver: Saver | None = None  # of the last folder: what has changed since
@@ -66,7 +68,7 @@ class Saves:
         """The engine is now what this commit says."""
         self.positions, self._before, self._aside = positions, totals, aside
         # Where the configuration is another one, what it makes of rows that no file holds is not known.
-        same = commit.contents["config"] == encoded(self._engine.config)
+        same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
     def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
@@ -133,17 +135,15 @@ class Saves:
             raise UsageError("every: says how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
         met = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
+        met.follow(self.positions)
         known = self.positions if resume else Positions()
         saver = None
         if checkpoint is not None:
             folder = Folder(checkpoint)
             folder.check_place(resume)
             with self._engine.gate.still():
-                saver = self._saver_of(folder)
-                if folder.numbers() and saver.last is None:
-                    raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
-                saver.open(whole("keep", keep, 1))
-        self._before, self._running = self.totals, counters
+                saver = self.opened(folder, keep)
+        self.count_into(counters)
         self._aside = self._aside if resume else None
         run: Run | None = None
         try:
@@ -162,13 +162,16 @@ class Saves:
     def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            # What is whole is committed, but not after an error of the commit itself or of a step.
-            if not run.failed and self._engine._failed is None and run.may_commit():
+        except BaseException as error:
+            if self._may_commit(run, error):
                 run.end(shield)
             raise
         else:
             run.end(shield)
+
+    def _may_commit(self, run: Run, error: BaseException) -> bool:
+        """What is whole is committed, but not after an error of the commit itself or of a step."""
+        return not run.failed and self._engine._failed is None and run.may_commit()
 
     @contextmanager
     def _put_aside(self, path: Path | None) -> Iterator[None]:
@@ -180,6 +183,18 @@ class Saves:
             quarantine, self._quarantine = self._quarantine, None
             if quarantine is not None:
                 quarantine.close()
+
+    def opened(self, folder: Folder, keep: int) -> Saver:
+        """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
+        saver = self._saver_of(folder)
+        if folder.numbers() and saver.last is None:
+            raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
+        saver.open(whole("keep", keep, 1))
+        return saver
+
+    def count_into(self, counters: Counters) -> None:
+        """From here on these counters are what a commit adds to those before."""
+        self._before, self._running = self.totals, counters
 
     def _saver_of(self, folder: Folder) -> Saver:
         """The saver of the last folder where it is this one, else a new one."""
@@ -249,7 +264,7 @@ class Run:
             with self._engine.gate.still():
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and not self._saver.is_busy and self.may_commit():
+                if due and self._saver.may_begin and self.may_commit():
                     self._begin()
                     self._start_pace()
                 self._saver.advance()

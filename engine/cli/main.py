@@ -17,7 +17,7 @@ from penstock.cli.compile_cache import keep_compiled
 from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
-from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
+from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code. What each says of itself
 # stands here once more (a test compares), so that ``penstock --help`` loads none of them, nor what they need.
@@ -30,6 +30,8 @@ COMMANDS = {
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
+    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
     "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
@@ -41,6 +43,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InputError, INPUT),
     (ConfigError, CONFIG),
     (StateError, STATE),
+    (PeerError, RESOURCE),
     (PenstockError, FAILED),
     (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),
@@ -65,24 +68,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         own_process()
         keep_compiled()
-    words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
     with Interrupts() as interrupts:
-        try:
-            return run(words, interrupts)
-        except KeyboardInterrupt as stop:
-            if argv is None:
-                interrupts.ignore()
-            return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
-        except BrokenPipeError:
-            return RESOURCE  # whoever read our output has gone, and hears nothing any more
-        except Exception as error:
-            code = exit_code(error)
-            if os.environ.get("PENSTOCK_TRACEBACK"):
-                traceback.print_exc()
-            return fail(explain(error), code, as_json)
-        finally:
-            drop_dead_streams()
+        code = answer(sys.argv[1:] if argv is None else list(argv), interrupts, argv is None)
+        if argv is None and interrupts.at_once:
+            os._exit(code)
+        return code
+
+
+def answer(words: list[str], interrupts: Interrupts, own: bool) -> int:
+    """Run one command, and say what went wrong. own : the process is this command and nothing else"""
+    as_json = "--json" in words
+    try:
+        return run(words, interrupts)
+    except KeyboardInterrupt as stop:
+        if own:
+            interrupts.ignore()
+        return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
+    except BrokenPipeError:
+        return RESOURCE  # whoever read our output has gone, and hears nothing any more
+    except Exception as error:
+        code = exit_code(error)
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            traceback.print_exc()
+        return fail(explain(error), code, as_json)
+    finally:
+        drop_dead_streams()
 
 
 def run(words: list[str], interrupts: Interrupts) -> int:
@@ -92,7 +102,7 @@ def run(words: list[str], interrupts: Interrupts) -> int:
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
-        args.shield = interrupts.shield
+        args.shield, args.leave_at_once = interrupts.shield, interrupts.leave_at_once
         code = args.run(args)
     sys.stdout.flush()
     return code

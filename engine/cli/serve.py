@@ -1,0 +1,236 @@
+"""``penstock serve``: the Flight service around the tables of a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.folder import Folder
+from penstock.cli.options import (
+    MAX_DEVICES,
+    MAX_THREADS,
+    Parser,
+    add_column_option,
+    add_command,
+    columns_of,
+    learning_rates_of,
+    whole,
+)
+from penstock.cli.output import Output, count, writing
+from penstock.cli.replay import check_checkpoint, check_writable, make_engine
+from penstock.config.embedding import EmbeddingConfig
+from penstock.io.flight_connection import Address
+from penstock.io.options import ReadOptions
+from penstock.rates import LearningRates
+from penstock.service.access import certificates, check_protected, tokens_of
+from penstock.service.limits import Limits
+from penstock.service.server import Saving, Service
+
+MB = 1 << 20
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "serve",
+        run,
+        "take gradients over Arrow Flight and give out deltas, tables and rows",
+        "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume",
+    )
+    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
+    command.add_argument(
+        "--listen",
+        default="grpc://127.0.0.1:0",
+        metavar="URI",
+        help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, which is told)",
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
+    command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
+    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
+    command.add_argument("--no-hash", action="store_true", help="do not compute the state hash at the end")
+    _add_reading(command)
+    _add_gate(command)
+    _add_saving(command)
+    _add_access(command)
+    _add_limits(command)
+    machine = command.add_argument_group("machine")
+    machine.add_argument("--devices", type=whole(1, MAX_DEVICES), metavar="N", help="devices that share the tables")
+    machine.add_argument("--threads", type=whole(1, MAX_THREADS), metavar="N", help="threads of the host")
+
+
+def _add_reading(command: Parser) -> None:
+    reading = command.add_argument_group("reading")
+    reading.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
+    add_column_option(reading)
+    reading.add_argument(
+        "--gradient-dtype",
+        choices=("bfloat16", "float16", "float32", "float64"),
+        help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
+    )
+    reading.add_argument(
+        "--on-bad-row",
+        choices=("error", "drop"),
+        default="error",
+        help="error (default): refuse the frame; drop: leave the row out and count it",
+    )
+
+
+def _add_gate(command: Parser) -> None:
+    gate = command.add_argument_group("the gate")
+    gate.add_argument("--num-required", type=whole(1), metavar="N", help="frames that make a step")
+    gate.add_argument(
+        "--reduction", choices=("mean", "sum"), help="mean: divide a row's sum by the frames that held it"
+    )
+    gate.add_argument(
+        "--learning-rate",
+        action="append",
+        default=[],
+        metavar="TAG=VALUE",
+        help="value of a dynamic learning rate; once per tag of the configuration",
+    )
+
+
+def _add_saving(command: Parser) -> None:
+    saving = command.add_argument_group("checkpoint and deltas")
+    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with all positions to DIR")
+    saving.add_argument(
+        "--every", type=whole(1), metavar="N", help="after every N steps (default: when a producer waits for it)"
+    )
+    saving.add_argument(
+        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
+    )
+    saving.add_argument(
+        "--delta-steps",
+        type=whole(1),
+        metavar="N",
+        help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
+    )
+    saving.add_argument(
+        "--delta-memory", type=whole(1), default=256, metavar="MB", help="of deltas kept for readers (default 256)"
+    )
+
+
+def _add_access(command: Parser) -> None:
+    access = command.add_argument_group("access")
+    access.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
+    access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    access.add_argument("--token-file", type=Path, metavar="FILE", help="tokens, one per line: callers must give one")
+    access.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without TLS, or without tokens"
+    )
+
+
+def _add_limits(command: Parser) -> None:
+    limits = command.add_argument_group("limits")
+    limits.add_argument("--max-calls", type=whole(1), default=256, metavar="N", help="at once (default 256)")
+    limits.add_argument(
+        "--max-message", type=whole(1), default=64, metavar="MB", help="of one record batch (default 64)"
+    )
+    limits.add_argument(
+        "--max-queued-rows",
+        type=whole(1),
+        default=1 << 22,
+        metavar="N",
+        help="of frames that are not whole yet, of all producers (default 4194304)",
+    )
+    limits.add_argument(
+        "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = EmbeddingConfig.load(args.config)
+    # What is wrong with the flags or missing is said before the tables are made.
+    rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
+    reading = _reading(args, config, rates)
+    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
+    tls = certificates(address, args.tls_cert, args.tls_key)
+    check_protected(address, bool(tokens), args.insecure)
+    check_checkpoint(args)
+    for place in (args.out, args.checkpoint):
+        if place is not None:
+            check_writable(place)
+    engine = make_engine(args, config)
+    service = Service(
+        engine,
+        address,
+        reading,
+        rates,
+        saving=_saving(args),
+        limits=_limits(args),
+        tls=tls,
+        tokens=tokens,
+        per_steps=args.delta_steps,
+    )
+    return _serve(args, service)
+
+
+def _serve(args: argparse.Namespace, service: Service) -> int:
+    """Until somebody says drain (exit code 0), or a signal comes (130)."""
+    out = Output(args.json)
+    engine = service.engine
+    out.say(f"listening {service.address.uri}, step {count(engine.global_step)}")
+    (sys.stderr if args.json else sys.stdout).flush()
+    interrupted = False
+    try:
+        service.wants_to_end.wait()
+    except KeyboardInterrupt:
+        interrupted = True
+    with suppress(KeyboardInterrupt), args.shield():  # a second signal changes nothing: the end is under way
+        _end(args, service, out)
+    if interrupted:
+        kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was committed"
+        raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
+    return 0
+
+
+def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
+    try:
+        with writing(args.checkpoint) if args.checkpoint else nullcontext():
+            all_left = service.end(args.grace)
+    except BaseException:
+        args.leave_at_once()
+        raise
+    if not all_left:
+        args.leave_at_once()
+    status, files = service.status(), []
+    hashed = {} if args.no_hash else {"state_hash": service.engine.state_hash()}
+    if args.out is not None:
+        with writing(args.out):
+            files = [str(path) for path in service.engine.write_tables(args.out)]
+    out.say(f"frames    {count(status['frames'])}: {count(status['rows'])} rows, {count(status['steps'])} steps")
+    for file in files:
+        out.say(f"wrote     {file}")
+    for name, value in hashed.items():
+        out.say(f"{name.partition('_')[0]:<10}{value}")
+    out.result({**status, **hashed, "out": files})
+
+
+def _reading(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningRates) -> ReadOptions:
+    return ReadOptions(
+        sizes=config.sizes,
+        features=config.features,
+        num_tags=config.num_tags,
+        rates_needed=rates.missing,
+        table=args.table,
+        columns=columns_of(args),
+        on_bad_row=args.on_bad_row,
+        gradient_dtype=args.gradient_dtype,
+        unseen=True,
+    )
+
+
+def _saving(args: argparse.Namespace) -> Saving | None:
+    return None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    return Limits(
+        calls=args.max_calls,
+        message_bytes=args.max_message * MB,
+        queued_rows=args.max_queued_rows,
+        delta_bytes=args.delta_memory * MB,
+    )

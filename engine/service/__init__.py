@@ -1,0 +1,1 @@
+"""The Flight service: producers' frames in, deltas and tables out."""

@@ -1,0 +1,335 @@
+"""Where the frames of all producers become one order: applied, counted per producer, acknowledged.
+
+Frames enter one by one under the gate's lock, so that the tables, every producer's position and what
+a commit holds of both never disagree. Nothing here waits for a producer or a reader: what they are
+told is handed to streams that have threads of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.live import LiveSaves
+from penstock.errors import InputError, ServiceError, UsageError
+from penstock.frames import Frame
+from penstock.io.flight_messages import Ack, PutRequest
+from penstock.rates import LearningRates
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+
+class Steps(Protocol):
+    """Who hears what happens to the tables. Under the gate's lock."""
+
+    def commit_begins(self) -> None: ...
+
+    def commit_is_on_disk(self) -> None: ...
+
+    def stepped(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream of frames. contributor : None: nobody counts its frames beyond it
+
+    next : the number of the frame that comes next
+    """
+
+    contributor: str | None
+    next: int
+    tell: Callable[[Ack], None]
+    acked: int = 0
+    promised: int = 0  # held by the commit under way
+
+    @property
+    def position(self) -> int:
+        return self.next - 1
+
+
+class Intake:
+    """The one way into the engine of a service.
+
+    rates : learning rates, before and after what frames say
+    steps : hears of steps and commits
+    max_producers : names that positions are kept for
+    failed : called when nothing can go on, but not by ``end``
+
+    ended : set when no frame is taken any more and everything taken is on disk, or has failed
+    error : what ended it, where it was not ``end``
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rates: LearningRates,
+        steps: Steps,
+        max_producers: int,
+        failed: Callable[[], object],
+        folder: Folder | None = None,
+        every: int | None = None,
+        resume: bool = False,
+    ) -> None:
+        engine._check_ready()
+        self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
+        self._on_failure = failed
+        self.counters = Counters()
+        self._streams: set[Stream] = set()
+        self._newest: dict[str, Stream] = {}  # by contributor
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._closing = False
+        self._positions = engine._saves.positions
+        if not resume or self._positions.lineage is None:
+            self._positions.lineage = secrets.token_hex(8)
+        self._durable = dict(self._positions.producers)
+        self._promised: dict[str, int] = {}
+        self._promised_step = self.durable_step = engine.global_step
+        self._waiting: list[threading.Event] = []  # for the next commit, and for the one under way
+        self._served: list[threading.Event] = []
+        engine._start_counting()
+        engine._rates = rates
+        engine._saves.count_into(self.counters)
+        self._saves = LiveSaves(engine, folder, every, resume, self) if folder is not None else None
+
+    @property
+    def lineage(self) -> str:
+        """Which history of steps this is: the same after a restart from the checkpoint, another one after any other."""
+        assert self._positions.lineage is not None
+        return self._positions.lineage
+
+    @property
+    def is_closing(self) -> bool:
+        """No frame is taken any more."""
+        return self._closing
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._saves is not None
+
+    # ---- streams
+
+    def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
+        """A stream begins; an earlier one of the same contributor ends at its next frame.
+
+        tell : given what the producer is to be told; must not wait
+        Raises UsageError or InputError where its first frame is not one that can come next.
+        """
+        name = request.contributor
+        with self._engine.gate.still():
+            self._check_open()
+            stream = Stream(name, self._first(request), tell)
+            stream.acked = self.durable_position(name) if name is not None else 0
+            self._streams.add(stream)
+            if name is not None:
+                self._newest[name] = stream
+                stream.promised = self._promised.get(name, 0)
+            # The first thing a producer hears is from where on it must send again.
+            tell(Ack(stream.acked, self.is_durable, self.durable_step if self.is_durable else self._engine.global_step))
+        return stream
+
+    def take(self, stream: Stream, frame: Frame) -> None:
+        """Apply one frame, or recognise it as applied.
+
+        Raises InputError for a bad one (nothing of it is applied) and ServiceError where no frame is taken any more.
+        """
+        with self._engine.gate.still():
+            self._check_open()
+            self._check_newest(stream)
+            if stream.contributor is not None and stream.next <= self.position(stream.contributor):
+                stream.next += 1
+                self._tell_if_done(stream)
+                return
+            self._apply(stream, _named(frame, stream.contributor))
+            self._tell_if_done(stream)
+
+    def finish(self, stream: Stream) -> bool:
+        """The producer has sent its last: commit soon what it waits for. False where it waits for nothing."""
+        with self._engine.gate.still():
+            return stream.acked < stream.position and (self._saves is None or self._saves.ask())
+
+    def close(self, stream: Stream) -> None:
+        with self._engine.gate.still():
+            self._streams.discard(stream)
+            if stream.contributor is not None and self._newest.get(stream.contributor) is stream:
+                del self._newest[stream.contributor]
+
+    # ---- positions and commits
+
+    def position(self, contributor: str) -> int:
+        """How many of its frames have been applied."""
+        return self._positions.producers.get(contributor, 0)
+
+    def durable_position(self, contributor: str) -> int:
+        """How many of its frames nothing can take back."""
+        return self._durable.get(contributor, 0) if self.is_durable else self.position(contributor)
+
+    @property
+    def num_producers(self) -> int:
+        return len(self._positions.producers)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    def ask_for_commit(self) -> bool:
+        """Commit soon. False where everything is on disk, or there is no checkpoint."""
+        with self._engine.gate.still():
+            return self._saves is not None and self._saves.ask()
+
+    def commit(self) -> None:
+        """Everything that has been applied is on disk. Raises ServiceError where it cannot be."""
+        done = threading.Event()
+        with self._engine.gate.still():
+            self._check_open()
+            if self._saves is None:
+                raise UsageError("this service has no checkpoint: start it with --checkpoint DIR")
+            if not self._saves.ask(again=True):
+                return
+            self._waiting.append(done)
+        done.wait()
+        if self.error is not None:
+            raise ServiceError(f"the commit failed: {self.error}")
+
+    def commit_begins(self) -> None:
+        self._served, self._waiting = self._waiting, []
+        self._promised, self._promised_step = dict(self._positions.producers), self._engine.global_step
+        for stream in self._streams:
+            stream.promised = stream.position
+        self._steps.commit_begins()
+
+    def commit_is_on_disk(self) -> None:
+        self._durable, self.durable_step = self._promised, self._promised_step
+        for done in self._served:
+            done.set()
+        for stream in self._streams:
+            self._acknowledge(stream, stream.promised, self.durable_step)
+        self._steps.commit_is_on_disk()
+
+    def save_failed(self, error: BaseException) -> None:
+        self._fail(error)
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Take no frame any more, commit what was taken, tell every stream. Raises what the commit met."""
+        with self._engine.gate.still():
+            if self._closing:
+                return
+            self._closing = True
+        try:
+            if self._saves is not None:
+                self._saves.end()
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._say_goodbye()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing can be taken or committed any more."""
+        with self._engine.gate.still():
+            if self._closing:
+                return
+            self._closing, self.error = True, error
+            if self._saves is not None:
+                self._saves.give_up()
+        self._say_goodbye()
+        self._on_failure()
+
+    def _say_goodbye(self) -> None:
+        with self._engine.gate.still():
+            for done in (*self._served, *self._waiting):
+                done.set()
+            for stream in self._streams:
+                stream.tell(Ack(stream.acked, self.is_durable, self.durable_step, closing=True))
+        self._steps.close()
+        self.ended.set()
+
+    # ---- inside
+
+    def _apply(self, stream: Stream, frame: Frame) -> None:
+        step = self._engine.global_step
+        try:
+            self._engine._push(frame, self._rates, self.counters)
+        except BaseException as error:
+            if self._engine._failed is not None:  # else nothing of the frame is in
+                self._fail(error)
+            raise
+        stream.next += 1
+        if stream.contributor is not None:
+            self._positions.producers[stream.contributor] = stream.position
+        try:
+            if self._engine.global_step != step:
+                self._steps.stepped()
+            if self._saves is not None:
+                self._saves.took()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise ServiceError(f"the service has failed and ends ({self.error}); send again what was not acknowledged")
+        if self._closing:
+            raise ServiceError("the service is ending; send again later what was not acknowledged")
+
+    def _check_newest(self, stream: Stream) -> None:
+        if stream.contributor is not None and self._newest.get(stream.contributor) is not stream:
+            raise UsageError(f"another stream of producer '{stream.contributor}' has begun: this one ends")
+
+    def _first(self, request: PutRequest) -> int:
+        """The number of a stream's first frame."""
+        name, first = request.contributor, request.first
+        if name is None:
+            return 1
+        position = self.position(name)
+        if first is None and position:
+            raise UsageError(
+                f"producer '{name}': {position} of its frames are here already: say the number of the stream's first "
+                f'frame ("first": {position + 1} goes on)'
+            )
+        if first is not None and first > position + 1:
+            raise InputError(
+                f"a gap: frame {first} comes where {position + 1} is next; send from there on",
+                source=f"producer '{name}'",
+            )
+        if name not in self._positions.producers:
+            if self.num_producers >= self._max_producers:
+                raise UsageError(
+                    f"producer '{name}': positions of {self._max_producers} producers are kept, and no more"
+                )
+            self._positions.producers[name] = 0
+        return first or 1
+
+    def _tell_if_done(self, stream: Stream) -> None:
+        """Without a checkpoint a frame that is applied is as safe as it will be."""
+        if not self.is_durable:
+            self._acknowledge(stream, stream.position, self._engine.global_step)
+
+    def _acknowledge(self, stream: Stream, position: int, step: int) -> None:
+        if position > stream.acked:
+            stream.acked = position
+            stream.tell(Ack(position, self.is_durable, step))
+
+
+def _named(frame: Frame, contributor: str | None) -> Frame:
+    """A frame of a stream with a name, where its rows do not say who sent them."""
+    if contributor is None or frame.contributor is not None:
+        return frame
+    audit = frame.audit and partial(_audited, frame, contributor)
+    return replace(frame, contributor=contributor, audit=audit)
+
+
+def _audited(frame: Frame, contributor: str) -> Frame:
+    return replace(frame.audited(), contributor=contributor)

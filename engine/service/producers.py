@@ -1,0 +1,184 @@
+"""Streams of gradients from producers: read frame by frame, handed to the intake, acknowledged as they are safe."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InputError, ServiceError
+from penstock.io.flight_messages import Ack, PutRequest, read_batch_metadata
+from penstock.io.flight_source import chunks_part
+from penstock.io.parts import Part
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.sources import Source
+from penstock.service.intake import Intake, Stream
+from penstock.service.limits import Limits, Queue, RowBudget
+
+Tell = Callable[[Ack], None]
+
+# gRPC tells that a connection broke, and that nothing more comes, in no fixed order.
+CUT_IS_KNOWN_AFTER_S = 0.05
+ACK_PAUSE_S = 0.01
+
+
+class Producers:
+    """Everything that comes in. options : how streams are read"""
+
+    def __init__(self, intake: Intake, options: ReadOptions, limits: Limits) -> None:
+        self._intake, self._options, self._limits = intake, options, limits
+        self.budget = RowBudget(limits.queued_rows)
+
+    def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> Ack:
+        """Take in a stream to its end. Returns the last acknowledgement, which has been told by then.
+
+        tell : sends one; may wait for the producer
+        """
+        name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
+        with Acks(tell) as acks:
+            stream = self._intake.open(request, acks.put)
+            try:
+                self._take_all(context, stream, reader, name, request.ends)
+                if self._intake.finish(stream):
+                    acks.wait_for(stream.position)
+                    if acks.last.position < stream.position:
+                        raise ServiceError(
+                            f"{name}: frames after {acks.last.position} are not committed; send them again"
+                        )
+                return acks.last
+            except ServiceError:
+                # It is told what the last commit holds before it is told to go.
+                if self._intake.is_closing:
+                    self._intake.ended.wait()
+                raise
+            finally:
+                self._intake.close(stream)
+
+    def _take_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
+        queue = Queue(self._limits, self.budget, name)
+        try:
+            every = not ends and self._batches_are_frames(reader.schema)
+            watched = _Watched(context, stream, reader, queue, name, every, ends)
+            part = chunks_part(watched, name, ends)
+            with closing(FrameReader(Source(name, lambda: _one(part)), self._options).numbered()) as numbered:
+                for _, frame in numbered:
+                    self._intake.take(stream, frame)
+                    watched.frame_taken()
+        finally:
+            queue.keep(0)
+
+    def _batches_are_frames(self, schema: pa.Schema) -> bool:
+        step = self._options.columns.get("step", "step")
+        return step not in schema.names and self._options.contribution_rows is None
+
+
+def _one(part: Part) -> Generator[Part, None, None]:
+    yield part
+
+
+class _Watched:
+    """A producer's stream on its way to the frame reader: looked at before that sees it.
+
+    every : every batch ends its frame; told : batches say where frames end
+    """
+
+    def __init__(
+        self,
+        context: flight.ServerCallContext,
+        stream: Stream,
+        reader: Any,
+        queue: Queue,
+        name: str,
+        every: bool,
+        told: bool,
+    ) -> None:
+        self._context, self._stream, self._reader, self._queue = context, stream, reader, queue
+        self._name, self._every, self._told = name, every, told
+        self._num_rows = 0  # of the last batch, those that may be of a frame that goes on
+        self.schema = reader.schema
+
+    def frame_taken(self) -> None:
+        """A frame that the last batch completed is in: at most that batch's rows are of another one."""
+        self._queue.keep(self._num_rows)
+
+    def read_chunk(self) -> Any:
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            self._check_end()
+            raise
+        ends, number = read_batch_metadata(chunk.app_metadata)
+        if number is not None and self._stream.contributor is not None and number != self._stream.next:
+            raise InputError(f"frame {number} came where frame {self._stream.next} is next", source=self._name)
+        if chunk.data is not None:
+            self._queue.admit(chunk.data)
+            self._num_rows = 0 if ends or self._every else chunk.data.num_rows
+        return chunk
+
+    def _check_end(self) -> None:
+        """A frame that has begun is whole only where the producer said that this was all."""
+        if self._queue.num_rows:
+            time.sleep(CUT_IS_KNOWN_AFTER_S)
+        left = f"; {self._queue.num_rows} rows of a frame that is not whole are left out"
+        if self._context.is_cancelled():
+            raise ServiceError(f"{self._name}: the connection broke off{left if self._queue.num_rows else ''}")
+        if self._told and self._queue.num_rows:
+            raise InputError(f"the stream ended inside a frame{left}", source=self._name)
+
+
+class Acks:
+    """Tells a producer how far it is, on a thread of its own: one that does not listen keeps nobody else waiting.
+
+    tell : sends one; only the newest of those that wait is sent
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._waiting: Ack | None = None
+        self._over = self._deaf = False
+        self.last = Ack(0, False, 0)
+        self._thread = threading.Thread(target=self._run, name="penstock-acks", daemon=True)
+
+    def put(self, ack: Ack) -> None:
+        with self._changed:
+            self._waiting = self.last = ack
+            self._changed.notify_all()
+
+    def wait_for(self, position: int) -> None:
+        """Until a position is acknowledged, or the service ends, or the producer has gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.last.position >= position or self.last.closing or self._deaf)
+
+    def __enter__(self) -> Acks:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._over)
+                ack, self._waiting = self._waiting, None
+            if ack is None:
+                return
+            try:
+                self._tell(ack)
+            except (pa.ArrowException, flight.FlightError, OSError):  # the producer has gone
+                with self._changed:
+                    self._deaf = True
+                    self._changed.notify_all()
+                return
+            # Who sends many small frames hears of several at once: each word costs both sides a turn of a thread.
+            with self._changed:
+                self._changed.wait_for(lambda: self._over, ACK_PAUSE_S)

@@ -1,0 +1,304 @@
+"""The Flight service: an engine, its intake, what readers get, and the methods that Flight knows.
+
+Every method hands over at once; whatever goes wrong is one line for the caller, and the service stays up.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.checkpoint.folder import Folder
+from penstock.errors import PenstockError, UsageError
+from penstock.io.flight_connection import Address
+from penstock.io.flight_messages import (
+    DELTAS,
+    EXCHANGE,
+    GRADIENTS,
+    TABLE,
+    Ack,
+    PutRequest,
+    as_flight,
+    decoded,
+    encoded,
+    path_of,
+)
+from penstock.io.options import ReadOptions
+from penstock.rates import LearningRates
+from penstock.service.access import Doorkeeper
+from penstock.service.delta_log import DeltaLog
+from penstock.service.intake import Intake
+from penstock.service.limits import Limits
+from penstock.service.producers import Producers
+from penstock.service.readers import Answer, Readers
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+ACTIONS = {
+    "status": "what the service has done and holds, as JSON",
+    "explain": "what the gate waits for, in one line",
+    "position": 'how far a producer\'s frames have come: {"contributor": NAME}',
+    "checkpoint": "commit now; answers when it is on disk",
+    "drain": "take no frames any more, commit, and end",
+}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """folder : of the checkpoint; every : steps between two commits; resume : the engine was made from it"""
+
+    folder: Folder
+    every: int | None = None
+    resume: bool = False
+
+
+class Service:
+    """An engine that producers push to and readers follow. Made, it listens.
+
+    address : where; port 0 takes any. tls : certificate and key. tokens : any of them lets a caller in; none: everybody
+    reading : how streams of gradients are read
+    per_steps : of deltas; None: one per commit, or per step without a checkpoint
+
+    wants_to_end : set when somebody asked for it or nothing can go on; ``end`` is then to be called
+    Raises OSError where it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: Address,
+        reading: ReadOptions,
+        rates: LearningRates,
+        *,
+        saving: Saving | None = None,
+        limits: Limits | None = None,
+        tls: list[tuple[bytes, bytes]] | None = None,
+        tokens: tuple[bytes, ...] = (),
+        per_steps: int | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.engine, self.limits = engine, limits
+        self.wants_to_end = threading.Event()
+        self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None)
+        where = (saving.folder, saving.every, saving.resume) if saving is not None else (None, None, False)
+        self.intake = Intake(engine, rates, self.log, limits.producers, self.wants_to_end.set, *where)
+        self.producers = Producers(self.intake, reading, limits)
+        self.readers = Readers(engine, self.intake, self.log, limits)
+        self.door = Doorkeeper(tokens, limits.calls)
+        self._started_s = time.monotonic()
+        try:
+            with _listening(address):
+                self._front = _Front(self, address, tls or [])
+        except BaseException:
+            self.intake.end()
+            raise
+        self.address = Address(address.host, self._front.port, address.tls)
+
+    def end(self, grace_s: float) -> bool:
+        """Take no frames any more, commit, tell everybody, and wait for them to leave.
+
+        Returns whether all have left in time. Else gRPC still serves them: Python has no way to cut a call off, only
+        the end of the process does it. Raises what the last commit met.
+        """
+        try:
+            self.intake.end()
+            if self.intake.error is not None:
+                raise self.intake.error
+        finally:
+            empty = self.door.wait_until_empty(grace_s)
+            if empty:
+                self._front.shutdown()
+        return empty
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        intake, log, counters = self.intake, self.log, self.intake.counters
+        with self.engine.gate.still():
+            return {
+                "global_step": self.engine.global_step,
+                "committed_step": intake.durable_step if intake.is_durable else None,
+                "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
+                "lineage": intake.lineage,
+                "rows": counters.rows,
+                "frames": counters.frames,
+                "stale": counters.stale,
+                "steps": counters.steps,
+                "pending": self.engine.gate.num_accumulated,
+                "dropped": dict(counters.dropped),
+                "producers": intake.num_producers,
+                "streams": intake.num_streams,
+                "queued_rows": self.producers.budget.num_queued,
+                "calls": self.door.num_calls,
+                "refused": self.door.num_refused,
+                "seconds": time.monotonic() - self._started_s,
+            }
+
+    # ---- what the front asks
+
+    def exchange(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, writer: Any) -> None:
+        """Gradients in; out come deltas, and acknowledgements as metadata between them."""
+        with self.engine.gate.still():
+            self.log.tell_all()
+            since = max(self.log.step, self.log.first_step)
+        writer.begin(self.readers.delta_schema)
+        writing, over = threading.Lock(), threading.Event()
+
+        def tell(ack: Ack) -> None:
+            with writing:
+                writer.write_metadata(ack.encoded())
+
+        def feed() -> None:
+            """Until the producer's last frame has been told, or it has gone."""
+            ticket = {DELTAS: {"since": since, "follow": True}}
+            try:
+                for batch, _ in self.readers.get(ticket, over.is_set).messages:
+                    with writing:
+                        writer.write_batch(batch)
+            except (PenstockError, pa.ArrowException, flight.FlightError, OSError) as error:
+                failed.append(error)
+
+        failed: list[BaseException] = []
+        feeding = threading.Thread(target=feed, name="penstock-exchange", daemon=True)
+        feeding.start()
+        try:
+            self.producers.put(context, request, reader, tell)
+        finally:
+            over.set()
+            self.log.look_again()
+            feeding.join()
+        if failed:
+            raise failed[0]
+
+    def act(self, kind: str, body: Any) -> dict[str, Any]:
+        """The answer to an action. Raises UsageError for one that there is not."""
+        if kind == "status":
+            return self.status()
+        if kind == "explain":
+            return {"gate": self.engine.gate.explain()}
+        if kind == "position":
+            return self._position(decoded(body, "position"))
+        if kind == "checkpoint":
+            self.intake.commit()
+            return {"committed_step": self.intake.durable_step}
+        if kind == "drain":
+            self.wants_to_end.set()
+            return {"ending": True}
+        raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}")
+
+    def _position(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name = asked.get("contributor")
+        if not isinstance(name, str):
+            raise UsageError('position: expected {"contributor": NAME}')
+        with self.engine.gate.still():
+            return {
+                "position": self.intake.position(name),
+                "durable_position": self.intake.durable_position(name),
+                "durable": self.intake.is_durable,
+            }
+
+    def flights(self) -> Iterator[flight.FlightInfo]:
+        """All that can be got or put."""
+        for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self.engine._state.specs)):
+            yield self.flight(flight.FlightDescriptor.for_path(*path))
+
+    def flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """One of them. Raises UsageError for what there is not."""
+        path = path_of(descriptor)
+        if path is None or path[0] in (GRADIENTS, EXCHANGE):
+            PutRequest.of(descriptor)
+            return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
+        if path == [DELTAS]:
+            ticket: dict[str, Any] = {DELTAS: {}}
+            schema, rows = self.readers.delta_schema, -1
+        elif len(path) == 2 and path[0] == TABLE:
+            ticket, schema = {TABLE: path[1]}, self.readers.table_schema(path[1])
+            rows = self.engine._state.specs[path[1]].vocabulary_size
+        else:
+            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
+        return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
+
+    def _gradient_schema(self) -> pa.Schema:
+        """Of the plainest row stream that is taken."""
+        dims = {spec.dim for spec in self.engine._state.specs.values()}
+        gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        fields = [("id", pa.int64()), ("gradient", gradient)]
+        return pa.schema([("table", pa.utf8()), *fields] if len(self.engine._state.specs) > 1 else fields)
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Errors go to the caller, who sees one line."""
+    try:
+        yield
+    except BaseException as error:
+        raise as_flight(error) from None
+
+
+@contextmanager
+def _listening(address: Address) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, flight.FlightError, OSError) as error:
+        raise OSError(f"cannot listen at {address.uri}: {' '.join(str(error).split())[:200]}; is it taken?") from error
+
+
+class _Front(flight.FlightServerBase):  # type: ignore[misc]
+    """The methods of Flight."""
+
+    def __init__(self, service: Service, address: Address, tls: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(address.uri, tls_certificates=tls, middleware={"door": service.door})
+        self._service = service
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _answering():
+            request = PutRequest.of(descriptor)
+            if request.kind != GRADIENTS:
+                raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
+            self._service.producers.put(context, request, reader, lambda ack: writer.write(ack.encoded()))
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _answering():
+            self._service.exchange(context, PutRequest.of(descriptor), reader, writer)
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        with _answering():
+            answer = self._service.readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
+            return flight.GeneratorStream(answer.schema, _answered(answer))
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with _answering():
+            body = action.body if action.body is not None and action.body.size else b"{}"
+            return [json.dumps(self._service.act(action.type, body)).encode()]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return list(ACTIONS.items())
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
+        with _answering():
+            yield from self._service.flights()
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        with _answering():
+            return self._service.flight(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        with _answering():
+            return flight.SchemaResult(self._service.flight(descriptor).schema)
+
+
+def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+    has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
+    with _answering():
+        for batch, said in answer.messages:
+            # pyarrow sends a generator's batch without its dictionaries, and a stream's with them.
+            whole = flight.RecordBatchStream(pa.Table.from_batches([batch], answer.schema))
+            yield whole if has_dictionary else (batch, said)

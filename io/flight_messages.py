@@ -1,0 +1,185 @@
+"""What the Flight service and its client say to each other beside Arrow batches: JSON, and errors with their kind.
+
+One place for both sides. Opens nothing; knows neither the engine nor a connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import (
+    ConfigError,
+    DeltasGoneError,
+    InputError,
+    PenstockError,
+    ServiceError,
+    StateError,
+    UsageError,
+)
+
+END = "penstock.end"
+FRAME = "penstock.frame"
+GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
+
+MAX_NAME = 256
+
+# An error's kind travels as its class's name, so that both sides raise the same.
+_KINDS: dict[str, type[PenstockError]] = {
+    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
+}
+
+
+@dataclass(frozen=True)
+class PutRequest:
+    """What a stream of gradients says of itself, in its descriptor.
+
+    kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
+    contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
+    first : the number of the stream's first frame, counted from 1
+    ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
+    """
+
+    kind: str = GRADIENTS
+    contributor: str | None = None
+    first: int | None = None
+    ends: bool = False
+
+    def descriptor(self) -> flight.FlightDescriptor:
+        said = {self.kind: {"contributor": self.contributor, "first": self.first, "ends": self.ends}}
+        return flight.FlightDescriptor.for_command(encoded(said))
+
+    @classmethod
+    def of(cls, descriptor: flight.FlightDescriptor) -> PutRequest:
+        """From a command, or from a path: ("gradients",) or ("gradients", contributor)."""
+        path = path_of(descriptor)
+        if path is not None:
+            if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
+                return cls(path[0], path[1] if len(path) == 2 else None)
+            raise UsageError(f"path {'/'.join(path)}: expected gradients, gradients/NAME or exchange/NAME")
+        said = decoded(descriptor.command, "the descriptor's command")
+        kind = next((k for k in (GRADIENTS, EXCHANGE) if k in said), None)
+        if kind is None or not isinstance(said[kind], dict):
+            raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {encoded(said)[:100]!r}')
+        contributor, first = said[kind].get("contributor"), said[kind].get("first")
+        if contributor is not None and not _is_name(contributor):
+            raise UsageError(f"contributor: expected a name of 1 to {MAX_NAME} bytes, got {str(contributor)[:50]!r}")
+        if first is not None and (type(first) is not int or first < 1):
+            raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
+        return cls(kind, contributor, first, bool(said[kind].get("ends", False)))
+
+
+@dataclass(frozen=True)
+class Ack:
+    """How far a producer's frames have come.
+
+    position : of its frames, how many are held
+    durable : by a commit on disk; else in memory, in a service without a checkpoint
+    step : the global step of that commit, or of now
+    closing : the service is about to end: send no more
+    """
+
+    position: int
+    durable: bool
+    step: int
+    closing: bool = False
+
+    def encoded(self) -> bytes:
+        return encoded({"ack": vars(self)})
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Ack:
+        return cls(**said["ack"])
+
+
+def _is_name(name: Any) -> bool:
+    """Names are kept in checkpoints: text that UTF-8 can write, and not much of it."""
+    try:
+        return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def last_of_frame(number: int) -> bytes:
+    """What is sent with the last batch of a numbered frame."""
+    return encoded({FRAME: number, END: True})
+
+
+def read_batch_metadata(metadata: Any) -> tuple[bool, int | None]:
+    """Whether a batch closes its frame, and the frame's number where it is said.
+
+    The text ``penstock.end`` alone does as well as JSON; other programs' metadata says nothing to us.
+    """
+    text = b"" if metadata is None else memoryview(metadata).tobytes()
+    if text == END.encode():
+        return True, None
+    try:
+        said = json.loads(text) if text.startswith(b"{") else {}
+    except ValueError:
+        said = {}
+    number = said.get(FRAME)
+    return bool(said.get(END)), number if type(number) is int else None
+
+
+def encoded(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def decoded(text: Any, what: str) -> dict[str, Any]:
+    """A JSON object. Raises UsageError."""
+    try:
+        said = json.loads(memoryview(text).tobytes())
+    except ValueError as error:
+        raise UsageError(f"{what}: expected a JSON object ({error})") from None
+    if not isinstance(said, dict):
+        raise UsageError(f"{what}: expected a JSON object, got {type(said).__name__}")
+    return said
+
+
+def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:
+    """A descriptor's path; None where it is a command."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return None
+    path = [step.decode("utf-8", "replace") for step in descriptor.path or []]
+    return path or [""]
+
+
+def as_flight(error: BaseException) -> flight.FlightError:
+    """An error for the other side: one line and its kind."""
+    if isinstance(error, flight.FlightError):
+        return error
+    text = " ".join(str(error).split()) or type(error).__name__
+    for name, kind in _KINDS.items():
+        if isinstance(error, kind):
+            return flight.FlightServerError(text, extra_info=name.encode())
+    if isinstance(error, ServiceError):
+        return flight.FlightUnavailableError(text)
+    if isinstance(error, PenstockError | pa.ArrowException):
+        return flight.FlightServerError(text, extra_info=b"InputError")
+    return flight.FlightInternalError(f"{type(error).__name__}: {text}")
+
+
+def from_flight(error: BaseException, where: str) -> PenstockError:
+    """An error of the other side or of the connection, as one of ours."""
+    text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
+    kind = (getattr(error, "extra_info", None) or b"").decode("utf-8", "replace")
+    if kind == "InputError":
+        return InputError(text, source=where)
+    return _KINDS.get(kind, ServiceError)(f"{where}: {text}")
+
+
+@contextmanager
+def flight_errors(where: str) -> Iterator[None]:
+    """Around calls into a Flight client: what they raise is one of ours."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        raise from_flight(error, where) from error

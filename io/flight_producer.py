@@ -1,0 +1,256 @@
+"""One producer's frames on their way to a service: numbered, kept until acknowledged, sent again where need be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.flight as flight
+
+from penstock.errors import InputError, PenstockError, StateError, UsageError
+from penstock.io.flight_connection import PASSING, Patience
+from penstock.io.flight_messages import Ack, PutRequest, decoded, from_flight, last_of_frame
+
+if TYPE_CHECKING:
+    from penstock.io.flight import Client
+
+Frame: TypeAlias = pa.RecordBatch | Sequence[pa.RecordBatch]
+
+# What is kept until it is acknowledged, and what is sent at once.
+WINDOW_BYTES = 256 << 20
+MESSAGE_BYTES = 8 << 20
+# Where acknowledgements are awaited and none comes for so long, the service is asked to commit.
+ASK_AFTER_S = 0.2
+
+
+class _Numbered(NamedTuple):
+    """A frame and its number, cut to what is sent at once."""
+
+    number: int
+    pieces: list[pa.RecordBatch]
+    num_bytes: int
+
+
+class Producer:
+    """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
+
+    first : the number of the first frame, from 1; None: the one after those that nothing can take back
+
+    acked : what the service said last
+    """
+
+    def __init__(
+        self, client: Client, contributor: str, first: int | None, window_bytes: int, patience_s: float
+    ) -> None:
+        self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+        self._patience = Patience(patience_s)
+        self._kept: dict[int, _Numbered] = {}  # by number, ascending
+        self._kept_bytes = 0
+        self._stream: _PutStream | None = None
+        self.acked = Ack(0, False, 0)
+        position = client.position(contributor)
+        if first is not None and not 1 <= first <= position + 1:
+            raise UsageError(
+                f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
+            )
+        self._last = position if first is None else first - 1
+
+    def send(self, frame: Frame) -> int:
+        """Send a frame; its number. Waits where too much is on its way."""
+        batches = [frame] if isinstance(frame, pa.RecordBatch) else list(frame)
+        _check_one_frame(batches)
+        pieces = [piece for batch in batches for piece in _cut(batch)]
+        size = sum(batch.nbytes for batch in batches)
+        while not self._is_done() and self._kept_bytes + size > self._window_bytes:
+            self._go_on()
+            self._hear(ask=True)
+        self._last += 1
+        self._kept[self._last] = _Numbered(self._last, pieces, size)
+        self._kept_bytes += size
+        self._go_on()
+        return self._last
+
+    def wait(self) -> Ack:
+        """Until everything that was sent is held for good."""
+        while not self._is_done():
+            self._go_on()
+            self._hear(ask=True)
+        return self.acked
+
+    def close(self) -> None:
+        """Wait for the last acknowledgement, and end."""
+        try:
+            while not self._is_done():
+                self._go_on().end()  # which asks for a commit by itself
+                self._hear(ask=False)
+        finally:
+            self._drop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._drop()
+
+    # ---- inside
+
+    def _is_done(self) -> bool:
+        """Whether everything that was sent is acknowledged."""
+        if self._stream is not None:
+            self._forget(self._stream)
+        return not self._kept
+
+    def _go_on(self) -> _PutStream:
+        """Everything that is kept is on its way, over a new connection where the old one broke."""
+        while True:
+            try:
+                stream = self._stream = self._stream or self._begin()
+                for number in range(stream.next, self._last + 1):
+                    stream.write(self._kept[number])
+                stream.check()
+                self._forget(stream)
+                return stream
+            except PASSING as error:
+                self._drop()
+                if isinstance(error, PenstockError):
+                    raise
+                self._patience.wait(from_flight(error, self._client.where))
+            except (flight.FlightError, pa.ArrowException) as error:
+                self._drop()
+                raise from_flight(error, self._client.where) from error
+
+    def _hear(self, ask: bool) -> None:
+        """Wait until something is said. ask : for a commit, where nothing is"""
+        stream = self._stream
+        assert stream is not None
+        if stream.hear(ASK_AFTER_S if ask else None):
+            self._forget(stream)
+        elif stream.acked is not None and stream.acked.durable:
+            self._client.checkpoint()
+
+    def _begin(self) -> _PutStream:
+        """A new stream, from the first frame that the service has not applied."""
+        position = int(self._client.act("position", {"contributor": self._contributor})["position"])
+        oldest = next(iter(self._kept.values()))
+        first = oldest.number
+        if position < first - 1:
+            raise StateError(
+                f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
+                "acknowledged: it was restarted without its checkpoint, or with an older one"
+            )
+        client, options = self._client.opened()
+        return _PutStream(client, options, self._contributor, position + 1, oldest.pieces[0].schema)
+
+    def _forget(self, stream: _PutStream) -> None:
+        """What is acknowledged need not be sent again."""
+        if stream.acked is None:
+            return
+        if stream.acked.position > self.acked.position:
+            self._patience.good()
+        self.acked = stream.acked
+        while self._kept and (number := next(iter(self._kept))) <= self.acked.position:
+            self._kept_bytes -= self._kept.pop(number).num_bytes
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class _PutStream:
+    """One DoPut: frames out, acknowledgements in on a thread of its own. next : the number of the frame to be sent"""
+
+    def __init__(
+        self, client: flight.FlightClient, options: flight.FlightCallOptions, name: str, first: int, schema: pa.Schema
+    ) -> None:
+        request = PutRequest(contributor=name, first=first, ends=True)
+        self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
+        self.next, self._name = first, name
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._over = self._ended = False
+        self.acked: Ack | None = None
+        self._heard: Ack | None = None
+        self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
+        self._listener.start()
+
+    def write(self, frame: _Numbered) -> None:
+        """Send the next frame."""
+        *before, last = frame.pieces
+        with self._writing:
+            if self._ended:
+                raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+            for piece in before:
+                self._writer.write_batch(piece)
+            self._writer.write_with_metadata(last, last_of_frame(frame.number))
+        self.next = frame.number + 1
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        with self._writing:
+            if not self._ended:
+                self._ended = True
+                self._writer.done_writing()
+
+    def hear(self, timeout_s: float | None) -> bool:
+        """Wait until something new was said, or the stream is over. False where neither came in time."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.acked is not self._heard or self._over, timeout_s)
+            self._heard = self.acked
+            return came
+
+    def check(self) -> None:
+        """Raise what ended the stream, where something did."""
+        if self._over or (self.acked is not None and self.acked.closing):
+            self._writer.close()
+            raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
+
+    def close(self) -> None:
+        """Whatever has not been sent will not be."""
+        # What it complains of is why it is given up. A frame that was cut here is left out by the service.
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self.end()
+        self._listener.join()  # the writer's end waits for whoever reads
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self._writer.close()
+
+    def _listen(self) -> None:
+        try:
+            while (said := self._reader.read()) is not None:
+                ack = Ack.of(decoded(said, "an acknowledgement"))
+                with self._changed:
+                    self.acked = ack
+                    self._changed.notify_all()
+                if ack.closing:
+                    self.end()  # the service waits for this, and whoever sends may be busy elsewhere
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass  # the writer says what it was
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
+    """The service would cut it where the step or the contributor changes, and count more frames than we do."""
+    if not any(isinstance(batch, pa.RecordBatch) and batch.num_rows for batch in batches):
+        raise InputError("expected a frame: a record batch with rows, or a list of them")
+    for column in ("step", "contributor"):
+        if column in batches[0].schema.names:
+            seen = pa.chunked_array([batch.column(column) for batch in batches])
+            if len(pc.unique(seen)) > 1:
+                raise InputError("expected one frame: all its rows have one value", column=column)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of what is sent at once."""
+    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)

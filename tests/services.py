@@ -1,0 +1,131 @@
+"""What the tests of the Flight service share: a service in this process, and one in a process of its own."""
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+import penstock as ps
+from penstock.checkpoint.folder import Folder
+from penstock.io.flight import connect
+from penstock.io.flight_connection import Address
+from penstock.io.options import ReadOptions
+from penstock.rates import LearningRates
+from penstock.service.server import Saving, Service
+
+DIM, VOCABULARY = 4, 500
+LOOPBACK = Address("127.0.0.1", 0, False)
+
+
+def config_of(tables=("user",), optimizer=None):
+    return ps.EmbeddingConfig.from_tables(
+        [ps.TableConfig(VOCABULARY, DIM, name=name, optimizer=optimizer or ps.Adagrad(0.1)) for name in tables]
+    )
+
+
+def frame(number, rows=20, table=None, step=None, seed=0):
+    """One frame of one producer, the same whenever it is asked for."""
+    rng = np.random.default_rng([seed, number])
+    columns = {
+        "id": rng.integers(0, VOCABULARY, rows),
+        "gradient": pa.FixedSizeListArray.from_arrays(rng.standard_normal(rows * DIM).astype(np.float32), DIM),
+    }
+    if table is not None:
+        columns["table"] = [table] * rows
+    if step is not None:
+        columns["step"] = pa.array([step] * rows, pa.int64())
+    return pa.record_batch(columns)
+
+
+def replayed(frames, config=None, **arguments):
+    """An engine that these frames were applied to."""
+    engine = ps.Engine(config or config_of(), **arguments)
+    engine.run(iter(frames))
+    return engine
+
+
+@contextmanager
+def service_of(engine=None, folder=None, every=None, resume=False, grace_s=5, **arguments):
+    """A service that listens, and ends in order."""
+    engine = engine or ps.Engine(config_of())
+    config = engine.config
+    rates = LearningRates(config.num_tags, None, {})
+    reading = ReadOptions(config.sizes, features=config.features, unseen=True)
+    saving = None if folder is None else Saving(Folder(folder), every, resume)
+    service = Service(engine, arguments.pop("address", LOOPBACK), reading, rates, saving=saving, **arguments)
+    try:
+        yield service
+    finally:
+        assert service.end(grace_s), "somebody did not leave"
+
+
+def client_of(service, **arguments):
+    return connect(service.address.uri, patience_s=arguments.pop("patience_s", 5), **arguments)
+
+
+class Process:
+    """``penstock serve`` in a process of its own."""
+
+    def __init__(self, *words):
+        command = [sys.executable, "-m", "penstock", "serve", *map(str, words)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.uri = None
+        # With --json people's text goes to stderr.
+        said = self.process.stderr if "--json" in words else self.process.stdout
+        assert said is not None
+        line = said.readline()
+        if line.startswith("listening "):
+            self.uri = line.split()[1].rstrip(",")
+
+    def end(self, number, timeout_s=60):
+        """Send a signal; exit code, stdout, stderr."""
+        self.process.send_signal(number)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s=60):
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def until(holds, timeout_s=30):
+    """Wait for something that another thread or process brings about."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def in_thread(work):
+    """Run on a thread; call what this returns to join it and get the result, or what it raised."""
+    outcome: list[tuple[object, BaseException | None]] = []
+
+    def run():
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result(timeout_s=60):
+        thread.join(timeout_s)
+        assert outcome, "it did not end"
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value
+
+    return result

@@ -1,0 +1,258 @@
+"""The Flight service: what producers push is applied, counted and acknowledged; what readers get is right."""
+
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of, until
+
+import penstock as ps
+from penstock.io.flight_messages import PutRequest, decoded
+from penstock.io.options import ReadOptions
+from penstock.rates import LearningRates
+from penstock.service.server import Service
+
+FRAMES = [frame(n) for n in range(12)]
+
+
+def test_what_is_put_ends_as_a_replay_of_it():
+    with service_of() as service, client_of(service) as client:
+        ack = client.put(FRAMES, "w0")
+        assert (ack.position, ack.durable, ack.step) == (12, False, 12)
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+        assert (client.status()["frames"], client.status()["rows"]) == (12, 240)
+
+
+def test_frames_of_several_batches_and_of_producers_in_turn():
+    pieces = [[f.slice(0, 7), f.slice(7)] for f in FRAMES]
+    with (
+        service_of(ps.Engine(config_of(), num_required=2)) as service,
+        client_of(service) as one,
+        client_of(service) as two,
+    ):
+        a, b = one.producer("a"), two.producer("b")
+        for n, piece in enumerate(pieces):
+            (a if n % 2 else b).send(piece)
+            until(lambda: service.intake.counters.frames == n + 1)  # noqa: B023
+        a.close()
+        b.close()
+        assert service.engine.state_hash() == replayed(FRAMES, num_required=2).state_hash()
+        assert (one.position("a"), one.position("b"), one.position("c")) == (6, 6, 0)
+
+
+def test_a_stream_with_steps_is_cut_where_they_change():
+    """As a producer without our client sends it: no numbers, no end of frames but the next step."""
+    steps = [frame(n, step=n // 2) for n in range(6)]
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        writer, reader = client.do_put(flight.FlightDescriptor.for_path("gradients", "plain"), steps[0].schema)
+        for batch in steps:
+            writer.write_batch(batch)
+        writer.done_writing()
+        said: dict[str, object] = {}
+        while (message := reader.read()) is not None:
+            said = decoded(message, "")["ack"]
+        writer.close()
+        client.close()
+        assert said["position"] == 3
+        assert service.engine.state_hash() == replayed(steps).state_hash()
+
+
+def test_the_end_of_a_frame_can_be_said():
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        first = frame(0, step=0)
+        writer, reader = client.do_put(flight.FlightDescriptor.for_path("gradients", "live"), first.schema)
+        writer.write_batch(first.slice(0, 5))
+        writer.write_batch(first.slice(5))
+        writer.write_metadata(b"penstock.end")
+        while decoded(reader.read(), "")["ack"]["position"] < 1:  # while the stream goes on
+            pass
+        writer.close()
+        client.close()
+
+
+def test_acknowledgements_come_after_the_commit(tmp_path):
+    with service_of(folder=tmp_path / "c", every=5) as service, client_of(service) as client:
+        producer = client.producer("w0")
+        for each in FRAMES[:4]:
+            producer.send(each)
+        until(lambda: service.intake.counters.frames == 4)
+        assert producer.acked.position == 0
+        producer.send(FRAMES[4])
+        until(lambda: service.intake.durable_step == 5)
+        assert producer.wait().position == 5
+        producer.close()
+
+
+def test_waiting_for_the_last_acknowledgement_commits(tmp_path):
+    with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
+        ack = client.put(FRAMES, "w0")
+        assert (ack.position, ack.durable, ack.step) == (12, True, 12)
+    restored = ps.Engine.restore(tmp_path / "c")
+    assert restored.state_hash() == replayed(FRAMES).state_hash()
+    assert restored._saves.positions.producers == {"w0": 12}
+
+
+def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):
+    with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
+        client.put(FRAMES[:7], "w0")
+    again = ps.Engine.restore(tmp_path / "c")
+    with service_of(again, tmp_path / "c", resume=True) as service, client_of(service) as client:
+        assert client.position("w0") == 7
+        client.put(FRAMES, "w0", first=1)  # all of them once more
+        assert again.state_hash() == replayed(FRAMES).state_hash()
+        assert service.intake.counters.frames == 5
+
+
+def test_a_replay_onto_the_checkpoint_of_a_service_keeps_its_positions(tmp_path):
+    with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
+        client.put(FRAMES[:7], "w0")
+    engine = ps.Engine.restore(tmp_path / "c")
+    engine.run(iter(FRAMES[7:9]), checkpoint=tmp_path / "c", resume=True)
+    again = ps.Engine.restore(tmp_path / "c")
+    with service_of(again, tmp_path / "c", resume=True) as service, client_of(service) as client:
+        assert client.position("w0") == 7
+        assert service.engine.state_hash() == replayed(FRAMES[:9]).state_hash()
+
+
+def test_frames_sent_again_are_recognised_and_gaps_are_named():
+    with service_of() as service, client_of(service) as client:
+        client.put(FRAMES[:5], "w0")
+        raw = flight.connect(service.address.uri)
+        put(raw, PutRequest(contributor="w0", first=3), FRAMES[2:8])
+        assert client.position("w0") == 8
+        assert service.engine.state_hash() == replayed(FRAMES[:8]).state_hash()
+        with pytest.raises(flight.FlightServerError, match="a gap: frame 11 comes where 9 is next; send from there on"):
+            put(raw, PutRequest(contributor="w0", first=11), FRAMES[10:])
+        with pytest.raises(flight.FlightServerError, match=r"8 of its frames are here already: say the number"):
+            put(raw, PutRequest(contributor="w0"), FRAMES[8:])
+        raw.close()
+
+
+def test_the_newest_stream_of_a_name_counts():
+    with service_of() as service, client_of(service) as one, client_of(service) as two:
+        old = one.producer("w0")
+        old.send(FRAMES[0])
+        old.wait()
+        new = two.producer("w0")
+        new.send(FRAMES[1])
+        new.wait()
+        old.send(FRAMES[1])
+        with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun: this one ends"):
+            old.wait()
+        new.close()
+        assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (frame(3, table="nobody"), "expected a table of the configuration"),
+        (
+            pa.record_batch({"id": [VOCABULARY], "gradient": [[1.0] * 4]}),
+            r"batch \d+, row 0, column 'id': expected 0 <= id",
+        ),
+        (pa.record_batch({"id": [1], "gradient": [[float("nan")] * 4]}), "gradient_not_finite"),
+        (pa.record_batch({"id": [1], "grad": [[1.0] * 4]}), "no column 'gradient'"),
+        (pa.record_batch({"id": [1], "gradient": [[1.0] * 3]}), "length_mismatch"),
+    ],
+)
+def test_a_bad_frame_is_refused_whole_and_the_service_stays_up(bad, said):
+    with service_of() as service, client_of(service) as client:
+        client.put(FRAMES[:3], "w0")
+        with pytest.raises(ps.InputError, match=said) as error:
+            client.put([bad], "w0")
+        assert "producer 'w0'" in str(error.value)
+        assert "Traceback" not in str(error.value)
+        client.put(FRAMES[3:], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def test_bad_rows_can_be_dropped_and_are_counted():
+    engine = ps.Engine(config_of())
+    reading = ReadOptions(engine.config.sizes, on_bad_row="drop", unseen=True)
+    service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}))
+    with client_of(service) as client:
+        client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
+        assert client.status()["dropped"] == {"id_out_of_range": 1}
+    assert service.end(5)
+
+
+def test_stale_frames_count_as_taken():
+    with service_of() as service, client_of(service) as client:
+        client.put([frame(0, step=0), frame(1, step=0), frame(2, step=1)], "w0")
+        status = client.status()
+        assert (status["stale"], status["global_step"]) == (1, 2)
+        assert client.position("w0") == 3
+        assert "'w0': 1" in client.explain() or "1 stale" in client.explain()
+
+
+DIES = """
+import os, signal, sys
+import pyarrow as pa, pyarrow.flight as flight
+client = flight.connect(sys.argv[1])
+batches = pa.ipc.open_stream(sys.argv[2]).read_all().to_batches()
+writer, reader = client.do_put(flight.FlightDescriptor.for_path("gradients", "w0"), batches[0].schema)
+for batch in batches:
+    writer.write_batch(batch)
+while b'"position":1' not in reader.read().to_pybytes():
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
+    whole, cut = frame(0, step=0), frame(1, step=1)
+    with pa.OSFile(str(tmp_path / "log"), "wb") as file, pa.ipc.new_stream(file, whole.schema) as log:
+        log.write_batch(whole)
+        log.write_batch(cut)  # which says that the one before is whole, and may go on itself
+    with service_of() as service:
+        for _ in range(3):
+            done = subprocess.run([sys.executable, "-c", DIES, service.address.uri, tmp_path / "log"], check=False)
+            assert done.returncode == -signal.SIGKILL
+            until(lambda: service.door.num_calls == 0)
+            assert service.intake.position("w0") == 1
+            with service.engine.gate.still():
+                service.intake._positions.producers["w0"] = 0  # as if it had not been
+        assert service.engine.global_step == 1
+        assert service.engine.gate.num_stale == 2
+
+
+def test_a_stream_that_ends_inside_a_frame_is_refused():
+    with service_of() as service, client_of(service) as client:
+        raw = flight.connect(service.address.uri)
+        with pytest.raises(flight.FlightServerError, match="the stream ended inside a frame; 20 rows"):
+            put(raw, PutRequest(contributor="w0", first=1, ends=True), FRAMES[:1])
+        raw.close()
+        assert client.position("w0") == 0
+
+
+def put(client, request, frames):
+    """As any Flight client puts."""
+    writer, reader = client.do_put(request.descriptor(), frames[0].schema)
+    for each in frames:
+        writer.write_batch(each)
+    writer.done_writing()
+    while reader.read() is not None:
+        pass
+    writer.close()
+
+
+def test_the_actions_and_flights_are_listed():
+    with service_of(ps.Engine(config_of(("user", "item")))) as service:
+        client = flight.connect(service.address.uri)
+        assert {a.type for a in client.list_actions()} == {"status", "explain", "position", "checkpoint", "drain"}
+        paths = [[p.decode() for p in info.descriptor.path] for info in client.list_flights()]
+        assert paths == [["gradients"], ["deltas"], ["table", "user"], ["table", "item"]]
+        info = client.get_flight_info(flight.FlightDescriptor.for_path("table", "item"))
+        assert info.total_records == VOCABULARY
+        assert client.get_schema(flight.FlightDescriptor.for_path("table", "item")).schema.names == ["id", "row"]
+        with pytest.raises(flight.FlightServerError, match=r"no table 'x' in the configuration \(user, item\)"):
+            client.get_flight_info(flight.FlightDescriptor.for_path("table", "x"))
+        with pytest.raises(flight.FlightServerError, match="action 'dance': expected one of status"):
+            list(client.do_action("dance"))
+        client.close()

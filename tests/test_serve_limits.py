@@ -1,0 +1,262 @@
+"""What the service refuses, and what it bounds: strangers, large messages, many callers, slow ones."""
+
+import subprocess
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, service_of, until
+
+import penstock as ps
+from penstock.checkpoint.folder import Folder
+from penstock.cli.main import main
+from penstock.io import durable
+from penstock.io.flight import connect
+from penstock.io.flight_connection import Address
+from penstock.io.flight_messages import PutRequest, encoded
+from penstock.io.options import ReadOptions
+from penstock.rates import LearningRates
+from penstock.service.access import check_protected, is_loopback
+from penstock.service.limits import Limits
+from penstock.service.server import Saving, Service
+
+FRAMES = [frame(n) for n in range(6)]
+
+
+def test_a_wrong_token_is_refused_before_anything_is_read():
+    with service_of(tokens=(b"s3cret", b"second")) as service:
+        for token in (None, "wrong", "s3cre"):
+            client = client_of(service, token=token)
+            with pytest.raises(ps.ServiceError, match="the token is missing or wrong"):
+                client.put(FRAMES, "w0")
+            client.close()
+        for token in ("s3cret", "second"):
+            with client_of(service, token=token) as client:
+                assert client.status()["frames"] == 0
+        assert service.door.num_refused >= 3
+
+
+def test_a_token_may_stand_in_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "s3cret")
+    with service_of(tokens=(b"s3cret",)) as service, client_of(service) as client:
+        assert client.put(FRAMES, "w0").position == 6
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that nobody signed but itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    try:
+        subprocess.run(
+            [*new, "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True
+        )
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    return folder
+
+
+def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
+    pair = [((certificate / "cert.pem").read_bytes(), (certificate / "key.pem").read_bytes())]
+    with service_of(address=Address("127.0.0.1", 0, True), tls=pair, tokens=(b"s3cret",)) as service:
+        assert service.address.uri.startswith("grpc+tls://")
+        roots = str(certificate / "cert.pem")
+        with connect(service.address.uri, token="s3cret", roots=roots) as client:
+            assert client.put(FRAMES, "w0").position == 6
+        plain = service.address.uri.replace("grpc+tls", "grpc")
+        for uri in (service.address.uri, plain):  # who trusts nobody of that name, and who speaks without TLS
+            with connect(uri, token="s3cret", patience_s=0.2) as client, pytest.raises(ps.ServiceError):
+                client.status()
+
+
+def test_beyond_this_machine_nothing_is_open_unless_it_is_said():
+    outside = Address("0.0.0.0", 1, False)
+    with pytest.raises(ps.UsageError, match=r"it lacks encryption .* and a token \(--token-file\)"):
+        check_protected(outside, False, insecure=False)
+    with pytest.raises(ps.UsageError, match=r"it lacks a token"):
+        check_protected(Address("10.0.0.1", 1, True), False, insecure=False)
+    with pytest.raises(ps.UsageError, match=r"it lacks encryption"):
+        check_protected(Address("example.org", 1, False), True, insecure=False)
+    check_protected(outside, False, insecure=True)
+    check_protected(Address("10.0.0.1", 1, True), True, insecure=False)
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "[::1]", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "[::]", "192.168.0.1", "localhost.example.org"))
+
+
+def test_tls_files_and_scheme_go_together(tmp_path, capsys):
+    config_of().save(tmp_path / "c.pbtxt")
+    (tmp_path / "x").write_text("x")
+    words = ["serve", str(tmp_path / "c.pbtxt"), "--tls-cert", str(tmp_path / "x"), "--tls-key", str(tmp_path / "x")]
+    assert main(words) == 2
+    assert "--tls-cert and --tls-key go with --listen grpc+tls://" in capsys.readouterr().err
+
+
+def test_a_message_that_is_too_large_is_refused():
+    with service_of(limits=Limits(message_bytes=10_000)) as service, client_of(service) as client:
+        client.put(FRAMES[:1], "w0")
+        with pytest.raises(ps.InputError, match=r"a batch of [\d,]+ bytes; this service takes 10,000 at most"):
+            client.put([frame(1, rows=1000)], "w0")
+        client.put(FRAMES[1:], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+        assert service.producers.budget.num_queued == 0
+
+
+def test_a_frame_without_end_is_refused_when_it_is_too_long():
+    with service_of(limits=Limits(queued_rows=100)) as service:
+        client = flight.connect(service.address.uri)
+        part = frame(0, step=0)
+        writer, reader = client.do_put(PutRequest(contributor="w0").descriptor(), part.schema)
+        for _ in range(6):
+            writer.write_batch(part)
+        while reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightServerError, match="a frame of more than 100 rows"):
+            writer.close()
+        client.close()
+        until(lambda: service.door.num_calls == 0)
+        assert service.producers.budget.num_queued == 0
+        assert service.engine.global_step == 0
+
+
+def test_unfinished_frames_of_all_producers_are_bounded_together():
+    with service_of(limits=Limits(queued_rows=50)) as service:
+        clients = [flight.connect(service.address.uri) for _ in range(3)]
+        part = frame(0, step=0)
+        writers = []
+        for n, client in enumerate(clients[:2]):
+            writers.append(client.do_put(PutRequest(contributor=f"w{n}").descriptor(), part.schema))
+            writers[n][0].write_batch(part)
+            until(lambda: service.producers.budget.num_queued == 20 * (n + 1))  # noqa: B023
+        writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
+        writer.write_batch(part)
+        while reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightUnavailableError, match="40 rows wait in unfinished frames of all producers"):
+            writer.close()
+        for writer, _ in writers:
+            writer.close()
+        for client in clients:
+            client.close()
+        until(lambda: service.door.num_calls == 0)
+        assert service.producers.budget.num_queued == 0
+
+
+def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
+    """Eight at a time: the others try again until they get in, and every frame is applied once."""
+    with service_of(limits=Limits(calls=8)) as service:
+
+        def push(n):
+            with client_of(service, patience_s=60) as client:
+                return client.put([frame(n)], f"w{n}").position
+
+        assert [done(90) for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
+        assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
+        assert service.intake.num_producers == 100
+        until(lambda: service.door.num_calls == 0)
+
+
+def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
+    rows, wide = 4000, 64
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, wide, name="user", optimizer=ps.SGD(0.1))])
+    gradient = pa.FixedSizeListArray.from_arrays(np.ones(rows * wide, np.float32), wide)
+    all_rows = pa.record_batch({"id": np.arange(rows), "gradient": gradient})
+    with service_of(ps.Engine(config), limits=Limits(delta_bytes=4 << 20)) as service, client_of(service) as client:
+        raw = flight.connect(service.address.uri)
+        stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": 0, "follow": True}})))
+        client.put([all_rows] * 60, "w0")  # 60 MB of deltas while nobody reads
+        assert service.engine.global_step == 60
+        assert service.log.num_bytes <= 4 << 20
+        with pytest.raises(flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables anew"):
+            list(stream)
+        raw.close()
+
+
+def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
+    with service_of() as service, client_of(service) as client:
+        deaf = flight.connect(service.address.uri)
+        writer, reader = deaf.do_put(PutRequest(contributor="deaf").descriptor(), FRAMES[0].schema)
+        for _ in range(300):
+            writer.write_batch(FRAMES[0])
+        assert client.put(FRAMES, "w0").position == 6
+        until(lambda: service.intake.position("deaf") == 300)
+        writer.close()
+        del reader
+        deaf.close()
+
+
+def test_positions_are_kept_for_so_many_producers():
+    with service_of(limits=Limits(producers=2)) as service, client_of(service) as client:
+        for name in ("a", "b", "a"):
+            client.put(FRAMES[:1], name)
+        with pytest.raises(ps.UsageError, match="positions of 2 producers are kept, and no more"):
+            client.put(FRAMES[:1], "c")
+
+
+@pytest.mark.parametrize(
+    ("ticket", "said"),
+    [
+        (b"", "expected a JSON object"),
+        (b"[1]", "expected a JSON object, got list"),
+        (b'{"x": 1}', "expected table or deltas, got x"),
+        (b'{"table": "user", "ids": [1.5]}', "ids: expected a list of whole numbers"),
+        (b'{"table": "user", "ids": [99999999999999999999]}', "expected 0 <= id"),
+        (b'{"deltas": {"since": "x"}}', "since: expected a step, got 'x'"),
+        (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
+    ],
+)
+def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        with pytest.raises(flight.FlightServerError, match=said) as error:
+            list(client.do_get(flight.Ticket(ticket)))
+        assert "Traceback" not in str(error.value)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        flight.FlightDescriptor.for_path("nothing"),
+        flight.FlightDescriptor.for_path(),
+        flight.FlightDescriptor.for_command(b"\xff"),
+        flight.FlightDescriptor.for_command(b'{"gradients": 3}'),
+        flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": 3}}'),
+        flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": "a", "first": 0}}'),
+        flight.FlightDescriptor.for_command(b'{"gradients": {"contributor": "\\ud800"}}'),
+        flight.FlightDescriptor.for_path("gradients", "x" * 257),
+    ],
+)
+def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        writer, reader = client.do_put(descriptor, FRAMES[0].schema)
+        while reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightServerError) as error:
+            writer.close()
+        assert "Traceback" not in str(error.value)
+        client.close()
+
+
+def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):
+    engine = ps.Engine(config_of())
+    saving = Saving(Folder(tmp_path / "c"), 3)
+    reading = ReadOptions(engine.config.sizes, unseen=True)
+    service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}), saving=saving)
+    with client_of(service, patience_s=0.2) as client:
+        client.put(FRAMES[:3], "w0")
+
+        class Full(type(durable.operations)):  # type: ignore[misc]
+            def write(self, *_):
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(durable, "operations", Full())
+        with pytest.raises(ps.ServiceError):
+            client.put(FRAMES[3:], "w0")
+        assert service.wants_to_end.wait(10)
+        with pytest.raises(OSError, match="No space left"):
+            service.end(5)
+    monkeypatch.undo()
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

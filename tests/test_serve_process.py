@@ -1,0 +1,196 @@
+"""``penstock serve`` as a process, with trainers and readers as processes: killed, ended, refused."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import Process, config_of, frame, replayed, until
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.io.flight import connect
+
+NUM_FRAMES = 240
+
+TRAINER = """
+import sys, time
+import pyarrow as pa
+from penstock.io.flight import connect
+
+uri, log = sys.argv[1:]
+frames = pa.ipc.open_stream(log).read_all().to_batches()
+with connect(uri, patience_s=60) as service:
+    start = service.position("trainer")
+    with service.producer("trainer", first=start + 1) as producer:
+        for frame in frames[start:]:
+            producer.send(frame)
+            time.sleep(0.004)
+    print(producer.acked.position)
+"""
+
+READER = """
+import sys
+import numpy as np
+import pyarrow as pa
+import penstock as ps
+from penstock.cli.main import main
+from penstock.io.flight import connect
+
+uri, table, last, out = sys.argv[1:]
+anew = 0
+with connect(uri, patience_s=60) as service:
+    at = service.table(table)
+    while at.step < int(last):
+        rows, step = at.rows, at.step
+        try:
+            for delta in service.deltas(at.step, lineage=at.lineage, follow=True):
+                assert delta.step > step, (delta.step, step)
+                step = delta.step
+                for batch in delta.batches:
+                    values = batch.column("row").flatten().to_numpy()
+                    rows[batch.column("id").to_numpy()] = values.reshape(-1, rows.shape[1])
+                if step == int(last):
+                    break
+            at = at._replace(step=step)
+        except ps.DeltasGoneError:
+            anew += 1
+            at = service.table(table)
+np.save(out, at.rows)
+print(anew)
+"""
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def started(script, *words):
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tables.pbtxt"
+    config_of().save(path)
+    return path
+
+
+@pytest.fixture
+def frames(tmp_path):
+    made = [frame(n) for n in range(NUM_FRAMES)]
+    with pa.OSFile(str(tmp_path / "log"), "wb") as file, pa.ipc.new_stream(file, made[0].schema) as log:
+        for each in made:
+            log.write_batch(each)
+    return made
+
+
+def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
+    listen = f"grpc://127.0.0.1:{free_port()}"
+    serve = (
+        config,
+        "--listen",
+        listen,
+        "--checkpoint",
+        tmp_path / "c",
+        "--every",
+        "7",
+        "--resume",
+        "--num-required",
+        "2",
+    )
+    steps = NUM_FRAMES // 2
+    trainer = started(TRAINER, listen, tmp_path / "log")
+    reader = started(READER, listen, "user", steps, tmp_path / "rows.npy")
+    try:
+        for threshold in (25, 60, 90):
+            with Process(*serve) as service, connect(listen, patience_s=60) as client:
+                assert service.uri == listen
+                until(lambda: client.status()["global_step"] >= threshold, 60)  # noqa: B023
+                service.end(signal.SIGKILL)
+        with Process(*serve) as service:
+            assert trainer.communicate(timeout=60)[0].split() == [str(NUM_FRAMES)]
+            reader.communicate(timeout=60)
+            assert reader.returncode == 0
+            code, _, err = service.end(signal.SIGTERM)
+            assert (code, err.count("\n")) == (130, 1), err
+    finally:
+        for process in (trainer, reader):
+            process.kill()
+            process.communicate()
+    whole = replayed(frames, num_required=2)
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.asarray(whole.table("user")))
+
+
+def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(tmp_path, config, frames):
+    with Process(config, "--checkpoint", tmp_path / "c") as service, connect(service.uri, patience_s=0.1) as client:
+        producer = client.producer("w0")
+        for each in frames[:5]:
+            producer.send(each)
+        until(lambda: client.status()["frames"] == 5)
+        code, _, err = service.end(signal.SIGTERM)
+        assert code == 130
+        assert err == f"penstock: interrupted after step 5; committed to {tmp_path / 'c'} (--resume goes on)\n"
+        assert producer.wait().position == 5
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
+
+
+def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, frames):
+    with Process(config, "--out", tmp_path / "out") as service:
+        with connect(service.uri) as client:
+            client.put(frames[:5], "w0")
+            client.drain()
+        code, out, err = service.wait()
+        assert (code, err) == (0, "")
+        assert "5: 100 rows, 5 steps" in out
+        assert replayed(frames[:5]).state_hash() in out
+    again = ps.Engine(config_of())
+    again.read_tables(tmp_path / "out")
+    np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
+
+
+def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
+    with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
+        client.put(frames[:2], "w0")
+        raw, _ = client.opened()
+        follow = raw.do_get(flight.Ticket(b'{"deltas":{"since":0,"follow":true}}'))
+        follow.read_chunk()
+        writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
+        writer.write_batch(frames[0])
+        until(lambda: client.status()["frames"] == 3)
+        client.drain()
+        code, out, _ = service.wait(30)
+    assert code == 0
+    assert json.loads(out)["frames"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--listen", "grpc://0.0.0.0:0"], "others can reach this address, and it lacks encryption"),
+        (["--listen", "grpc+tls://127.0.0.1:0"], "give --tls-cert FILE and --tls-key FILE"),
+        (["--listen", "http://127.0.0.1"], "expected an address such as grpc://127.0.0.1:8815"),
+        (["--token-file", "nowhere"], "--token-file nowhere: cannot be read"),
+        (["--every", "5"], "--every: say which checkpoint"),
+        (["--max-calls", "0"], "expected at least 1"),
+    ],
+)
+def test_what_makes_no_service_is_said_before_it_begins(config, words, said, capsys):
+    assert main(["serve", str(config), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(config, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", str(config), "--listen", f"grpc://127.0.0.1:{taken.getsockname()[1]}"]) == 6
+    assert "cannot listen at grpc://127.0.0.1" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""What readers get of the Flight service: tables of one step, rows, deltas that lead from step to step."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import DIM, VOCABULARY, client_of, config_of, frame, in_thread, replayed, service_of, until
+
+import penstock as ps
+from penstock.io.flight_messages import PutRequest, decoded, encoded
+from penstock.service import readers
+from penstock.service.limits import Limits
+
+FRAMES = [frame(n) for n in range(12)]
+
+
+def apply(rows, delta):
+    """What a reader does with a delta of the one table."""
+    for batch in delta.batches:
+        values = batch.column("row").flatten().to_numpy().reshape(-1, DIM)
+        rows[batch.column("id").to_numpy()] = values
+
+
+def test_a_table_and_rows_are_those_of_the_engine():
+    with service_of() as service, client_of(service) as client:
+        client.put(FRAMES, "w0")
+        at = client.table("user")
+        assert (at.step, at.lineage) == (12, service.intake.lineage)
+        np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
+        np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
+        with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
+            client.table("x")
+        with pytest.raises(ps.UsageError, match="expected 0 <= id < 500, got ids from 500 to 500"):
+            client.rows("user", [500])
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 40 * 4 * DIM)
+    saving = {"folder": tmp_path / "c", "every": 2} if durable else {}
+    with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
+        producer.send(FRAMES[0])
+        producer.wait()
+        stream = client.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
+        first = stream.read_chunk()
+        for each in FRAMES[1:7]:
+            producer.send(each)
+        producer.wait()
+        rows = np.zeros((VOCABULARY, DIM), np.float32)
+        step = None
+        for chunk in [first, *stream]:
+            rows[chunk.data.column("id").to_numpy()] = chunk.data.column("row").flatten().to_numpy().reshape(-1, DIM)
+            step = decoded(chunk.app_metadata, "").get("step", step)
+        np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[:step]).table("user")))
+
+
+def test_deltas_lead_from_any_step_to_now():
+    with service_of(per_steps=1) as service, client_of(service) as client:
+        start = client.table("user")
+        client.put(FRAMES, "w0")
+        rows, steps = start.rows.copy(), list[int]()
+        for delta in client.deltas(start.step, lineage=start.lineage):
+            assert delta.since == (steps[-1] if steps else 0)
+            steps.append(delta.step)
+            apply(rows, delta)
+            np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[: delta.step]).table("user")))
+        assert steps == list(range(1, 13))
+        assert [d.step for d in client.deltas(9)] == [10, 11, 12]
+
+
+def test_changes_that_nobody_follows_are_one_delta_when_somebody_asks():
+    with service_of() as service, client_of(service) as client:
+        start = client.table("user")
+        client.put(FRAMES, "w0")
+        (delta,) = client.deltas(start.step)
+        assert (delta.since, delta.step) == (0, 12)
+        apply(start.rows, delta)
+        np.testing.assert_array_equal(start.rows, np.asarray(service.engine.table("user")))
+
+
+def test_more_changes_than_may_be_kept_are_forgotten():
+    with service_of(limits=Limits(delta_bytes=2000)) as service, client_of(service) as client:
+        client.put(FRAMES, "w0")
+        with pytest.raises(ps.DeltasGoneError, match="deltas are kept from step 12 on, not from 0"):
+            list(client.deltas(0))
+        assert client.table("user").step == 12
+
+
+def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
+    with service_of(folder=tmp_path / "c", every=4) as service, client_of(service) as client:
+        start = client.table("user")
+        with client.producer("w0") as producer:
+            for each in FRAMES[:6]:
+                producer.send(each)
+            until(lambda: service.intake.durable_step == 4 and service.intake.counters.frames == 6)
+            assert [d.step for d in client.deltas(start.step)] == [4]
+        rows = start.rows.copy()
+        for delta in client.deltas(start.step):
+            apply(rows, delta)
+        assert delta.step == 6
+        np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+
+
+def test_a_reader_follows_while_frames_come():
+    with service_of() as service, client_of(service) as pushing, client_of(service) as client:
+        start = client.table("user")
+        rows = start.rows.copy()
+
+        def follow():
+            for delta in client.deltas(start.step, follow=True):
+                apply(rows, delta)
+                if delta.step == 12:
+                    return
+
+        done = in_thread(follow)
+        pushing.put(FRAMES, "w0")
+        done()
+        np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+
+
+def test_deltas_that_are_no_longer_kept_and_steps_of_other_states_are_named():
+    with service_of(limits=Limits(delta_bytes=2000), per_steps=1) as service, client_of(service) as client:
+        lineage = client.status()["lineage"]
+        client.put(FRAMES, "w0")
+        assert service.log.num_bytes <= 2000
+        with pytest.raises(
+            ps.DeltasGoneError, match=r"deltas are kept from step \d+ on, not from 0; take the tables anew"
+        ):
+            list(client.deltas(0, lineage=lineage))
+        with pytest.raises(ps.DeltasGoneError, match="step 13 is ahead of this service, which is at step 12"):
+            list(client.deltas(13))
+        with pytest.raises(ps.DeltasGoneError, match="this service's state is another one"):
+            list(client.deltas(12, lineage="0123"))
+
+
+def test_exchange_answers_gradients_with_deltas():
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        writer, reader = client.do_exchange(PutRequest("exchange", "w0", 1).descriptor())
+        writer.begin(FRAMES[0].schema)
+        rows = np.asarray(ps.Engine(config_of()).table("user")).copy()
+        acked = 0
+        for each in FRAMES:
+            writer.write_batch(each)
+        writer.done_writing()
+        for chunk in reader:
+            said = decoded(chunk.app_metadata or b"{}", "")
+            acked = said["ack"]["position"] if "ack" in said else acked
+            if chunk.data is not None and chunk.data.num_rows:
+                rows[chunk.data.column("id").to_numpy()] = (
+                    chunk.data.column("row").flatten().to_numpy().reshape(-1, DIM)
+                )
+        writer.close()
+        client.close()
+        assert acked == 12
+        np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+
+
+def test_a_flight_is_a_source(tmp_path):
+    """Of an engine elsewhere: batches without steps are frames, and app_metadata may end one."""
+
+    class Log(flight.FlightServerBase):  # type: ignore[misc]
+        def get_flight_info(self, context, descriptor):
+            assert descriptor.path == [b"monday"]
+            ends = [flight.FlightEndpoint(text, []) for text in (b"0", b"1")]
+            return flight.FlightInfo(FRAMES[0].schema, descriptor, ends, -1, -1)
+
+        def do_get(self, context, ticket):
+            half = FRAMES[:6] if ticket.ticket == b"0" else FRAMES[6:]
+            return flight.RecordBatchStream(pa.Table.from_batches(half))
+
+    with Log("grpc://127.0.0.1:0") as log:
+        engine = ps.Engine(config_of())
+        report = engine.run(f"grpc://127.0.0.1:{log.port}/monday")
+        assert (report.frames, engine.state_hash()) == (12, replayed(FRAMES).state_hash())
+        with pytest.raises(ps.InputError, match="say which flight: grpc://HOST:PORT/PATH"):
+            engine.run(f"grpc://127.0.0.1:{log.port}")
+    with pytest.raises(ps.InputError, match=r"grpc://127.0.0.1:1/x: failed to connect"):
+        engine.run("grpc://127.0.0.1:1/x")
