@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench dist proto clean tpu-matrix tpu-small tpu-installed
+.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean tpu-matrix tpu-small tpu-installed
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -78,6 +78,11 @@ build/tpu/installed: .venv/installed
 	$(BIN)/python -m venv build/tpu
 	build/tpu/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt 'jax[tpu]' pyarrow protobuf
 	touch $@
+
+# The site, in build/site: every warning is an error, and nothing is fetched while it is built.
+docs: .venv/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 dist: .venv/installed
 	rm -rf dist

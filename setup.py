@@ -33,6 +33,7 @@ PACKAGE_DIR = {
 KERNELS = [
     "accumulator",
     "digest",
+    "expansion",
     "handlers",
     "id_map",
     "id_table",
@@ -57,7 +58,20 @@ COMPILE_ARGS = [
 ]
 
 HEADERS = [
-    f"pyx/{h}.h" for h in ("blake2bp", "crew", "pages", "rows", "rows_body", "rule", "update_rules", "xla_ffi")
+    f"pyx/{h}.h"
+    for h in (
+        "blake2bp",
+        "crew",
+        "gained_rows",
+        "gained_rows_body",
+        "pages",
+        "rows",
+        "rows_body",
+        "rule",
+        "update_rules",
+        "vectors",
+        "xla_ffi",
+    )
 ]
 
 
@@ -83,6 +97,7 @@ setup(
     package_data={
         "penstock": ["py.typed"],
         "penstock.bench": ["*.pyi"],
+        "penstock.cli": ["*.html"],
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         TruncatedInputError,
         UsageError,
     )
+    from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -112,6 +113,7 @@ _NAMES = {
         "TruncatedInputError",
         "UsageError",
     ),
+    "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
 _HOME = {name: room for room, names in _NAMES.items() for name in names}
@@ -124,6 +126,7 @@ __all__ = [
     "AdagradMomentum",
     "Adam",
     "Assign",
+    "BlockStage",
     "BoundedAdagrad",
     "CancelledError",
     "CenteredRMSProp",
@@ -154,6 +157,7 @@ __all__ = [
     "RowWiseAdagrad",
     "SparseConditionalAccumulator",
     "SparseGradient",
+    "StageFunction",
     "StateError",
     "TableConfig",
     "TableReport",
@@ -163,6 +167,7 @@ __all__ = [
     "Uniform",
     "UsageError",
     "UserDefinedProgram",
+    "stage_fn",
 ]
 
 

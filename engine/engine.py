@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +25,21 @@ from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
+from penstock.deltas import Deltas
 from penstock.errors import ConfigError, StateError, UsageError
-from penstock.flow import Flow, FlowArguments
 from penstock.frames import Coalesced, Frame
 from penstock.io.arrays import one_frame
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
+from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
 from penstock.stats import Contributor, Counters, Report
 from penstock.store import TableStore
+from penstock.watch import Watch
 
 if TYPE_CHECKING:
     import jax
+    import pyarrow as pa
 
 Float32 = npt.NDArray[np.float32]
 
@@ -73,6 +77,9 @@ class Engine:
         self._state = State(config, mesh, self.seed, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
         self._saves = Saves(self)
+        self._watchers: WeakSet[Deltas] = WeakSet()
+        self._changed_step = 0  # the last one that touched a row
+        self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
         stores = {
@@ -85,20 +92,32 @@ class Engine:
 
     # ---- gradients in
 
-    def run(self, source: Any, **arguments: Unpack[FlowArguments]) -> Report:
+    def run(self, source: Any, **arguments: Unpack[RunArguments]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
             iterator of record batches, or a list of paths
         arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, gradient_dtype,
-            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``
+            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``;
+            deltas, and what they hold: ``penstock.stage.RunArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.
         Where other threads push at the same time, the report counts this source's frames and the steps that they
         opened; what it says of tables counts everything that entered since the run began.
         """
-        return Flow(self, source, **arguments).run()
+        return run(self, source, **arguments)
+
+    def stage(self, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
+        """Apply a source as ``run`` does, and give the rows that change as an Arrow stream (docs/deltas.md).
+
+        arguments : what ``run`` takes, and slots, op, numbered, per_steps, per_rows, per_seconds:
+            ``penstock.deltas.DeltaArguments``
+
+        Nothing is read before a batch is asked for, and no more than it takes. Who lets the reader go ends the run
+        there, at a whole frame. Errors come out of the pull that meets them.
+        """
+        return stage(self, source, **arguments)
 
     def apply(
         self,
@@ -192,9 +211,11 @@ class Engine:
         self._check_whole()
         where, values = self._state.checked(name, rows, ids, slots)
         with self.gate.still(), self._whole():
-            self._saves.before_any_change()
+            self._before_any_change()
             for part, value in values.items():
                 self._state.table(name).write(where, value, part)
+            for watcher in self._watchers:
+                watcher.loaded(name, where)
 
     @between_steps
     def state_hash(self) -> str:
@@ -218,8 +239,11 @@ class Engine:
         A slot that has no column keeps its value, so that weights from elsewhere can be taken up.
         """
         with self._whole():
-            self._saves.before_any_change()
+            self._before_any_change()
             self._state.read(directory)
+            for watcher in self._watchers:
+                for name in self.config.table_names:
+                    watcher.loaded(name)
 
     @between_steps
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -259,9 +283,23 @@ class Engine:
         return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        self._saves.before_step(coalesced)
-        self._state.apply(coalesced, rates, self.global_step)
+        with self.watch.saving():
+            self._saves.before_step(coalesced)
+        for watcher in self._watchers:
+            watcher.before_change()
+        with self.watch.step(coalesced):
+            self._state.apply(coalesced, rates, self.global_step)
+        if self._state.touches(coalesced):
+            self._changed_step = self.global_step + 1
+        for watcher in self._watchers:
+            watcher.stepped(coalesced)
         self._last_rates = rates
+
+    def _before_any_change(self) -> None:
+        """Rows are about to be set from outside. Under the gate's lock."""
+        self._saves.before_any_change()
+        for watcher in self._watchers:
+            watcher.before_change()
 
     @contextmanager
     def _whole(self, began: Callable[[], bool] = lambda: True) -> Iterator[None]:

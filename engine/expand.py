@@ -1,8 +1,9 @@
-"""Combiners: looked-up rows → activations, and gradients of activations → gradients of rows. NumPy only.
+"""Combiners: looked-up rows → activations, and what gradients of activations are to the rows' gradients. NumPy only.
 
 A lookup is one id that one sample names. Its gain is what its row is multiplied by on the way out, and the sample's
 gradient on the way back: weight times the combiner's scale of the sample, each rounded to float32, as TensorFlow's
-SparseCore preprocessing has it. Twins in ``penstock.pyx.reference``.
+SparseCore preprocessing has it. The gradients of rows are never written out: ``penstock.pyx.expansion`` makes each
+while it sums. Twins in ``penstock.pyx.reference``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[Any]  # of any integer type
+
+_FLOATS_AT_ONCE = 1 << 16
+_LAST_WHOLE = 1 << 24  # a float32 that ones are added to stops here
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,23 @@ def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: s
     """
     if combiner == "sum":
         return weights
-    ones = np.ones(len(samples), np.float32) if weights is None else weights
-    totals = np.zeros(num_samples, np.float32)
     # Infinite and NaN weights are told by who reads them; here they only must not warn.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # add.at folds from the left; bincount would sum in float64 and reduceat in pairs.
-        np.add.at(totals, samples, ones if combiner == "mean" else ones * ones)
+        totals = _totals(samples, weights, num_samples, combiner)
         divisors = totals if combiner == "mean" else np.sqrt(totals)
         scales = np.where(totals == 0, np.float32(0), np.float32(1) / divisors)
-        scaled: Float32 = ones * scales[samples]
-    return scaled
+        scaled: Float32 = scales[samples]
+        return scaled if weights is None else weights * scaled
+
+
+def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32:
+    """Of every sample the sum of its weights, or of their squares: a left fold in float32."""
+    if weights is None:
+        return np.minimum(np.bincount(samples, minlength=num_samples), _LAST_WHOLE).astype(np.float32)
+    totals = np.zeros(num_samples, np.float32)
+    # add.at folds from the left; bincount would sum in float64 and reduceat in pairs.
+    np.add.at(totals, samples, weights if combiner == "mean" else weights * weights)
+    return totals
 
 
 def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int) -> Float32:
@@ -64,13 +76,18 @@ def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int)
     return out
 
 
-def row_gradients(gradients: Float32, samples: Index, by: Float32 | None) -> Float32:
-    """The gradient of every looked-up row: its sample's, times its gain. float32 (n, dim).
+def not_finite(gradients: Float32, samples: Index, by: Float32 | None) -> Bool:
+    """Which lookups' gradients, their sample's times their gain, hold a value that is not finite: bool (n,).
 
-    gradients : float32, shape (num_samples, dim)
+    gradients : float32, shape (num_samples, dim). Written out a block at a time.
     """
-    taken: Float32 = np.take(gradients, samples, axis=0)
-    if by is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told by who reads it
-            taken *= by[:, None]
-    return taken
+    at_once = max(_FLOATS_AT_ONCE // gradients.shape[1], 1)
+    found = np.zeros(len(samples), bool)
+    for start in range(0, len(samples), at_once):
+        block = slice(start, start + at_once)
+        rows = np.take(gradients, samples[block], axis=0)
+        if by is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows *= by[block, None]
+        found[block] = ~np.isfinite(rows).all(axis=1)
+    return found

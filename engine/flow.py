@@ -1,27 +1,30 @@
 """One source on its way through an engine: read, applied and saved frame by frame.
 
-``Engine.run`` drives a flow to its end; what wants something between two frames asks for one frame at a time. Nothing
-is read before somebody asks.
+``Engine.run`` drives a flow to its end, ``Engine.stage`` as far as somebody asks for deltas. Nothing is read before.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.arguments import whole
 from penstock.checkpoint.saver import KEEP
-from penstock.frames import Frame
+from penstock.checkpoint.saves import Run
+from penstock.deltas import Deltas
 from penstock.gate import Gate
+from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import Given, LearningRates
 from penstock.stats import Counters, Report, TableReport
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from penstock.engine import Engine
 
 Progress = Callable[[Counters, Gate, float | None], None]
@@ -29,7 +32,7 @@ Shield = Callable[[], AbstractContextManager[Any]]
 
 
 class FlowArguments(TypedDict, total=False):
-    """How a source is read, applied and saved: what ``Engine.run`` takes beside the source.
+    """How a source is read, applied and saved: what ``Engine.run`` and ``Engine.stage`` take beside the source.
 
     table : of rows that do not say theirs
     columns : role → name, where the stream's columns have other names
@@ -70,6 +73,8 @@ class FlowArguments(TypedDict, total=False):
 class Flow:
     """A source and how it is to be applied: ``FlowArguments`` says what the arguments mean.
 
+    deltas : watches what changes, and is asked for it after every frame
+
     Made, it has looked at its arguments and at whether the source exists, and opened nothing.
     Raises InputError, ConfigError or UsageError.
     """
@@ -95,9 +100,10 @@ class Flow:
         resume: bool = False,
         progress: Progress | None = None,
         shield: Shield = nullcontext,
+        deltas: Deltas | None = None,
     ) -> None:
         engine._check_ready()
-        self._engine, self._counters = engine, Counters()
+        self._engine, self._counters, self._deltas = engine, Counters(), deltas
         self._limit = None if limit is None else whole("limit", limit, 0)
         self._rates = LearningRates(engine.config.num_tags, learning_rates, engine.config.schedules)
         mode, self._quarantine = parse_on_bad_row(on_bad_row)
@@ -121,31 +127,69 @@ class Flow:
         self._skipped = 0
         self._started_s = time.perf_counter()
 
-    def run(self) -> Report:
-        """To the end of the source."""
-        for _ in self.frames():
-            pass
+    def run(self, writer: DeltaWriter | None = None) -> Report:
+        """To the end of the source. writer : takes the deltas; commits wait for it"""
+        with self._engine._saves.beside(writer), closing(self.batches()) as batches:
+            for batch in batches:
+                assert writer is not None
+                writer.write(batch)
         return self._report()
 
-    def frames(self) -> Generator[Frame, None, None]:
-        """Apply frame by frame, and hand out each as it was taken in. Closed between two, it has ended there."""
+    def batches(self) -> Generator[pa.RecordBatch, None, None]:
+        """Apply frame by frame, and hand out the deltas as they become due. Closed between two, it has ended there.
+
+        What changed may be committed when it was handed out and more is asked for: before, nobody may have it.
+        """
         engine, counters, shield = self._engine, self._counters, self._shield
         self._started_s = time.perf_counter()
         engine._start_counting()
         engine._rates = self._rates
-        with engine._saves.run(self._reader, counters, shield, *self._saving) as saving:
-            for frame in saving.frames(self._limit):
-                with shield():
-                    frame, _ = engine._push(frame, self._rates, counters)
-                    saving.took(frame)
-                if self._progress is not None:
-                    self._progress(counters, engine.gate, self._reader.fraction())
-                yield frame
-            if self._flush:
-                with shield():
-                    engine._flush(counters)
+        with (
+            engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
+            engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit) as saving,
+        ):
+            try:
+                yield from self._applied(saving)
+            except GeneratorExit:
+                raise
+            except BaseException:
+                if engine._failed is None:
+                    yield from self._rest()
+                raise
+            yield from self._rest()
         engine._wait()
         self._skipped = saving.skipped
+
+    def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
+        engine, counters, watch = self._engine, self._counters, self._engine.watch
+        for frame in watch.reading(saving.frames(self._limit)):
+            with self._shield():
+                with watch.applying():
+                    frame, _ = engine._push(frame, self._rates, counters)
+                try:
+                    yield from self._due()
+                finally:
+                    with watch.saving():
+                        saving.took(frame)
+            watch.took(frame, engine.gate, engine._last_rates or ())
+            if self._progress is not None:
+                self._progress(counters, engine.gate, self._reader.fraction())
+        if self._flush:
+            with self._shield():
+                engine._flush(counters)
+
+    def _due(self) -> Iterator[pa.RecordBatch]:
+        return iter(()) if self._deltas is None else self._deltas.due()
+
+    def _rest(self) -> Iterator[pa.RecordBatch]:
+        """Of the interval that has begun."""
+        if self._deltas is not None:
+            with self._shield():
+                yield from self._deltas.rest()
+
+    def _may_commit(self) -> bool:
+        """Not while there are changes that nobody was told of: a run that goes on from there would not tell them."""
+        return self._deltas is None or self._deltas.is_clear
 
     def _report(self) -> Report:
         seconds, engine, counters = time.perf_counter() - self._started_s, self._engine, self._counters

@@ -25,16 +25,27 @@ class Rows:
     ids : int64, shape (n,)
     grads : float32, shape (m, dim), rows contiguous; may look into Arrow's memory
     which : int64, shape (n,), the rows of grads that are meant; None: all, m is n
+    gains : float32, shape (n,), what each row is multiplied by when it is summed; None: nothing
     """
 
     ids: Int64
     grads: Float32
     which: Int64 | None = None
+    gains: Float32 | None = None
 
     def gradient(self, row: int) -> Float32:
         """float32, shape (dim,)."""
         gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
-        return gradient
+        if self.gains is None:
+            return gradient
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told by who sums it
+            gained: Float32 = gradient * self.gains[row]
+        return gained
+
+    def copied(self) -> Rows:
+        """The same in memory of its own: what it looks into need not stay for it."""
+        grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
+        return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Frame:
     source : where it came from, for messages
     bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
     audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
+    truncated : ids that sequences were too short for, left out; they are no rows
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -61,6 +73,7 @@ class Frame:
     source: str = ""
     bad_rows: tuple[Any, ...] = ()
     audit: Callable[[], Frame] | None = None
+    truncated: int = 0
 
     def audited(self) -> Frame:
         """This frame, valid for certain. Raises InputError."""

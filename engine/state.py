@@ -97,6 +97,13 @@ class State:
         """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
         return sum(table.warm() for table in self._tables.values())
 
+    def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
+        """Whether a step with these rows changes any."""
+        return any(
+            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
+            for name, several in coalesced.items()
+        )
+
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""
         for table in self._tables.values():

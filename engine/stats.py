@@ -31,6 +31,7 @@ class Report:
     seconds, rows_per_s : of the run, reading included
     dropped : reason → rows left out
     skipped : frames that were read again and left out, because the checkpoint held them already
+    truncated : ids of example streams that sequences were too short for; they are no rows
     verified : whether all of the input was read, carried checksums, and all of them fit
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
@@ -55,6 +56,7 @@ class Report:
     state_hash: str | None = None
     notes: tuple[str, ...] = ()
     skipped: int = 0
+    truncated: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as ``--json`` prints them."""
@@ -64,6 +66,9 @@ class Report:
         plain["notes"] = list(self.notes)
         plain["learning_rates"] = None if self.learning_rates is None else list(self.learning_rates)
         return plain
+
+
+_REPORTED = ("rows", "frames", "stale", "steps", "held_bytes", "truncated")
 
 
 @dataclass
@@ -76,10 +81,12 @@ class Counters:
     steps: int = 0
     held_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
 
     def count(self, frame: Frame) -> None:
         self.rows += frame.num_rows
         self.frames += 1
+        self.truncated += frame.truncated
         self.dropped.update(frame.dropped)
 
     @property
@@ -93,11 +100,12 @@ class Counters:
         rows, frames, stale, steps = (
             getattr(self, name) + getattr(other, name) for name in ("rows", "frames", "stale", "steps")
         )
-        return Counters(rows, frames, stale, steps, held, self.dropped + other.dropped)
+        truncated = self.truncated + other.truncated
+        return Counters(rows, frames, stale, steps, held, self.dropped + other.dropped, truncated)
 
     def report(self, seconds: float, **rest: Any) -> Report:
         """What was counted, and the rest of the Report."""
-        counted = {name: getattr(self, name) for name in ("rows", "frames", "stale", "steps", "held_bytes")}
+        counted = {name: getattr(self, name) for name in _REPORTED}
         rows_per_s = self.rows / seconds if seconds > 0 else 0.0
         return Report(seconds=seconds, rows_per_s=rows_per_s, dropped=dict(self.dropped), **counted, **rest)
 

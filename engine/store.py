@@ -42,7 +42,7 @@ class TableStore:
         frame : its number; num_parts : a power of two, how many tasks are wanted
         Raises MemoryError: then nothing has changed.
         """
-        given = [(block.ids, block.grads, block.which) for block in blocks]
+        given = [(block.ids, block.grads, block.which, block.gains) for block in blocks]
         parts = self._accumulator.begin(given, frame, num_parts)
         self._rows_begun = sum(len(block.ids) for block in blocks)
         return [partial(self._accumulator.add_part, part, frame, True) for part in range(parts)]

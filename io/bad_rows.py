@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.columns import Int64
+from penstock.io.columns import Gradients, Int64, Lists
 from penstock.io.decode import REASONS, Decoded
 from penstock.io.parts import arrow_errors
 from penstock.io.schema import Roles
@@ -79,19 +79,21 @@ def _block(
     codes: npt.NDArray[np.uint8],
 ) -> pa.RecordBatch:
     source, index, first_row = place
-    num_rows = len(rows)
+    num_rows, at = len(rows), rows if decoded.examples is None else decoded.examples[rows]
     ids, texts = _ids(decoded, rows)
     steps = pa.nulls(num_rows, pa.int64()) if decoded.steps is None else pa.array(decoded.steps[rows])
     columns = [
         pa.repeat(source.encode("utf-8", "backslashreplace").decode(), num_rows),
         pa.array([index] * num_rows, pa.int64()),
-        pa.array(rows if index is not None else first_row + rows, pa.int64()),
+        pa.array(at if index is not None else first_row + at, pa.int64()),
         _tables(decoded, rows),
         ids,
         texts,
         steps,
         pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
-        _gradients(batch.column(roles.gradient.name), rows, roles.bfloat16),
+        _as_they_came(batch.column(roles.gradient.name), rows, roles.bfloat16)
+        if isinstance(decoded.gradients, Lists)
+        else _made(decoded.gradients, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -100,7 +102,7 @@ def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
     """The ids as int64; those beyond it as text, and null."""
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
-    beyond = (raw > np.uint64(2**63 - 1)) & ~missing if raw.dtype == np.uint64 else np.zeros(len(rows), bool)
+    beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
     texts = pa.array([str(one) if told else None for one, told in zip(raw, beyond, strict=True)], pa.utf8())
     return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
 
@@ -111,7 +113,14 @@ def _tables(decoded: Decoded, rows: Int64) -> pa.Array:
     return names.take(pa.array(codes, mask=codes < 0))
 
 
-def _gradients(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
+def _made(gradients: Gradients, rows: Int64) -> pa.Array:
+    """Of an example stream: the lookup's own, its sample's times its gain, so that a mended row is a row."""
+    null = gradients.null
+    values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]
+    return pa.array(values, pa.list_(pa.float32()))
+
+
+def _as_they_came(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
     """As float32, of any length, holes kept."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage

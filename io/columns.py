@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,24 @@ _FLOATS_AT_ONCE = 1 << 16  # the mask of a finiteness check stays in cache
 ROWS_OF_A_RUN = 256
 
 
+Look = tuple[Float32, Int64 | None, Float32 | None]  # of Rows: grads, which, gains
+
+
+class Gradients(Protocol):
+    """A gradient per row: ``Lists`` that came so, or what makes them when they are looked at."""
+
+    @property
+    def null(self) -> Bool | None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def look(self, rows: slice | Int64, dim: int) -> Look: ...
+    def of_row(self, row: int) -> Float32: ...
+    def length(self, row: int) -> int: ...
+    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = ...) -> Bool: ...
+    def all_of(self, dim: int, start: int, stop: int) -> bool: ...
+    def not_finite(self) -> Bool | None: ...
+
+
 @dataclass(eq=False)
 class Lists:
     """A column of lists: one flat float32 array and where each row lies in it.
@@ -48,6 +66,11 @@ class Lists:
     null: Bool | None
     runs: Runs | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Of the values."""
+        return self.values.nbytes
+
     @cached_property
     def starts(self) -> Int64 | None:
         """int64 (n,); None where all rows are as wide."""
@@ -58,17 +81,17 @@ class Lists:
         """int64 (n,); None where all rows are as wide."""
         return None if self.offsets is None else np.diff(self.offsets).astype(np.int64, copy=False)
 
-    def look(self, rows: slice | Int64, dim: int) -> tuple[Float32, Int64 | None]:
+    def look(self, rows: slice | Int64, dim: int) -> Look:
         """The values, and which of their rows are meant (None: all), without a copy. As for ``take`` otherwise.
 
-        Returns float32 (m, dim) and int64 (n,) or None.
+        Returns float32 (m, dim), int64 (n,) or None, and None: nothing is multiplied.
         """
         if self.starts_together(rows, dim):
-            return self.take(rows, dim), None
+            return self.take(rows, dim), None, None
         if self.starts is None:
-            return self.values.reshape(self.num_rows, self.width), np.asarray(rows)
+            return self.values.reshape(self.num_rows, self.width), np.asarray(rows), None
         # Rows of several lengths: every place where one of this length could begin.
-        return np.lib.stride_tricks.sliding_window_view(self.values, dim), self.starts[rows]
+        return np.lib.stride_tricks.sliding_window_view(self.values, dim), self.starts[rows], None
 
     def starts_together(self, rows: slice | Int64, dim: int) -> bool:
         """Whether these rows, all of length dim, lie back to back."""

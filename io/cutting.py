@@ -21,7 +21,7 @@ from penstock.errors import InputError
 from penstock.frames import Frame, Rows
 from penstock.io.bad_rows import bad_rows
 from penstock.io.columns import Int64
-from penstock.io.decode import REASONS, Decoded, explain, find_bad_rows
+from penstock.io.decode import REASONS, Content, explain, find_bad_rows
 from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles
 
@@ -49,7 +49,7 @@ class Place:
 class Piece:
     """Rows start to stop of a decoded batch: one key."""
 
-    decoded: Decoded
+    decoded: Content
     bad: npt.NDArray[np.uint8] | None  # the reason code of every row of the batch; None: all are good
     start: int
     stop: int
@@ -58,37 +58,37 @@ class Piece:
     place: Place
     batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
     unseen: bool = False  # whether ids are in range and values finite is for the audit to say
-    examples: Int64 | None = None  # of an example stream: which example of the batch each row is of, ascending
+    ends: Int64 | None = None  # of an example stream: how many gradient rows stand before each example of the batch
     first: int = 0  # and its examples are first to last, with rows or without
     last: int = 0
 
     def audited(self, sizes: Mapping[str, tuple[int, int]]) -> Piece:
         """The same after a look at every value."""
-        return replace(self, bad=find_bad_rows(self.decoded, sizes), unseen=False) if self.unseen else self
+        return replace(self, bad=find_bad_rows(self.decoded.by_row(), sizes), unseen=False) if self.unseen else self
 
     @property
     def num_units(self) -> int:
         """Rows, or examples: what contribution_rows counts, and what makes a frame."""
-        return self.stop - self.start if self.examples is None else self.last - self.first
+        return self.stop - self.start if self.ends is None else self.last - self.first
 
     @property
     def num_bytes(self) -> int:
-        """Of its gradients."""
-        return self.decoded.gradients.values.nbytes * (self.stop - self.start) // max(self.decoded.num_rows, 1)
+        """Of its gradients, about."""
+        return self.decoded.nbytes * (self.stop - self.start) // max(self.decoded.num_rows, 1)
 
     @property
     def units(self) -> slice:
         """Where the batch's steps, contributors and rates of this piece stand."""
-        return slice(self.start, self.stop) if self.examples is None else slice(self.first, self.last)
+        return slice(self.start, self.stop) if self.ends is None else slice(self.first, self.last)
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
         """The first rows that there is room for, and the rest if any."""
         if room is None or self.num_units <= room:
             return self, None
-        if self.examples is None:
+        if self.ends is None:
             at = self.start + room
             return replace(self, stop=at), replace(self, start=at)
-        at = int(np.searchsorted(self.examples, self.first + room))
+        at = int(self.ends[self.first + room])
         return replace(self, stop=at, last=self.first + room), replace(self, start=at, first=self.first + room)
 
 
@@ -104,6 +104,7 @@ class Held:
     dropped: Counter[str] = field(default_factory=Counter)
     aside: list[pa.RecordBatch] = field(default_factory=list)
     rates: tuple[float, ...] | None = None
+    truncated: int = 0
 
     def copy(self) -> Held:
         """To go on with apart from this one."""
@@ -113,8 +114,18 @@ class Held:
     def frame(self, audit: Callable[[], Frame] | None) -> Frame:
         rows = {table: tuple(blocks) for table, blocks in self.rows.items()}
         step, contributor = self.key
-        dropped, aside = dict(self.dropped), tuple(self.aside)
-        return Frame(rows, self.num_rows, step, contributor, self.rates, dropped, self.source, aside, audit)
+        return Frame(
+            rows,
+            self.num_rows,
+            step,
+            contributor,
+            self.rates,
+            dropped=dict(self.dropped),
+            source=self.source,
+            bad_rows=tuple(self.aside),
+            audit=audit,
+            truncated=self.truncated,
+        )
 
 
 class FrameBuilder:
@@ -178,29 +189,15 @@ class FrameBuilder:
         self._take_rates(held, piece)
         held.num_rows += piece.stop - piece.start
         held.num_units += piece.num_units
-        decoded, few = piece.decoded, False
+        held.truncated += piece.decoded.truncated(piece.units)
         rows: slice | Int64 = slice(piece.start, piece.stop)
+        few = False
         if piece.bad is not None and piece.bad[rows].any():
             rows = self._good_rows(held, piece, piece.bad[rows])
-            few = 2 * len(rows) < decoded.num_rows
-        if decoded.codes is None:
-            self._take_rows(held, decoded, 0, rows, few)
-            return
-        if isinstance(rows, slice):
-            if decoded.runs is not None:
-                for start, stop, code in decoded.runs:
-                    self._take_rows(held, decoded, code, slice(max(start, piece.start), min(stop, piece.stop)))
-                return
-            rows = np.arange(piece.start, piece.stop)
-        codes = decoded.codes[rows]
-        if len(decoded.tables) < 1 << 15:
-            codes = codes.astype(np.int16)  # numpy's radix sort
-        order = np.argsort(codes, kind="stable")  # each table's rows stay in arrival order
-        codes, rows = codes[order], rows[order]
-        cuts = np.flatnonzero(np.diff(codes)) + 1
-        for of_table in np.split(rows, cuts):
-            if len(of_table):
-                self._take_rows(held, decoded, int(decoded.codes[of_table[0]]), _as_slice(of_table), few)
+            # The batch need not stay in memory for them.
+            few = 2 * len(rows) < piece.decoded.num_rows
+        for table, block in piece.decoded.by_table(rows, self._options.sizes):
+            held.rows.setdefault(table, []).append(block.copied() if few else block)
 
     def _good_rows(self, held: Held, piece: Piece, bad: npt.NDArray[np.uint8]) -> Int64:
         """Count the bad rows and say the first of each kind, or raise."""
@@ -213,22 +210,8 @@ class FrameBuilder:
             held.dropped[reason] += int((bad == code).sum())
         if self._options.on_bad_row == "quarantine":
             place = (piece.place.source, piece.place.batch, piece.place.first_row)
-            held.aside += bad_rows(piece.batch, piece.decoded, piece.roles, place, bad, piece.start)
+            held.aside += bad_rows(piece.batch, piece.decoded.by_row(), piece.roles, place, bad, piece.start)
         return piece.start + np.flatnonzero(bad == 0)
-
-    def _take_rows(self, held: Held, decoded: Decoded, code: int, rows: slice | Int64, few: bool = False) -> None:
-        """few : of a batch whose other rows are left out: copied, so that it need not stay in memory for them"""
-        ids = decoded.ids[rows]
-        if not len(ids):
-            return
-        table = decoded.tables[code]
-        assert table is not None  # a row without a table is a bad row
-        dim = self._options.sizes[table][1]
-        if few:
-            block = Rows(ids.copy(), decoded.gradients.take(rows, dim).copy())
-        else:
-            block = Rows(ids, *decoded.gradients.look(rows, dim))
-        held.rows.setdefault(table, []).append(block)
 
     def _take_rates(self, held: Held, piece: Piece) -> None:
         rates, roles = piece.decoded.rates, piece.roles
@@ -247,7 +230,7 @@ class FrameBuilder:
         held.rates = tuple(wanted.tolist())
 
 
-def run_keys(decoded: Decoded, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:
+def run_keys(decoded: Content, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:
     """The runs of equal (step, contributor) of a batch's rows, or of the first so many: (start, stop, key)."""
     num_rows = decoded.num_rows if num_rows is None else num_rows
     if not num_rows:
@@ -265,7 +248,7 @@ def run_keys(decoded: Decoded, num_rows: int | None = None) -> Iterator[tuple[in
         yield start, stop, _key(decoded, start)
 
 
-def _key(decoded: Decoded, row: int) -> Key:
+def _key(decoded: Content, row: int) -> Key:
     step = None if decoded.steps is None else int(decoded.steps[row])
     if decoded.contributors is None:
         return step, None
@@ -278,12 +261,5 @@ def _bad_row(piece: Piece, row: int, options: ReadOptions) -> InputError:
     assert piece.bad is not None
     row += piece.start
     code = int(piece.bad[row])
-    problem, column = explain(piece.decoded, row, code, options.sizes, piece.roles)
+    problem, column = explain(piece.decoded.by_row(), row, code, options.sizes, piece.roles)
     return piece.place.error(row, problem, column, REASONS[code])
-
-
-def _as_slice(rows: Int64) -> slice | Int64:
-    """Neighbouring rows as a slice: a view then, not a copy."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows

@@ -5,24 +5,25 @@ Also says what is wrong with each row. Knows nothing of frames: cutting makes th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InputError
+from penstock.frames import Rows
 from penstock.io.columns import (
     ROWS_OF_A_RUN,
     Bool,
     Codes,
     Float32,
+    Gradients,
     Int64,
-    Lists,
     Runs,
     coded,
     float_lists,
@@ -55,6 +56,28 @@ class Broken:
     column: str
 
 
+class Content(Protocol):
+    """One batch as numpy: what says where its frames end, one per row of it, and the gradient rows in it."""
+
+    @property
+    def steps(self) -> Int64 | None: ...
+    @property
+    def contributors(self) -> tuple[Codes, list[Any]] | None: ...
+    @property
+    def rates(self) -> Float32 | None: ...
+    @property
+    def no_step(self) -> Broken | None: ...
+    @property
+    def no_rates(self) -> Broken | None: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]: ...
+    def by_row(self) -> Decoded: ...
+    def truncated(self, units: slice) -> int: ...
+
+
 @dataclass(eq=False)
 class Decoded:
     """One batch's columns as numpy.
@@ -62,6 +85,7 @@ class Decoded:
     tables : names; codes say which row is of which, -1 for a null. One name and codes None: all rows.
     rates : float32, (n, number of tags), up to the first row that has none
     no_step, no_rates : the first row without; the step before it says nothing of where its frame ends
+    examples : of an example stream, whose gradient row each is
     """
 
     num_rows: int
@@ -70,13 +94,57 @@ class Decoded:
     raw_ids: npt.NDArray[Any]
     ids: Int64
     ids_null: Bool | None
-    gradients: Lists
+    gradients: Gradients
     steps: Int64 | None
     contributors: tuple[Codes, list[Any]] | None
     rates: Float32 | None
     no_step: Broken | None = None
     no_rates: Broken | None = None
+    examples: Int64 | None = None
     told_runs: Runs | None = None  # of the codes, where they are known to be few
+
+    @property
+    def nbytes(self) -> int:
+        """Of its gradients."""
+        return self.gradients.nbytes
+
+    def by_row(self) -> Decoded:
+        return self
+
+    def truncated(self, units: slice) -> int:
+        return 0
+
+    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
+        """The rows meant, which must be good ones, table by table, each table's in their order."""
+        if self.codes is None:
+            yield from self._of_table(0, rows, sizes)
+            return
+        if isinstance(rows, slice):
+            if self.runs is not None:
+                for start, stop, code in self.runs:
+                    run = slice(max(start, rows.start), min(stop, rows.stop))
+                    yield from self._of_table(code, run, sizes)
+                return
+            rows = np.arange(rows.start, rows.stop)
+        codes = self.codes[rows]
+        if len(self.tables) < 1 << 15:
+            codes = codes.astype(np.int16)  # numpy's radix sort
+        order = np.argsort(codes, kind="stable")  # each table's rows stay in arrival order
+        codes, rows = codes[order], rows[order]
+        cuts = np.flatnonzero(np.diff(codes)) + 1
+        for of_table in np.split(rows, cuts):
+            if len(of_table):
+                yield from self._of_table(int(self.codes[of_table[0]]), _as_slice(of_table), sizes)
+
+    def _of_table(
+        self, code: int, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]
+    ) -> Iterator[tuple[str, Rows]]:
+        ids = self.ids[rows]
+        if not len(ids):
+            return
+        table = self.tables[code]
+        assert table is not None  # a row without a table is a bad row
+        yield table, Rows(ids, *self.gradients.look(rows, sizes[table][1]))
 
     @cached_property
     def runs(self) -> Runs | None:
@@ -93,6 +161,13 @@ class Decoded:
     def table_of(self, row: int) -> str | None:
         code = 0 if self.codes is None else int(self.codes[row])
         return None if code < 0 else self.tables[code]
+
+
+def _as_slice(rows: Int64) -> slice | Int64:
+    """Neighbouring rows as a slice: a view then, not a copy."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def decode(

@@ -6,6 +6,7 @@ What the checksums cover is told in ``checksums``. Reads nothing: a log is read 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,17 +35,21 @@ class LogWriter:
     target : a path, whose file appears under its name only when the log is whole and on disk, or an open binary file,
         which stays open; what was written to it without ``close`` is a log that readers call cut
     schema : of every batch
+    after : the ``state`` of a log that was not closed, whose bytes target holds and is to go on with
 
     Raises UsageError where a batch has another schema and OSError where it cannot be written; after an error the
     writer writes no more.
     """
 
-    def __init__(self, target: str | os.PathLike[str] | Any, schema: pa.Schema) -> None:
+    def __init__(
+        self, target: str | os.PathLike[str] | Any, schema: pa.Schema, after: Mapping[str, int] | None = None
+    ) -> None:
         self.schema = schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
-        self.num_batches = 0
         self._path: Path | None = None
         self._open = True
-        self._crc = 0
+        state = after or {"batches": 0, "bytes": 0, "crc": 0}
+        self.num_batches, self._num_bytes, self._crc = state["batches"], state["bytes"], state["crc"]
+        self._in_file = len(self.schema.serialize()) if self._num_bytes else 0  # of what Arrow is going to write
         # Stands for the digits until they are known: nothing that a batch holds can be mistaken for it.
         self._token = os.urandom(4).hex().encode()
         self._pending = _Pending()
@@ -56,6 +61,11 @@ class LogWriter:
             self._file: Any = durable.File(self._unfinished, self._path)
         else:
             self._file = target
+
+    @property
+    def state(self) -> dict[str, int]:
+        """How far the log has come, as plain numbers."""
+        return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_open()
@@ -109,7 +119,8 @@ class LogWriter:
         try:
             metadata = {BATCH_KEY: str(self.num_batches), CRC_KEY: PREFIX + self._token, **extra}
             self._writer.write_batch(batch, custom_metadata=metadata)
-            pieces = self._pending.take()
+            pieces = _without(self._in_file, self._pending.take())
+            self._in_file = 0
             number, at = find_digits(pieces, self._token)
             self._crc = crc_of(pieces, number, at, self._crc)
             digits = digits_of(self._crc)
@@ -120,6 +131,7 @@ class LogWriter:
                 raise UsageError(f"batch {self.num_batches} of the log holds the text of its own checksum")
             for piece in pieces:
                 _write_all(self._file, piece)
+                self._num_bytes += len(piece)
         except BaseException:
             self._give_up()
             raise
@@ -152,6 +164,15 @@ class _Pending:
 
     def close(self) -> None:
         """Arrow closes its sinks."""
+
+
+def _without(num_bytes: int, pieces: list[Any]) -> list[Any]:
+    """All but the first bytes."""
+    while num_bytes:
+        first = memoryview(pieces[0])
+        pieces[:1] = [first[num_bytes:]] if len(first) > num_bytes else []
+        num_bytes -= min(num_bytes, len(first))
+    return pieces
 
 
 def _write_all(file: Any, data: Any) -> None:

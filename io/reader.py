@@ -16,8 +16,8 @@ from typing import Any
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
-from penstock.io.decode import decode_rows, find_bad_rows, may_be_bad
-from penstock.io.examples import ExampleRoles, expand_batch, of_examples, resolve_examples
+from penstock.io.decode import Content, decode_rows, find_bad_rows, may_be_bad
+from penstock.io.examples import ExampleRoles, decode_examples, of_examples, resolve_examples
 from penstock.io.options import ReadOptions
 from penstock.io.schema import Roles, column_hint, resolve
 from penstock.io.sources import Batch, Part, Source, open_sources
@@ -142,18 +142,21 @@ class FrameReader:
         if batch.data.num_rows == 0:
             return
         self._check_frames_are_known(part, roles)
-        place, examples = Place(part.name, batch.index, batch.first_row), None
+        place, ends = Place(part.name, batch.index, batch.first_row), None
+        decoded: Content
         if isinstance(roles, ExampleRoles):
-            decoded, place, examples = expand_batch(batch.data, roles, self.options, place)
+            place = decode_examples(batch.data, roles, self.options, place)
+            decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
         else:
             where = {"source": part.name, "batch": batch.index}
-            decoded = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
-        unseen = self.options.unseen and not may_be_bad(decoded, self.options.sizes)
-        bad = None if unseen else find_bad_rows(decoded, self.options.sizes)
+            decoded = rows = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
+            doubtful = may_be_bad(rows, self.options.sizes)
+        unseen = self.options.unseen and not doubtful
+        bad = None if unseen else find_bad_rows(decoded.by_row(), self.options.sizes)
         unknown = decoded.no_step
         for start, stop, key in run_keys(decoded, batch.data.num_rows if unknown is None else unknown.row):
             piece = Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
-            yield piece if examples is None else of_examples(piece, examples)
+            yield piece if ends is None else of_examples(piece, ends)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
 

@@ -114,7 +114,8 @@ cdef class Accumulator:
         """Make room for one more frame, or for more of the last one.
 
         blocks : (ids, grads, which) each, in arrival order: int64 (n,), the accumulator's dtype (m, dim) with
-            contiguous rows, and int64 (n,), the rows of grads that are meant, or None: all n
+            contiguous rows, and int64 (n,), the rows of grads that are meant, or None: all n. A fourth may follow:
+            gains, float32 (n,), what each row is multiplied by, or None; only where all is float32
         frame : its number; an id that occurs twice in one frame counts once
         num_parts : a power of two; how many to split into from the next time on that nothing is held
         Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
@@ -299,8 +300,11 @@ cdef class Accumulator:
             raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
         free(self.sources)
         self.sources, self.num_sources, self._arrays = sources, 0, blocks
-        for ids, grads, which in blocks:
+        for ids, grads, which, *rest in blocks:
+            gains = rest[0] if rest else None
             self._check(ids, grads, which)
+            if gains is not None:
+                self._check_gains(gains, len(ids))
             if not len(ids):
                 continue
             s = self.num_sources
@@ -311,6 +315,9 @@ cdef class Accumulator:
             sources[s].which = NULL
             if which is not None:
                 sources[s].which = <const index_t*>start_of(which)
+            sources[s].gains = NULL
+            if gains is not None:
+                sources[s].gains = <const float*>start_of(gains)
             sources[s].num_rows = len(ids)
             num_rows += len(ids)
         return num_rows
@@ -329,6 +336,14 @@ cdef class Accumulator:
             raise ValueError("ids, grads and which: expected aligned arrays")  # C may assume that they are
         if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
             raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")
+
+    def _check_gains(self, gains, num_rows):
+        if self.wide:
+            raise ValueError("gains: only where float32 is summed")
+        if gains.dtype != np.float32 or gains.shape != (num_rows,) or not gains.flags.c_contiguous:
+            raise ValueError(f"gains: expected contiguous float32 of shape ({num_rows},), got {gains.dtype} {gains.shape}")
+        if not gains.flags.aligned:
+            raise ValueError("gains: expected an aligned array")
 
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
         """Room for as many new ids as there are rows, or as the vocabulary has, in all that grows with ids."""

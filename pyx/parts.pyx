@@ -9,6 +9,7 @@ ahead). A chunk's pointers and indices stay in the first-level cache.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t, index_t
+from .expansion cimport fold_expanded, odd_expanded
 from .id_table cimport Table, prefetch, slot_of, table_clear, table_insert
 
 cdef extern from "rows.h":
@@ -17,12 +18,8 @@ cdef extern from "rows.h":
     int odd_rows_f32(const char* rows, long stride, const index_t* which, long n, long dim) nogil
     int odd_rows_f64(const char* rows, long stride, const index_t* which, long n, long dim) nogil
 
-ctypedef const char* row_t
-
 cdef enum:
-    CHUNK = 1024     # rows looked at in one go
     AHEAD = 32       # ids whose entry is asked for before it is needed
-    NEIGHBOURS = 16  # entries of the direct map in a cache line
 
 
 cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssize_t num_sources, Py_ssize_t dim,
@@ -53,7 +50,10 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
                 mark(part, order, num_mine, frame)
             if part.num_carried:
                 count_carried(part, index, order, num_mine)
-            if wide:
+            if sources[s].gains != NULL:
+                odd = fold_expanded(&sources[s], start, num_chunk, number, num_parts, <float*>part.sums, dim, order,
+                                    rows, num_mine)
+            elif wide:
                 odd = fold_rows_f64(<double*>part.sums, dim, order, <const double**>rows, num_mine)
             else:
                 odd = fold_rows_f32(<float*>part.sums, dim, order, <const float**>rows, num_mine)
@@ -74,7 +74,10 @@ cdef int part_check(const Index* index, const Source* sources, Py_ssize_t num_so
         n = source.num_rows * (number + 1) // num_parts - first
         if outside(source.ids + first, n, index.vocabulary_size):
             return 1
-        if (odd_rows_f64 if wide else odd_rows_f32)(
+        if source.gains != NULL:
+            if odd_expanded(source, first, n, dim):
+                return 1
+        elif (odd_rows_f64 if wide else odd_rows_f32)(
                 source.rows if source.which != NULL else source.rows + first * source.stride, source.stride,
                 source.which + first if source.which != NULL else NULL, n, dim):
             return 1
@@ -104,7 +107,7 @@ cdef Py_ssize_t pick(const Source* source, Py_ssize_t start, Py_ssize_t n, Py_ss
         ids[num_mine] = key
         rows[num_mine] = source.rows + (i if source.which == NULL else source.which[i]) * source.stride
         # No branch: which ids are whose cannot be predicted.
-        num_mine += ((<uint64_t>key // NEIGHBOURS) & mask) == <uint64_t>number
+        num_mine += is_of_part(key, mask, number)
     return num_mine
 
 

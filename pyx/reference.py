@@ -164,7 +164,7 @@ def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Flo
 
 
 def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
-    """Gradients of rows, one lookup after the other: the twin of ``penstock.expand.row_gradients``."""
+    """Gradients of rows, written out one lookup after the other: a product each, rounded to float32."""
     found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
     return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])
 
@@ -198,3 +198,14 @@ def digest(data: bytes) -> str:
         for leaf in range(4)
     ]
     return hashlib.blake2b(b"".join(leaves), node_depth=1, last_node=True, **tree).hexdigest()[:64]
+
+
+def coalesce_expanded(
+    frames: Iterable[tuple[Int64, Float32, Int64, Float32]], dim: int, mean: bool = False
+) -> tuple[Int64, Any, Int64]:
+    """Write the gradients of all lookups out, then ``coalesce``: the twin of ``Accumulator`` where rows have gains.
+
+    frames : (ids (n,), gradients (num_samples, dim), samples (n,), gains (n,)) in arrival order
+    """
+    written = ((ids, row_gradients(gradients, samples, by)) for ids, gradients, samples, by in frames)
+    return coalesce(written, dim, mean)

@@ -1,12 +1,15 @@
 """What every test may use. Eight host devices are made here, before anything loads jax."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+
+os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them

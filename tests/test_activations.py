@@ -1,5 +1,7 @@
 """recv_activations and send_gradients: combiners, sequences, every form of input, what is refused and how."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -357,6 +359,30 @@ def test_damaged_packed_data_is_refused(damage, error, message):
         ps.DeduplicationData.unpack(engine.config, *damage(*dedup.pack()))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unique_ids": {"t": np.array([0, 1, 2, 3, 6])}}, "table 't': expected 0 <= id < 6, got 6"),
+        ({"unique_ids": {"t": np.array([-1, 1, 2, 3, 4])}}, "table 't': expected 0 <= id < 6, got -1"),
+        ({"rows": [0, 2, 5, 1, 1, 3]}, "feature 'f': row 5 of 5 unique ids"),
+        ({"samples": [0, 9, 2, 3, 3, 3]}, "feature 'f': sample 9 of 4 samples"),
+        ({"samples": [0, 0, 2]}, "feature 'f': expected as many of each, got 6 rows, 3 samples, 6 gains"),
+        ({"gains": [1.0]}, "feature 'f': expected as many of each, got 6 rows, 6 samples, 1 gains"),
+    ],
+)
+def test_data_that_was_tampered_with_is_refused_before_anything_is_summed(change, message):
+    engine = engine_of()
+    _, dedup = engine.recv_activations([RAGGED])
+    kinds = {"rows": np.uint32, "samples": np.uint32, "gains": np.float32}
+    uses = {key: np.array(value, kinds[key]) for key, value in change.items() if key in kinds}
+    whole = {key: value for key, value in change.items() if key not in kinds}
+    data = replace(dedup, features=(replace(dedup.features[0], **uses),), **whole)
+    with pytest.raises(ps.InputError, match=message):
+        engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=data)
+    with pytest.raises(ps.InputError, match=r"feature|table|expected"):
+        ps.DeduplicationData.unpack(engine.config, *data.pack())
+
+
 def test_packed_data_of_another_configuration_is_refused():
     _, dedup = engine_of().recv_activations([RAGGED])
     with pytest.raises(ps.StateError, match="another configuration"):
@@ -375,5 +401,9 @@ def test_expansion_equals_its_twin_bit_for_bit(combiner):
     by = reference.gains(samples, weights, 7, combiner)
     np.testing.assert_array_equal(expand.gains(samples, weights, 7, combiner), by)
     np.testing.assert_array_equal(expand.combine(rows, samples, by, 7), reference.combine(rows, samples, by, 7))
-    wanted = reference.row_gradients(gradients, samples, by)
-    np.testing.assert_array_equal(expand.row_gradients(gradients, samples, by), wanted)
+    ones = np.ones(40, np.float32)
+    plain = expand.gains(samples, None, 7, combiner)
+    np.testing.assert_array_equal(ones if plain is None else plain, reference.gains(samples, ones, 7, combiner))
+    gradients[3, 1] = np.inf
+    written = reference.row_gradients(gradients, samples, by)
+    np.testing.assert_array_equal(expand.not_finite(gradients, samples, by), ~np.isfinite(written).all(axis=1))

@@ -1,6 +1,7 @@
 """A running replay: Ctrl-C and its kin, and the progress line on a terminal."""
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.cli.output import progress_text
+from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
 from penstock.stats import Counters
 
@@ -185,3 +186,28 @@ def test_progress_tells_drops_and_the_time_left():
     text = progress_text(counters, gate, 0.25, 30.0)
     assert text == "3,000 rows  100 rows/s  step 1,234  2 stale frames  5 rows dropped   25%  1:30 left"
     assert progress_text(Counters(rows=3), Gate(), None, 0.0) == "3 rows  0 rows/s  step 0"
+
+
+def test_progress_tells_how_full_the_gate_is_where_it_waits_for_several():
+    gate = Gate(num_required=4)
+    gate.admit(None, lambda: None)
+    assert progress_text(Counters(rows=3), gate, None, 1.0) == "3 rows  3 rows/s  step 0  gate 1/4"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("term", "shown"), [("dumb", "3 rows  0 rows/s  step 0\n"), ("xterm", "\r3 rows  0 rows/s  step 0")]
+)
+def test_a_terminal_that_cannot_redraw_gets_plain_lines_and_nobody_gets_colours(term, shown, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
+    monkeypatch.setenv("TERM", term)
+    progress = ProgressLine()
+    progress(Counters(rows=3), Gate(), None)
+    progress(Counters(rows=4), Gate(), None)  # too soon after the first
+    assert terminal.getvalue() == shown

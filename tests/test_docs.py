@@ -1,20 +1,71 @@
 """The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
 
 import doctest
+import importlib.util
 import re
+import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import COMMANDS, parser
+import penstock
+from penstock.cli.main import COMMANDS, main, parser
+from penstock.cli.options import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]
+# What pages that show a few lines of something larger take for granted.
+SCENES = {
+    "docs/activations.md": """
+        from functools import partial
+        import jax, numpy as np, penstock as ps
+        config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
+        engine = ps.Engine(ps.EmbeddingConfig.from_features(config_of, batch_size=4, optimizer=ps.SGD(0.1),
+                                                                    pipeline_execution_with_tensor_core=True))
+        features = {"f": np.array([[1], [2], [1], [8]])}
+        batches = [features] * 3
+        gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
+        vocabulary_size, num_samples, batch_size, config = 9, 4, 4, engine.config
+        from jax.sharding import PartitionSpec as P
+        mesh = jax.make_mesh((1,), ("shard",))
+    """,
+    "docs/checkpoints.md": """
+        import numpy as np, pyarrow as pa, penstock as ps
+        engine, mesh = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))])), None
+        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
+        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
+            writer.write_batch(batch)
+    """,
+    "docs/deltas.md": """
+        import pyarrow as pa, penstock as ps
+        engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
+        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
+        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
+            writer.write_batch(batch)
+        serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
+        ps.Engine(engine.config).save("run1")
+    """,
+    "docs/stages.md": """
+        import os, pyarrow as pa, pyarrow.dataset, pyarrow.parquet, penstock as ps
+        ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))]).save("tables.pbtxt")
+        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]], "step": [0, 0]})]
+        os.mkdir("gradients")
+        pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
+    """,
+    "docs/log.md": """
+        import pyarrow as pa
+        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})]
+        schema = batches[0].schema
+    """,
+}
+# Lines for data flows that are not installed here: they are only compiled.
+ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow)")
 
 
 def blocks(page, language):
@@ -28,6 +79,42 @@ def test_the_readmes_python_runs_from_top_to_bottom(capsys):
     printed = capsys.readouterr().out
     assert "3 rows, 1 steps, 0 stale frames" in printed
     assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
+def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in [textwrap.dedent(SCENES.get(page, "")), *blocks(page, "python")]:
+        code = compile(block, page, "exec")
+        if not ELSEWHERE.search(block):
+            exec(code, names)
+
+
+def test_every_command_on_a_page_is_one():
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if line.startswith("$ penstock ") and "…" not in line:
+                    parse(parser(), words[1:])
+
+
+def test_the_generated_reference_names_everything():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    api, commands = hooks.api(), hooks.commands()
+    assert [name for name in penstock.__all__ if f"\n## {name}\n" not in api] == []
+    assert "### Engine.run\n" in api
+    assert "### Engine.global_step\n" in api
+    assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
+
+
+def test_every_page_is_in_the_sites_navigation():
+    nav = re.findall(r"- ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(nav) == sorted(pages | {"reference/api.md", "reference/help.md"})
 
 
 class Untimed(doctest.OutputChecker):
@@ -50,9 +137,24 @@ def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
 def test_the_readmes_commands_parse():
     lines = [line.removeprefix("$ ") for block in blocks("README.md", "console") for line in block.splitlines()]
     commands = [line.split()[1:] for line in lines if line.startswith("penstock ")]
-    assert {c[0] for c in commands} == {"synth", "replay", "validate", "inspect"}
+    assert {c[0] for c in commands} >= {"synth", "replay", "validate", "inspect"}
     for command in commands:
         parser().parse_args(command)
+
+
+def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    synth, replay = (
+        shlex.split(line)[2:]
+        for line in blocks("README.md", "console")[1].splitlines()
+        if line.startswith("$ penstock")
+    )
+    assert main(synth) == 0
+    capsys.readouterr()
+    assert main(replay) == 0
+    printed = capsys.readouterr().out.splitlines()
+    said = blocks("README.md", "console")[1].splitlines()
+    assert printed[1:] == said[-len(printed) + 1 :]  # but for the first line, which has the seconds
 
 
 @pytest.mark.parametrize("page", PAGES)

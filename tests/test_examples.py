@@ -23,10 +23,10 @@ def config_of(combiner="mean", features=("user",), dims=(2,), **options):
     return ps.EmbeddingConfig.from_features(listed, 4, ps.Adagrad(0.5))
 
 
-def structs(ids, gradients, weights=None):
+def structs(ids, gradients, weights=None, kind=None):
     """One feature's column."""
     fields = {
-        "ids": pa.array(ids, pa.list_(pa.int64())),
+        "ids": pa.array(ids, pa.list_(kind or pa.int64())),
         "gradient": pa.array(list(np.asarray(gradients)), pa.list_(pa.float32(), np.shape(gradients)[1])),
     }
     if weights is not None:
@@ -62,6 +62,13 @@ def test_the_state_is_that_of_the_rows_expanded_by_hand(combiner, weights):
     rows = ps.Engine(config)
     rows.apply({"t0": by_hand(USER, GRADIENTS, combiner, weights)})
     assert hash_of(config, [examples(user=structs(USER, GRADIENTS, weights))]) == rows.state_hash()
+
+
+def test_a_stage_gives_the_rows_that_examples_look_up():
+    engine = ps.Engine(config_of())
+    (delta,) = engine.stage([examples(user=structs(USER, GRADIENTS))])
+    assert delta["id"].to_pylist() == [0, 1, 2, 3, 4]
+    assert delta["row"].to_pylist() == engine.lookup("t0", range(5)).tolist()
 
 
 def test_it_is_also_that_of_send_gradients():
@@ -244,9 +251,68 @@ def test_without_a_combiner_it_is_a_configuration_error():
         ps.Engine(config).run([examples(user=structs(USER, GRADIENTS))])
 
 
-def test_bad_rows_cannot_be_put_aside(tmp_path):
-    with pytest.raises(ps.UsageError, match="an example stream cannot be put aside"):
-        ps.Engine(config_of()).run(bad(id=6), on_bad_row=f"quarantine={tmp_path}/q.arrow")
+def read(path):
+    with pa.ipc.open_stream(path) as reader:
+        return [row for one in reader for row in one.to_pylist()]
+
+
+def bad_everywhere():
+    """Two features; every kind of bad lookup."""
+    user, item = GRADIENTS.copy(), np.full((4, 3), 0.5, np.float32)
+    user[3, 0] = np.inf
+    columns = {
+        "user": structs([[0, 9], [], [4, None], [1]], user),
+        "item": structs([[2**63 + 5, 1], [1], [2], [3]], item, [[1, 3], [1], [None], [1]], pa.uint64()),
+    }
+    return config_of("mean", ("user", "item"), (2, 3)), examples([7] * 4, **columns)
+
+
+def test_bad_lookups_are_put_aside_as_the_rows_they_are(tmp_path):
+    """Each with its own gradient, times its gain: mended, it is a row of a row stream."""
+    config, stream = bad_everywhere()
+    report = ps.Engine(config).run([stream], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
+    found = read(tmp_path / "bad.arrows")
+    assert [(row["row_index"], row["table"], row["id"], row["id_text"], row["reason"]) for row in found] == [
+        (0, "t0", 9, None, "id_out_of_range"),
+        (0, "t1", None, str(2**63 + 5), "id_out_of_range"),
+        (2, "t0", None, None, "id_null"),
+        (2, "t1", 2, None, "gradient_not_finite"),
+        (3, "t0", 1, None, "gradient_not_finite"),
+    ]
+    assert {row["origin_step"] for row in found} == {7}
+    assert found[0]["gradient"] == (GRADIENTS[0] / 2).tolist()  # of two ids, and the other keeps its half
+    assert found[1]["gradient"] == [0.125] * 3  # a weight of 1 among 4
+    assert report.dropped == {"id_out_of_range": 2, "id_null": 1, "gradient_not_finite": 2}
+    assert report.rows == 10
+
+
+def test_what_was_put_aside_and_mended_is_what_was_missing(tmp_path):
+    config = config_of("mean", ("user", "item"), (2, 3))
+    wide = np.full((4, 3), 0.5, np.float32)
+    good = examples(user=structs(USER, GRADIENTS), item=structs([[2], [1], [], [5]], wide))
+    bad = examples(user=structs(USER, GRADIENTS), item=structs([[2], [1], [], [8]], wide))
+    whole, mended = ps.Engine(config, num_required=2), ps.Engine(config, num_required=2)
+    whole.apply({"t0": (np.zeros(0, np.int64), np.zeros((0, 2), np.float32))})
+    whole.run([good])
+    mended.run([bad], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
+    table = pa.ipc.open_stream(tmp_path / "bad.arrows").read_all()
+    ids = table.schema.get_field_index("id")
+    mended.run(table.set_column(ids, "id", pa.array([5])).to_batches())
+    assert mended.lookup("t1", range(6)).tobytes() == whole.lookup("t1", range(6)).tobytes()
+
+
+def test_lookups_beyond_a_sequences_length_are_counted(tmp_path, capsys):
+    config = config_of("sum", max_sequence_length=2)
+    stream = examples([0, 0, 1, 1], user=structs(USER, np.ones((4, 4), np.float32)))
+    report = ps.Engine(config).run([stream])
+    assert (report.rows, report.truncated) == (5, 1)
+    assert ps.Engine(config).run([stream], limit=1).truncated == 0  # the long one is in the second frame
+    config.save(tmp_path / "c.pbtxt")
+    with pa.ipc.new_stream(tmp_path / "log.arrow", stream.schema) as writer:
+        writer.write(stream)
+    for command in ("replay", "validate"):
+        assert main([command, str(tmp_path / "c.pbtxt"), str(tmp_path / "log.arrow")]) == 0
+        assert "truncated 1 ids beyond the length of their sequence" in " ".join(capsys.readouterr().out.split())
 
 
 # ---- the command line

@@ -59,6 +59,7 @@ ROOMS = [
             "penstock.config",
             "penstock.errors",
             "penstock.frames",
+            "penstock.io.delta_file",
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",
@@ -73,11 +74,26 @@ ROOMS = [
     # The composition root of the library; jax only through the bridge.
     ("penstock.engine", {"penstock"}, {"numpy"}),
     (
+        "penstock.stages",
+        {"penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.stage",
+        {"penstock.deltas", "penstock.errors", "penstock.flow", "penstock.io.delta_file", "penstock.stats"},
+        {"pyarrow"},
+    ),
+    (
+        "penstock.deltas",
+        {"penstock.arguments", "penstock.errors", "penstock.frames", "penstock.io.deltas"},
+        {"numpy"},
+    ),
+    (
         "penstock.flow",
         {
             "penstock.arguments",
             "penstock.checkpoint",
-            "penstock.frames",
+            "penstock.deltas",
             "penstock.gate",
             "penstock.io",
             "penstock.rates",
@@ -121,6 +137,10 @@ ROOMS = [
     ("penstock.initial", set(), {"numpy"}),
     ("penstock.rates", {"penstock.errors"}, set()),
     ("penstock.stats", {"penstock.frames"}, set()),
+    ("penstock.probe", {"penstock.frames", "penstock.gate", "penstock.stats"}, {"numpy"}),
+    ("penstock.watch", {"penstock.frames", "penstock.gate", "penstock.probe", "penstock.stats"}, set()),
+    # jax through the bridge: who asks for metrics has an engine.
+    ("penstock.metrics", {"penstock.bridge.compiles", "penstock.stats"}, set()),
     ("penstock.gate", {"penstock.errors", "penstock.stats"}, set()),
     ("penstock.gradients", {"penstock.errors"}, {"numpy"}),
     ("penstock.sums", {"penstock.pyx.accumulator"}, {"numpy"}),

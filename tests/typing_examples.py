@@ -43,3 +43,14 @@ def accumulate() -> npt.NDArray[np.float32]:
 
 def push(engine: ps.Engine) -> bool:
     return engine.gate.push({"user": ([1], np.ones((1, 16)))}, local_step=3, contributor=7)
+
+
+def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
+    for batch in engine.stage(
+        "log.arrows", slots=["accumulators"], numbered=True, per_steps=10, checkpoint="c", every=2
+    ):
+        print(batch.num_rows)
+    report = engine.run("log.arrows", deltas="deltas.arrows", slots=True, limit=3)
+    print(report.steps)
+    stage: ps.StageFunction = ps.stage_fn(config, num_required=2, flush=True)
+    print(next(iter(stage([]))), stage.schema)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.activations.inputs import num_samples
+from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError, StateError
 from penstock.expand import Float32, Int64
@@ -83,11 +85,14 @@ class DeduplicationData:
         words = header.astype(np.uint32)
         check_fingerprint(fingerprint(config), words[:_FINGERPRINT_WORDS].tobytes().hex())
         step, number = (int(value) for value in words[_FINGERPRINT_WORDS:_HEADER_WORDS].view(np.int64))
+        for name, ids in zip(tables, elements, strict=False):
+            check_unique_ids(name, ids, config.sizes[name][0])
         unique = {name: ids.astype(np.int64) for name, ids in zip(tables, elements, strict=False)}
         uses = []
         for index, feature in enumerate(features):
             rows, samples, gains = elements[len(tables) + 3 * index :][:3]
-            _check_uses(feature.name or str(index), rows, samples, gains, len(unique[feature.table]))
+            who, room = name_of(config, index), len(unique[feature.table])
+            check_uses(who, rows, samples, gains if len(gains) else None, room, num_samples(feature))
             uses.append(
                 FeatureUses(
                     rows.astype(np.uint32),
@@ -164,9 +169,26 @@ def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     return elements
 
 
-def _check_uses(name: str, rows: Array, samples: Array, gains: Array, num_unique: int) -> None:
-    if len(rows) != len(samples) or len(gains) not in (0, len(rows)):
-        lengths = f"{len(rows)} rows, {len(samples)} samples, {len(gains)} gains"
-        raise InputError(f"deduplication data of feature '{name}': expected as many of each, got {lengths}")
-    if len(rows) and int(rows.max()) >= num_unique:
-        raise InputError(f"deduplication data of feature '{name}': row {rows.max()} of {num_unique} unique ids")
+def check_uses(who: str, rows: Array, samples: Array, gains: Array | None, num_unique: int, num_samples: int) -> None:
+    """InputError where one feature's arrays do not fit each other: nothing that sums gradients looks again.
+
+    num_unique : unique ids of its table; num_samples : rows of its activation
+    """
+    num_gains = len(rows) if gains is None else len(gains)
+    if len(rows) != len(samples) or num_gains != len(rows):
+        lengths = f"{len(rows)} rows, {len(samples)} samples, {num_gains} gains"
+        raise InputError(f"deduplication data of {who}: expected as many of each, got {lengths}")
+    for what, found, size, of in (("row", rows, num_unique, "unique ids"), ("sample", samples, num_samples, "samples")):
+        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < size:
+            wrong = found[(found < 0) | (found >= size)][0]
+            raise InputError(f"deduplication data of {who}: {what} {wrong} of {size} {of}")
+
+
+def check_unique_ids(table: str, ids: Array, vocabulary_size: int) -> None:
+    """InputError where a table has no such row."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
+        wrong = ids[(ids < 0) | (ids >= vocabulary_size)][0]
+        raise InputError(
+            f"deduplication data of table '{table}': expected 0 <= id < {vocabulary_size}, got {wrong}",
+            reason="id_out_of_range",
+        )

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.activations.deduplication import DeduplicationData, FeatureUses, check_fingerprint, fingerprint
+from penstock.activations.deduplication import (
+    DeduplicationData,
+    FeatureUses,
+    check_fingerprint,
+    check_unique_ids,
+    check_uses,
+    fingerprint,
+)
 from penstock.activations.inputs import lookups, num_samples
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError
-from penstock.expand import Float32, Lookups, combine, row_gradients
+from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 
@@ -45,22 +54,17 @@ class Exchange:
     def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Activations nested like ``features``, float32 of the features' input shapes + [dim]."""
         config = self._config
-        structure = structure_for(config, features)
-        found = self._lookups(structure, features, weights)
-        unique, rows_of = _unique(config, found)
+        unique, uses = deduplicated(config, features, weights)
         rows, step = self._seen(unique)
-        activations, uses = {}, []
-        for index, (feature, looked_up) in enumerate(zip(config.features, found, strict=True)):
-            taken = rows[feature.table][rows_of[index]]
-            combined = combine(taken, looked_up.samples, looked_up.gains, num_samples(feature))
+        activations = {}
+        for index, (feature, of) in enumerate(zip(config.features, uses, strict=True)):
+            combined = combine(rows[feature.table][of.rows], of.samples, of.gains, num_samples(feature))
             activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
-            samples = looked_up.samples.astype(np.uint32)
-            uses.append(FeatureUses(rows_of[index].astype(np.uint32), samples, looked_up.gains, looked_up.truncated))
         with self._lock:
             self._received += 1
             number = self._received
-        data = DeduplicationData(self._fingerprint, step, number, unique, tuple(uses))
-        return _packed(structure, activations), data
+        data = DeduplicationData(self._fingerprint, step, number, unique, uses)
+        return _packed(structure_for(config, features), activations), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
         """One frame of the gradients of activations. False where the gate found it stale."""
@@ -85,16 +89,6 @@ class Exchange:
             self._release(data)
             raise
 
-    def _lookups(self, structure: Any, features: Any, weights: Any) -> list[Lookups]:
-        config = self._config
-        ids = leaves(structure, features, "features")
-        of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
-        sizes = config.sizes
-        return [
-            lookups(feature, name_of(config, i), sizes[feature.table][0], ids[i], of[i])
-            for i, feature in enumerate(features_of(config))
-        ]
-
     def _checked(self, index: int, given: Any) -> Float32 | None:
         """A feature's gradient as float32 (samples, dim); None where it was None, which means zeros."""
         feature, who = self._config.features[index], name_of(self._config, index)
@@ -118,33 +112,47 @@ class Exchange:
 
     def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None]) -> Frame:
         """Each table's rows: its features in order, the lookups of each in order."""
+        of_feature = {}
+        for table, ids in data.unique_ids.items():
+            check_unique_ids(table, ids, self._config.sizes[table][0])
+        for index, (uses, gradient) in enumerate(zip(data.features, gradients, strict=True)):
+            if len(uses.rows):
+                of_feature[index] = self._rows(index, data, uses, gradient)
         blocks: dict[str, list[Rows]] = {}
-        num_rows = 0
-        for index, (feature, gradient) in enumerate(zip(self._config.features, gradients, strict=True)):
-            uses, ids = data.features[index], data.ids(index, feature.table)
-            samples = uses.samples.astype(np.int64)
-            if not len(ids):
-                continue
-            if int(samples[-1]) >= num_samples(feature):
-                raise InputError(f"deduplication data of {name_of(self._config, index)}: sample {samples[-1]}")
-            if gradient is None:
-                gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
-            blocks.setdefault(feature.table, []).append(self._rows(index, ids, samples, gradient, uses.gains))
-            num_rows += len(ids)
+        for index, rows in of_feature.items():
+            blocks.setdefault(self._config.features[index].table, []).append(rows)
         # Gradients belong to the step whose opening they are for: pipelined, the one after the one they saw.
-        step = data.step + self._lag
-        rows = {table: tuple(of_table) for table, of_table in blocks.items()}
-        return Frame(rows, num_rows, max(step, 0), source="send_gradients()")
+        frame = Frame(
+            {table: tuple(of_table) for table, of_table in blocks.items()},
+            sum(len(rows.ids) for rows in of_feature.values()),
+            max(data.step + self._lag, 0),
+            source="send_gradients()",
+            truncated=data.truncated,
+        )
+        # The gradients are finite; times a weight they may not be, which is seen when they are summed.
+        weighted = any(rows.gains is not None for rows in of_feature.values())
+        return replace(frame, audit=partial(self._audited, frame, of_feature)) if weighted else frame
 
-    def _rows(self, index: int, ids: Any, samples: Any, gradient: Float32, gains: Float32 | None) -> Rows:
-        if gains is None:
-            return Rows(ids, gradient, samples)  # without a copy: a sum's rows are its samples' gradients
-        rows = row_gradients(gradient, samples, gains)
-        if not np.isfinite(rows).all():
-            who = name_of(self._config, index)
-            problem = f"gradient of {who}: times a weight it is not finite as float32"
-            raise InputError(problem, reason="gradient_not_finite")
-        return Rows(ids, rows)
+    def _rows(self, index: int, data: DeduplicationData, uses: FeatureUses, gradient: Float32 | None) -> Rows:
+        feature = self._config.features[index]
+        found = len(data.unique_ids[feature.table]), num_samples(feature)
+        check_uses(name_of(self._config, index), uses.rows, uses.samples, uses.gains, *found)
+        if gradient is None:
+            gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
+        gains = None if uses.gains is None else np.ascontiguousarray(uses.gains, np.float32)
+        return Rows(data.ids(index, feature.table), gradient, uses.samples.astype(np.int64), gains)
+
+    def _audited(self, frame: Frame, of_feature: Mapping[int, Rows]) -> Frame:
+        for index, rows in of_feature.items():
+            if (
+                rows.gains is not None
+                and rows.which is not None
+                and not_finite(rows.grads, rows.which, rows.gains).any()
+            ):
+                who = name_of(self._config, index)
+                problem = f"gradient of {who}: times a weight it is not finite as float32"
+                raise InputError(problem, reason="gradient_not_finite")
+        return frame
 
     def _claim(self, data: DeduplicationData) -> None:
         """StateError for data that was sent, or of another step where a step has only one frame."""
@@ -172,17 +180,35 @@ def is_pipelined(config: EmbeddingConfig) -> bool:
     return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
 
 
-def _unique(config: EmbeddingConfig, found: Sequence[Lookups]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """By table its unique ids, ascending; by feature the index of every lookup into them."""
-    unique: dict[str, Any] = {}
-    rows_of: dict[int, Any] = {}
+def deduplicated(
+    config: EmbeddingConfig, features: Any, weights: Any = None
+) -> tuple[dict[str, Int64], tuple[FeatureUses, ...]]:
+    """What a batch looks up, of tables that may lie anywhere: by table its unique ids, ascending; every feature's uses.
+
+    features, weights : as for ``Engine.recv_activations``
+    """
+    found = _lookups(config, features, weights)
+    unique: dict[str, Int64] = {}
+    uses: dict[int, FeatureUses] = {}
     for table in config.table_names:
         mine = [index for index, feature in enumerate(config.features) if feature.table == table]
         ids = np.concatenate([np.zeros(0, np.int64), *(found[index].ids for index in mine)])
         unique[table], inverse = np.unique(ids, return_inverse=True)
         ends = np.cumsum([len(found[index].ids) for index in mine])
-        rows_of |= dict(zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True))
-    return unique, rows_of
+        for index, rows in zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True):
+            of = found[index]
+            uses[index] = FeatureUses(rows.astype(np.uint32), of.samples.astype(np.uint32), of.gains, of.truncated)
+    return unique, tuple(uses[index] for index in range(len(found)))
+
+
+def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Lookups]:
+    structure = structure_for(config, features)
+    ids = leaves(structure, features, "features")
+    of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
+    return [
+        lookups(feature, name_of(config, i), config.sizes[feature.table][0], ids[i], of[i])
+        for i, feature in enumerate(features_of(config))
+    ]
 
 
 def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:

@@ -39,6 +39,7 @@ def describe(engine: Engine) -> Contents:
     """Everything but rows, as it is now; the gate must be still."""
     plain = {
         "global_step": engine.global_step,
+        "changed_step": engine._changed_step,
         "tables": [_described(spec) for spec in engine.config.tables],
         "num_required": engine.gate.num_required,
         "reduction": engine.reduction,
@@ -46,6 +47,7 @@ def describe(engine: Engine) -> Contents:
         "learning_rates": engine._last_rates,
         "positions": engine._saves.positions.get_state(),
         "quarantine": engine._saves.commit_aside(),
+        "deltas": engine._saves.commit_deltas(),
         "counters": engine._saves.totals.get_state(),
         "gate": engine.gate.get_state(),
         "pipeline": engine._pipeline.get_state(),
@@ -151,10 +153,12 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
         engine._pipeline.set_state(contents["pipeline"])
 
     engine.gate.set_state(contents["gate"], put)
+    engine._changed_step = int(contents.get("changed_step", engine.global_step))
     rates = contents["learning_rates"]
     engine._last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
     engine._saves.take_up(folder, commit, positions, totals, contents.get("quarantine"))
+    engine._saves.deltas_aside = contents.get("deltas")
 
 
 def _config_of(commit: Commit, where: str) -> EmbeddingConfig:

@@ -98,9 +98,13 @@ class Folder:
             raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
         return commit
 
+    def manifest(self, number: int) -> Path:
+        """The file that makes a commit."""
+        return self.path / f"{number:08}.commit"
+
     def load(self, number: int) -> Commit:
         """The manifest of a commit, its digest and the chain of its files checked."""
-        path = self.path / f"{number:08}.commit"
+        path = self.manifest(number)
         try:
             text, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:

@@ -18,6 +18,7 @@ from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
+from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
@@ -44,11 +45,20 @@ class Saves:
         self.positions = Positions()
         self._quarantine: QuarantineWriter | None = None
         self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
+        self._deltas: DeltaWriter | None = None
+        self.deltas_aside: Mapping[str, int] | None = None  # what the last file of deltas committed
 
     @property
     def totals(self) -> Counters:
         """Of all runs, also those before the checkpoint that this engine was made from."""
         return self._before.plus(self._running)
+
+    @property
+    def last(self) -> tuple[Commit, Path] | None:
+        """The newest commit and the file whose age is its own, where there is one."""
+        if self._saver is None or self._saver.last is None:
+            return None
+        return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
 
     def take_up(
         self, folder: Folder, commit: Commit, positions: Positions, totals: Counters, aside: Mapping[str, int] | None
@@ -77,6 +87,21 @@ class Saves:
             self._aside = self._quarantine.commit()
         return self._aside
 
+    def commit_deltas(self) -> Mapping[str, int] | None:
+        """The deltas of all that a commit holds are on disk before it."""
+        if self._deltas is not None:
+            self.deltas_aside = self._deltas.commit()
+        return self.deltas_aside
+
+    @contextmanager
+    def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
+        """Around a run: commits wait for what it writes."""
+        self._deltas = deltas
+        try:
+            yield
+        finally:
+            self._deltas = None
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
         saver = self._saver_of(Folder(path))
@@ -98,8 +123,12 @@ class Saves:
         keep: int,
         resume: bool,
         quarantine: Path | None = None,
+        may_commit: Callable[[], bool] = lambda: True,
     ) -> Iterator[Run]:
-        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``Engine.run``."""
+        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``FlowArguments``.
+
+        may_commit : asked before each commit; what is not committed at the end is done again by who resumes
+        """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
@@ -119,7 +148,7 @@ class Saves:
         run: Run | None = None
         try:
             with self._put_aside(quarantine):
-                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine)
+                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine, may_commit)
                 with self._ended(run, shield):
                     yield run
         finally:
@@ -135,7 +164,7 @@ class Saves:
             yield
         except BaseException:
             # What is whole is committed, but not after an error of the commit itself or of a step.
-            if not run.failed and self._engine._failed is None:
+            if not run.failed and self._engine._failed is None and run.may_commit():
                 run.end(shield)
             raise
         else:
@@ -179,9 +208,10 @@ class Run:
         met: Positions,
         every: int | None,
         quarantine: QuarantineWriter | None,
+        may_commit: Callable[[], bool],
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
-        self._quarantine = quarantine
+        self._quarantine, self.may_commit = quarantine, may_commit
         self._known, self._met, self._every = known, met, every
         self._source: int | None = None  # of the last frame
         self._step = engine.global_step  # of the last commit begun
@@ -219,7 +249,7 @@ class Run:
             with self._engine.gate.still():
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and not self._saver.is_busy:
+                if due and not self._saver.is_busy and self.may_commit():
                     self._begin()
                     self._start_pace()
                 self._saver.advance()

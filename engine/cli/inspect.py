@@ -15,6 +15,8 @@ import numpy.typing as npt
 from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, count
+from penstock.cli.report import write_page
+from penstock.cli.uses import IdUses, Uses, use_sections
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.io.bad_rows import is_quarantine, reasons_of
@@ -42,6 +44,9 @@ def add(commands: Any) -> None:
     )
     add_column_option(command)
     add_end_option(command)
+    command.add_argument(
+        "--report", type=Path, metavar="DIR", help="of a stream: write a page with plots of its ids to DIR"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +62,13 @@ def run(args: argparse.Namespace) -> int:
                 f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
             ) from None
     source = open_source(args.path, args.allow_missing_end)
-    parts = [inspect_part(part, columns, out) for part in source.parts()]
-    out.result({"path": args.path, "kind": "stream", "parts": parts})
+    uses: Uses | None = None if args.report is None else {}
+    parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
+    found = {"path": args.path, "kind": "stream", "parts": parts}
+    if uses is not None:
+        index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), found)
+        out.say(f"report    {index}")
+    out.result(found)
     return 0
 
 
@@ -162,8 +172,8 @@ class _TableCounts:
         }
 
 
-def inspect_part(part: Part, columns: Any, out: Output) -> dict[str, Any]:
-    """One schema's worth of batches: counts where it is a row stream, else its schema."""
+def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None) -> dict[str, Any]:
+    """One schema's worth of batches: counts where it is a row stream, else its schema. uses : filled where given"""
     out.say(f"{part.name}: {part.container}")
     found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
     try:
@@ -183,14 +193,14 @@ def inspect_part(part: Part, columns: Any, out: Output) -> dict[str, Any]:
             found["rows"] += batch.data.num_rows
         out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
     else:
-        found |= _count_rows(part, roles, out)
+        found |= _count_rows(part, roles, out, uses)
     found["verified"] = part.verified
     if part.verified:
         out.say("  verified: every checksum fits")
     return found
 
 
-def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
+def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dict[str, Any]:
     tables: dict[str, _TableCounts] = {}
     steps: list[int] = []
     frames = rows = batches = 0
@@ -218,6 +228,8 @@ def _count_rows(part: Part, roles: Roles, out: Output) -> dict[str, Any]:
                 mine = start + np.flatnonzero(codes == code)
                 null = None if decoded.ids_null is None else decoded.ids_null[mine]
                 tables.setdefault(name, _TableCounts()).add(decoded.ids[mine], decoded.raw_ids[mine], null)
+                if uses is not None:
+                    uses.setdefault(name, IdUses()).add(decoded.ids[mine] if null is None else decoded.ids[mine][~null])
     for counts in tables.values():
         counts.end_frame()
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""

@@ -13,13 +13,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import penstock
+from penstock.cli.compile_cache import keep_compiled
 from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
 
-# One module per command, named for it, with add(subparsers) and run(args) -> exit code.
-COMMANDS = ("demo", "replay", "validate", "inspect", "synth", "export", "diff", "bench")
+# One module per command, named for it, with add(subparsers) and run(args) -> exit code. What each says of itself
+# stands here once more (a test compares), so that ``penstock --help`` loads none of them, nor what they need.
+COMMANDS = {
+    "demo": "make a small log with a known answer, replay it and check the result",
+    "replay": "apply a gradient log to the tables of a configuration",
+    "validate": "check a configuration, and sources against it, without applying anything",
+    "inspect": "say what a configuration, a gradient stream, a table file or a checkpoint holds",
+    "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
+    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
+    "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
+    "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
+}
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
@@ -39,7 +52,8 @@ EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
   5 corrupt or incompatible state   6 cannot write, or out of a resource   130 interrupted
 
-PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from.
+PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from,
+PENSTOCK_COMPILE_CACHE=DIR says where compiled programs are kept (off: nowhere).
 
 example:
   penstock demo && penstock replay penstock-demo/tables.pbtxt penstock-demo/log.arrows --num-required 3
@@ -50,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code. argv : None where this process is the command and nothing else."""
     if argv is None:
         own_process()
+        keep_compiled()
     words = sys.argv[1:] if argv is None else list(argv)
     as_json = "--json" in words
     with Interrupts() as interrupts:
@@ -73,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(words: list[str], interrupts: Interrupts) -> int:
     """The command itself; errors come out as exceptions."""
     try:
-        args = parse(parser(), words)
+        args = parse(parser(words), words)
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
@@ -119,14 +134,17 @@ def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def parser() -> Parser:
-    """The whole command line."""
+def parser(words: Sequence[str] | None = None) -> Parser:
+    """The command line. words : that it is to read: only the commands that occur in them are loaded; None: all"""
     top = Parser(
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name in COMMANDS:
-        importlib.import_module(f"penstock.cli.{name}").add(commands)
+    for name, summary in COMMANDS.items():
+        if words is None or name in words:
+            importlib.import_module(f"penstock.cli.{name}").add(commands)
+        else:
+            commands.add_parser(name, help=summary)
     top.commands = commands.choices
     return top

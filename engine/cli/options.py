@@ -7,11 +7,10 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from penstock.errors import UsageError
-from penstock.io.schema import check_columns
 
 MAX_DEVICES = MAX_THREADS = 1024
 
@@ -33,6 +32,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     """argparse's answer, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is not None and first not in top.commands:
+        top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
     args, rest = top.parse_known_args(words)
     if args.command is None:
         top.error(f"give a command: {', '.join(top.commands)}")
@@ -52,6 +54,11 @@ def _near(flag: str, known: list[str]) -> str:
     """The flag that may have been meant."""
     begin = [k for k in known if k.startswith(flag) and flag.strip("-")]
     near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in known])]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _near_word(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -123,6 +130,8 @@ def add_end_option(to: Any) -> None:
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     """``--column ROLE=NAME`` as a mapping."""
+    from penstock.io.schema import check_columns
+
     columns: dict[str, str] = {}
     for text in args.column:
         role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")

@@ -12,12 +12,14 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.gate import Gate
-from penstock.stats import Counters
+if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
+    from penstock.gate import Gate
+    from penstock.stats import Counters
 
 _REDRAWS_PER_S = 5.0
+_LINES_PER_S = 0.2  # where a line cannot be redrawn
 
 # What to do about an error of the system, by its name in errno.
 _ADVICE = {
@@ -32,13 +34,16 @@ _ADVICE = {
 
 
 class Output:
-    """Text for people goes to stdout, with ``--json`` to stderr; stdout then gets one JSON object."""
+    """Text for people goes to stdout, with ``--json`` to stderr; stdout then gets one JSON object.
 
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
+    aside : stdout belongs to something else; text goes to stderr
+    """
+
+    def __init__(self, as_json: bool, aside: bool = False) -> None:
+        self.as_json, self._aside = as_json, aside
 
     def say(self, text: str = "") -> None:
-        print(text, file=sys.stderr if self.as_json else sys.stdout)
+        print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
 
     def result(self, values: Mapping[str, Any]) -> None:
         if self.as_json:
@@ -101,20 +106,29 @@ def duration(seconds: float) -> str:
 
 
 class ProgressLine:
-    """One line on stderr, redrawn in place; nothing where stderr is not a terminal."""
+    """One line on stderr, redrawn in place; nothing where stderr is not a terminal.
+
+    On a terminal that cannot go back in a line (TERM=dumb) it is a line of its own every few seconds. There are no
+    colours, so NO_COLOR is obeyed without being asked for.
+    """
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty()
+        self._plain = os.environ.get("TERM") == "dumb"
         self._started = time.monotonic()
         self._drawn = 0.0
         self._width = 0
 
     def __call__(self, counters: Counters, gate: Gate, share: float | None) -> None:
         now = time.monotonic()
-        if not self._on or now - self._drawn < 1 / _REDRAWS_PER_S:
+        if not self._on or now - self._drawn < 1 / (_LINES_PER_S if self._plain else _REDRAWS_PER_S):
             return
         self._drawn = now
-        self._draw(progress_text(counters, gate, share, now - self._started))
+        text = progress_text(counters, gate, share, now - self._started)
+        if self._plain:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._draw(text)
 
     def clear(self) -> None:
         """Leave an empty line behind for what is printed next."""
@@ -142,6 +156,8 @@ def progress_text(counters: Counters, gate: Gate, share: float | None, elapsed_s
     """What the progress line says. share : of the input, where its length is known."""
     per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"
+    if gate.num_required is not None and gate.num_required > 1:
+        text += f"  gate {gate.num_accumulated}/{gate.num_required}"
     if counters.stale or counters.num_dropped:
         text += f"  {count(counters.stale)} stale frames  {count(counters.num_dropped)} rows dropped"
     if share is not None and 0 < share < 1:

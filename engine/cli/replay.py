@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.folder import Folder
+from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
 from penstock.cli.options import (
     MAX_DEVICES,
     MAX_THREADS,
@@ -23,6 +24,7 @@ from penstock.cli.options import (
     whole,
 )
 from penstock.cli.output import Output, ProgressLine, count, writing
+from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
@@ -92,6 +94,8 @@ def add(commands: Any) -> None:
     saving.add_argument(
         "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
     )
+    add_delta_options(command)
+    add_watching_options(command)
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",
@@ -120,14 +124,18 @@ def run(args: argparse.Namespace) -> int:
     check_checkpoint(args)
     if quarantine is not None and not args.resume:
         check_new(quarantine)
-    for place in (args.out, args.checkpoint, quarantine and quarantine.parent):
+    deltas = deltas_of(args)
+    file = file_of_deltas(args)
+    for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
-    out = Output(args.json)
+    out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, config)
+    watching = Watching(args, engine)
     progress = ProgressLine()  # its clock starts with the work
     try:
-        with writing(args.checkpoint) if args.checkpoint else nullcontext():
+        place = args.checkpoint or args.deltas
+        with watching, writing(Path(place)) if place else nullcontext():
             report = engine.run(
                 args.sources,
                 table=args.table,
@@ -143,13 +151,16 @@ def run(args: argparse.Namespace) -> int:
                 checkpoint=args.checkpoint,
                 every=args.every,
                 resume=args.resume,
-                progress=progress,
+                progress=watching.beside(progress),
                 shield=args.shield,
+                **deltas,
             )
     except KeyboardInterrupt:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
         if quarantine is not None:
             kept = f"{kept}; bad rows are in {quarantine}"
+        if args.deltas is not None:
+            kept = f"{kept}; the deltas of every whole frame are in {args.deltas}"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     finally:
         progress.clear()
@@ -159,14 +170,19 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
+    shown = watching.report(report)
     say_report(out, report)
     if quarantine is not None:
         out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
+    if args.deltas is not None:
+        out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
         out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
-    for file in files:
+    for file in (*files, *shown):
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
+    if args.deltas is not None:
+        aside["deltas"] = args.deltas
     out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})
     return 0
 
@@ -200,6 +216,8 @@ def say_report(out: Output, report: Report) -> None:
     frames += f", {count(report.stale)} stale" if report.stale else ""
     frames += f", {count(report.pending)} pending (--flush would apply them)" if report.pending else ""
     out.say(frames)
+    if report.truncated:
+        out.say(f"truncated {count(report.truncated)} ids beyond the length of their sequence")
     if report.skipped:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     for name, table in report.tables.items():

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
     """Read one source to its end; count what is in it and what is wrong with it."""
-    rows = frames = 0
+    rows = frames = truncated = 0
     dropped: dict[str, int] = {}
     errors: list[str] = []
     first_bad: dict[str, str] = {}
@@ -73,7 +73,7 @@ def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
         reader = FrameReader(source, options)
         first_bad = reader.first_bad
         for frame in reader:
-            rows, frames = rows + frame.num_rows, frames + 1
+            rows, frames, truncated = rows + frame.num_rows, frames + 1, truncated + frame.truncated
             for reason, number in frame.dropped.items():
                 dropped[reason] = dropped.get(reason, 0) + number
     except InputError as error:
@@ -82,6 +82,15 @@ def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
         number = dropped.get(reason, 0)
         errors.append(f"{count(number)} bad rows; first: {first}" if number else first)
     out.say(f"{'bad' if errors else 'good':8}  {source}: {count(rows)} rows in {count(frames)} frames read")
+    if truncated:
+        out.say(f"{'truncated':8}  {count(truncated)} ids beyond the length of their sequence")
     for text in errors:
         out.say(f"{'error':8}  {text}")
-    return {"source": source, "rows": rows, "frames": frames, "bad_rows": dropped, "errors": errors}
+    return {
+        "source": source,
+        "rows": rows,
+        "frames": frames,
+        "truncated": truncated,
+        "bad_rows": dropped,
+        "errors": errors,
+    }

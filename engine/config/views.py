@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
 from penstock.config.optimizer_proto import dynamic_tag
@@ -20,6 +21,11 @@ class MessageView:
     def __init__(self, message: EngineConfig) -> None:
         self._message = EngineConfig()
         self._message.CopyFrom(message)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: without what was worked out on the way, which not every pickle takes."""
+        kinds = {name: kind for cls in type(self).__mro__ for name, kind in vars(cls).items()}
+        return {name: value for name, value in vars(self).items() if not isinstance(kinds.get(name), cached_property)}
 
     @property
     def table_names(self) -> tuple[str, ...]:

@@ -1,0 +1,71 @@
+"""Pages of the site that are made when it is built: the Python names from their docstrings, the commands from --help.
+
+mkdocs calls ``on_files`` (mkdocs.yml); tests call ``api`` and ``commands`` directly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from typing import Any
+
+GENERATED = {"reference/api.md": "api", "reference/help.md": "commands"}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add what is generated to what lies in docs/."""
+    from mkdocs.structure.files import File
+
+    for uri, maker in GENERATED.items():
+        files.append(File.generated(config, uri, content=globals()[maker]()))
+    return files
+
+
+def api() -> str:
+    """Every public name with its signature and what it says of itself."""
+    import penstock
+
+    parts = ["# Python names", "", "All of `import penstock as ps`. Names load when they are first used.", ""]
+    for name in penstock.__all__:
+        value = getattr(penstock, name)
+        parts += [f"## {name}", "", *described(name, value)]
+        for method, function in public_methods(value):
+            parts += [f"### {name}.{method}", "", *described(method, function)]
+    return "\n".join(parts)
+
+
+def described(name: str, value: Any) -> list[str]:
+    """Signature and docstring, as they stand in the source."""
+    try:
+        signature = re.sub(r"<(factory|object|function)[^>]*>", "…", str(inspect.signature(value)))
+    except (TypeError, ValueError):
+        signature = ""
+    head = [] if isinstance(value, property) else ["```text", name + signature.replace("'", ""), "```", ""]
+    text = inspect.cleandoc(getattr(value, "__doc__", None) or "")
+    return [*head, "```text", text, "```", ""] if text else head
+
+
+def public_methods(value: Any) -> list[tuple[str, Any]]:
+    """Methods and properties of a class that have something to say, in the order of the source."""
+    if not inspect.isclass(value) or issubclass(value, BaseException):
+        return []
+    found = []
+    for name, member in vars(value).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        plain = inspect.isfunction(function) or isinstance(function, property)
+        if plain and not name.startswith("_") and inspect.getdoc(function):
+            found.append((name, function))
+    return found
+
+
+def commands() -> str:
+    """``--help`` of every command."""
+    from penstock.cli.main import parser
+
+    os.environ["COLUMNS"] = "100"  # argparse fits its text to the terminal, and there is none
+    top = parser()
+    parts = ["# Every command's --help", "", "```text", top.format_help().rstrip(), "```", ""]
+    for name, command in top.commands.items():
+        parts += [f"## penstock {name}", "", "```text", command.format_help().rstrip(), "```", ""]
+    return "\n".join(parts)

@@ -1,0 +1,207 @@
+"""``penstock doctor``: what this machine and this installation give penstock, and what will be slow here and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock.cli.compile_cache import SETTING, compile_cache
+from penstock.cli.options import add_command, make_devices
+from penstock.cli.output import Output, count
+from penstock.crew import num_threads
+from penstock.errors import PenstockError
+
+NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
+OPTIONAL = {"matplotlib": "bench", "orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MOUNTS = Path("/proc/self/mounts")
+
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "glusterfs", "lustre")
+IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    found : in words; advice : what will be slow or lost because of it, and what to do; "" where all is well
+    broken : penstock cannot work like this
+    """
+
+    name: str
+    found: str
+    advice: str = ""
+    broken: bool = False
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "doctor",
+        run,
+        "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+        "penstock doctor --checkpoint run1",
+    )
+    command.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="look at the file system there (default: the current directory)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    out = Output(args.json)
+    findings = list(examine(args.checkpoint))
+    for finding in findings:
+        out.say(f"{finding.name:14} {finding.found}")
+        if finding.advice:
+            out.say(f"{'':14} {'BROKEN' if finding.broken else 'note'}: {finding.advice}")
+    broken = any(finding.broken for finding in findings)
+    out.result({"passed": not broken, "findings": [asdict(finding) for finding in findings]})
+    return int(broken)
+
+
+def examine(place: Path) -> Iterator[Finding]:
+    """Everything that is looked at, in the order in which it is told. place : of checkpoints"""
+    yield versions()
+    yield optional()
+    yield devices()
+    yield kernels(instruction_sets())
+    yield threads(num_threads(None))
+    yield memory()
+    yield huge_pages(HUGE_PAGES.read_text() if HUGE_PAGES.exists() else "")
+    yield cache(compile_cache())
+    yield file_system(place, MOUNTS.read_text() if MOUNTS.exists() else "")
+
+
+def versions() -> Finding:
+    found = ", ".join(f"{name} {version(name)}" for name in NEEDED)
+    where = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return Finding("versions", f"penstock {penstock.__version__}, {found}, {where}")
+
+
+def optional() -> Finding:
+    """Libraries that some commands want."""
+    found, missing = [], []
+    for name, extra in OPTIONAL.items():
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(f"{name} (pip install 'penstock[{extra}]')")
+    absent = f"; not installed: {', '.join(missing)}" if missing else ""
+    return Finding("optional", (", ".join(found) or "none") + absent)
+
+
+def devices() -> Finding:
+    """What JAX finds, and whose program the optimizer's step is there."""
+    try:
+        mesh = make_devices(None)
+    except PenstockError as error:
+        return Finding("devices", "none", str(error), broken=True)
+    from penstock.bridge.direct import registered
+
+    all_of = list(mesh.devices.flat)
+    found = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind})"
+    if all_of[0].platform != "cpu":
+        return Finding("devices", f"{found}, steps by XLA's programs")
+    if registered():
+        return Finding("devices", f"{found}, steps by penstock's own kernels")
+    advice = "this jaxlib does not take penstock's kernels, so steps run as XLA's programs, several times slower: "
+    return Finding("devices", f"{found}, steps by XLA's programs", advice + "install the jax of .ci/constraints.txt")
+
+
+def instruction_sets() -> list[str]:
+    """What the kernels were compiled for and this CPU can, the best first."""
+    from penstock.pyx.update import targets
+
+    return targets()
+
+
+def kernels(able: list[str]) -> Finding:
+    """The results are the same with each; the time is not."""
+    plain = len(able) == 1 and platform.machine() in ("x86_64", "AMD64")
+    advice = "this CPU, or the virtual machine's model of it, has no AVX2: sums and updates are slower" if plain else ""
+    return Finding("kernels", f"{able[0]} (of {', '.join(able)})", advice)
+
+
+def threads(usable: int) -> Finding:
+    advice = "" if usable > 1 else "with one CPU, reading, sums and steps take turns: give the process more"
+    return Finding("threads", f"{usable} of {os.cpu_count()} CPUs are ours", advice)
+
+
+def memory() -> Finding:
+    """Tables on a CPU live here."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    has, free = (page * os.sysconf(name) / 1e9 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    return Finding("memory", f"{has:.1f} GB, {free:.1f} GB of it unused")
+
+
+def huge_pages(setting: str) -> Finding:
+    """setting : ``always [madvise] never``"""
+    chosen = setting.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "madvise"):
+        return Finding("huge pages", chosen)
+    advice = "tables of gigabytes are slower in small pages"
+    if chosen == "never":
+        advice += f": as root, echo madvise > {HUGE_PAGES}"
+    return Finding("huge pages", chosen or "unknown", advice)
+
+
+def cache(folder: Path | None) -> Finding:
+    """JAX's compiled programs, kept between commands."""
+    outside = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if outside and Path(outside) != folder:
+        return Finding("compile cache", f"{outside} (JAX_COMPILATION_CACHE_DIR)")
+    if folder is None:
+        return Finding(
+            "compile cache", "off", f"every command compiles its programs anew: unset {SETTING}, or set HOME"
+        )
+    kept = [path.stat().st_size for path in folder.glob("*-cache")] if folder.is_dir() else []
+    found = f"{folder}, {count(len(kept))} programs, {count(sum(kept))} bytes"
+    if not os.access(nearest(folder), os.W_OK):
+        return Finding(
+            "compile cache", found, f"it cannot be written, so every command compiles anew: set {SETTING}=DIR"
+        )
+    return Finding("compile cache", found)
+
+
+def file_system(place: Path, mounts: str) -> Finding:
+    """Where a checkpoint would lie. mounts : /proc/self/mounts"""
+    there = nearest(place)
+    kind, free = mount_of(there.resolve(), mounts), shutil.disk_usage(there).free / 1e9
+    advice = ""
+    if kind in IN_MEMORY:
+        advice = "it lives in memory: a checkpoint there is lost with the machine, and takes memory from the tables"
+    elif kind in REMOTE:
+        advice = (
+            "it is on another machine: a commit waits for the network, and what a crash leaves is the server's word"
+        )
+    elif not os.access(there, os.W_OK):
+        advice = "it cannot be written to: give another directory"
+    return Finding("checkpoints", f"{place}: {kind or 'unknown file system'}, {free:.1f} GB free", advice)
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the closest folder above it that exists."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
+def mount_of(path: Path, mounts: str) -> str:
+    """The kind of the file system that a path lies on; "" where nothing says."""
+    kinds = {}
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) > 2:
+            kinds[Path(fields[1].replace("\\040", " "))] = fields[2]  # of several on one place the last counts
+    return next((kinds[p] for p in (path, *path.parents) if p in kinds), "")

@@ -1,0 +1,94 @@
+"""What a running command shows over HTTP: its metrics, and a page that draws them. Read only, by the standard library.
+
+prometheus_client would bring a second registry, whose counters our own would have to be copied to, for a text format of
+forty lines: it is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from penstock.errors import UsageError
+
+# What the answers are made by: path → (content type, body).
+Routes = Mapping[str, tuple[str, Callable[[], str]]]
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+
+# The page brings everything with it, and may ask nobody but us.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+
+
+def address_of(text: str, flag: str) -> tuple[str, int]:
+    """``127.0.0.1:9090``, ``:0`` (any free port of this machine alone), ``[::1]:80``. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{flag} {text}: expected HOST:PORT, such as 127.0.0.1:9090; port 0 is any free one")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Server:
+    """Answers GET in threads of its own until it is closed. Raises OSError where the address cannot be had.
+
+    url : where it is
+    """
+
+    def __init__(self, address: tuple[str, int], routes: Routes) -> None:
+        kind: type[ThreadingHTTPServer] = _Server6 if ":" in address[0] else ThreadingHTTPServer
+        try:
+            self._server = kind(address, _handler(routes))
+        except OSError as error:
+            problem = f"cannot listen: {(error.strerror or str(error)).lower()}; give another address"
+            raise OSError(error.errno, problem, f"{address[0]}:{address[1]}") from error
+        self._server.daemon_threads = True
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        self.url = f"http://{host}:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="penstock-http", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "penstock", ""
+        timeout = 10  # seconds that a client may take for its request
+
+        def do_GET(self) -> None:
+            kind, make = routes.get(self.path.partition("?")[0], ("", str))
+            if not kind:
+                self.send_error(404, explain=f"there are: {', '.join(routes)}")
+                return
+            body = make().encode()
+            self.send_response(200)
+            for name, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Content-Security-Policy", POLICY),
+                ("X-Content-Type-Options", "nosniff"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Nothing: stderr is the command's."""
+
+    return Handler
+
+
+def as_json(values: Any) -> str:
+    return json.dumps(values, allow_nan=False)

@@ -1,0 +1,257 @@
+"""What changes in an engine's tables, handed out as deltas: which rows, since when, how they are read.
+
+An engine tells its watchers of every change, under the gate's lock: before it, and which rows it touched. Rows are
+read from the devices when their batch is asked for; where something else is about to change tables before that, what
+is left of the delta is read first. So a delta is always of one moment, and takes memory only where others push too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.arguments import whole
+from penstock.errors import UsageError
+from penstock.frames import Coalesced
+from penstock.io.deltas import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.config.specs import TableSpec
+    from penstock.engine import Engine
+
+Int64 = npt.NDArray[np.int64]
+
+# Ids of several steps are merged when so many have come together, so that memory follows the distinct ones.
+MERGE_IDS = 1 << 16
+
+
+class DeltaArguments(TypedDict, total=False):
+    """What deltas hold, and how often one is made.
+
+    slots : names of slots that go out beside the weights; True: all of them
+    op : with a column ``op``, "upsert" in every row
+    numbered : with ``parent``, ``checksum`` and ``rows_left``: what is missing, repeated, cut or damaged is told
+    per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first, with
+        the last value of every row that changed; none of them: one per step
+    """
+
+    slots: bool | Sequence[str]
+    op: bool
+    numbered: bool
+    per_steps: int | None
+    per_rows: int | None
+    per_seconds: float | None
+
+
+def form_of(
+    specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
+) -> DeltaForm:
+    """How the deltas of some tables look. Raises UsageError."""
+    shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
+    return DeltaForm(shapes, slots, op=op, numbered=numbered)
+
+
+class Deltas:
+    """What changes in the tables of an engine from now on. Arguments: ``DeltaArguments``.
+
+    The engine holds its watchers weakly: what nobody asks any more costs nothing. One thread asks; any may push.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        slots: bool | Sequence[str] = (),
+        op: bool = False,
+        numbered: bool = False,
+        per_steps: int | None = None,
+        per_rows: int | None = None,
+        per_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        specs = engine._state.specs
+        self._form = form_of(specs.values(), slots, op=op, numbered=numbered)
+        self._rows = None if per_rows is None else whole("per_rows", per_rows, 1)
+        self._seconds = None if per_seconds is None else _positive("per_seconds", per_seconds)
+        self._steps = None if per_steps is None else whole("per_steps", per_steps, 1)
+        if self._steps is self._rows is self._seconds is None:
+            self._steps = 1
+        self._engine, self._clock = engine, clock
+        self._touched = {name: Touched(spec.vocabulary_size) for name, spec in specs.items()}
+        self._delta: Delta | None = None  # that is being handed out
+        with engine.gate.still():
+            self._parent, self._cut_step, self._cut_s = engine._changed_step, engine.global_step, clock()
+            engine._watchers.add(self)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._form.schema
+
+    @property
+    def is_clear(self) -> bool:
+        """Everything that changed has been handed out, and more was asked for: whoever took it has it."""
+        return not self.num_touched and self._delta is None
+
+    @property
+    def num_touched(self) -> int:
+        """Rows that changed since the last delta began; one that two steps touched may count twice."""
+        return sum(touched.num_ids for touched in self._touched.values())
+
+    def due(self) -> Iterator[pa.RecordBatch]:
+        """The batches of the next delta, where an interval is over; else none."""
+        return self.take() if self._is_over() else iter(())
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """The batches of a delta of everything that changed since the last one; none where nothing did.
+
+        Where the last one was broken off, what is left of it.
+        """
+        engine = self._engine
+        with engine.gate.still():
+            if self._delta is None:
+                self._cut()
+            delta = self._delta
+        while delta is not None and not delta.is_over:
+            with engine.gate.still():
+                engine._check_whole()
+                batch = delta.next()
+            yield batch
+        self._delta = None
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Everything that has not been handed out, whether or not it is due."""
+        if self._delta is not None:
+            yield from self.take()
+        yield from self.take()
+
+    def _cut(self) -> None:
+        """An interval is over. Under the gate's lock."""
+        self._cut_step, self._cut_s = self._engine.global_step, self._clock()
+        if not self.num_touched:
+            return
+        blocks = [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
+        parent, self._parent = self._parent, self._engine._changed_step
+        self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
+
+    # ---- what the engine tells, under the gate's lock
+
+    def before_change(self) -> None:
+        """Rows are about to change: what is being handed out is still of before."""
+        if self._delta is not None:
+            self._delta.settle()
+
+    def stepped(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
+        """A step has changed these rows, and all rows of tables whose optimizer leaves none alone."""
+        for name, several in coalesced.items():
+            if self._engine._state.specs[name].rule.non_lazy:
+                self._touched[name].add_all()
+            for ids in (ids for rows in several for ids, _ in rows.parts):
+                self._touched[name].add(ids)
+
+    def loaded(self, name: str, ids: Int64 | None = None) -> None:
+        """Rows have been set from outside. ids : None for all of the table"""
+        if ids is None:
+            self._touched[name].add_all()
+        else:
+            self._touched[name].add(ids)
+
+    def _is_over(self) -> bool:
+        """Whether it is time for a delta. Steps count from 0, not from where this began: a restart cuts alike."""
+        step = self._engine.global_step
+        return (
+            (self._steps is not None and step // self._steps > self._cut_step // self._steps)
+            or (self._rows is not None and self.num_touched >= self._rows)
+            or (self._seconds is not None and self._clock() - self._cut_s >= self._seconds)
+        )
+
+    def _read(self, block: Block) -> Piece:
+        state = self._engine._state
+        table, parts = state.table(block.table), state.parts(block.table)
+        ids = np.arange(block.ids.start, block.ids.stop) if isinstance(block.ids, range) else block.ids
+        columns = {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(block.table)}}
+        return Piece(block.table, ids, {column: table.read(ids, part) for column, part in columns.items()})
+
+
+class Delta:
+    """One delta on its way out, batch by batch.
+
+    read : the rows of a block as they are now
+    """
+
+    def __init__(
+        self, form: DeltaForm, blocks: Sequence[Block], read: Callable[[Block], Piece], step: int, parent: int
+    ) -> None:
+        self._form, self._read, self._step, self._parent = form, read, step, parent
+        self._waiting = deque(form.cut(blocks))
+        self._ready: deque[pa.RecordBatch] = deque()
+        self._rows_left = sum(len(block.ids) for block in blocks)
+        self._checksum = checksum_begin(step, parent)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._waiting and not self._ready
+
+    def next(self) -> pa.RecordBatch:
+        """The next batch; there is one while the delta is not over."""
+        return self._ready.popleft() if self._ready else self._make()
+
+    def settle(self) -> None:
+        """Read what has not been handed out."""
+        while self._waiting:
+            self._ready.append(self._make())
+
+    def _make(self) -> pa.RecordBatch:
+        pieces = [self._read(block) for block in self._waiting[0]]
+        self._waiting.popleft()  # what cannot be read now still is to be
+        self._rows_left -= sum(len(piece.ids) for piece in pieces)
+        self._checksum = checksum_with(self._checksum, pieces)
+        return self._form.batch(pieces, self._step, self._parent, self._checksum, self._rows_left)
+
+
+class Touched:
+    """The ids of one table that were touched: distinct, whatever the number of steps.
+
+    num_ids : how many, an id of two steps perhaps twice
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._held: list[Int64] = []
+        self._num_distinct = 0  # when they were last merged
+        self._all = False
+        self.num_ids = 0
+
+    def add(self, ids: Int64) -> None:
+        if self._all or not len(ids):
+            return
+        self._held.append(np.array(ids))  # a copy: they may look into memory that is soon used again
+        self.num_ids += len(ids)
+        if self.num_ids > 2 * self._num_distinct + MERGE_IDS:
+            merged = np.unique(np.concatenate(self._held))
+            self._held, self._num_distinct, self.num_ids = [merged], len(merged), len(merged)
+
+    def add_all(self) -> None:
+        self._all, self._held, self.num_ids = True, [], self._num_rows
+
+    def take(self) -> Int64 | range:
+        """Ascending; from now on nothing is touched."""
+        ids = range(self._num_rows) if self._all else np.unique(np.concatenate(self._held))
+        self._held, self._num_distinct, self._all, self.num_ids = [], 0, False, 0
+        return ids
+
+
+def _positive(name: str, seconds: Any) -> float:
+    try:
+        value = float(seconds)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name}: expected a number of seconds, got {seconds!r}") from None
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{name}: expected a number of seconds that is not negative, got {seconds}")
+    return value

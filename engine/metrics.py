@@ -1,0 +1,180 @@
+"""An engine's state as named numbers: a registry of metrics, Prometheus' text format, JSON.
+
+Every counter of the Report is a metric, with its unit in its name (docs/metrics.md). What is counted is counted in one
+place, ``Counters``, ``Gate`` and ``Watch``; here it is only given a name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+QUANTILES = (0.5, 0.9, 0.99)
+Labels = Mapping[str, str]
+
+
+class Metric(NamedTuple):
+    """kind : "counter", "gauge" or "summary"; samples : (suffix of the name, labels, value)"""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[tuple[str, Labels, float], ...]
+
+
+class Metrics:
+    """The metrics of one engine. May be asked from any thread, also while the engine runs: it then waits for a frame.
+
+    Counters are those of the run that goes on or was the last, and of what was applied without one; a new run begins
+    them anew, which Prometheus takes for a restart.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        from penstock.bridge.compiles import num_compiles
+
+        self._engine, self._compiles = engine, num_compiles
+
+    def collect(self) -> list[Metric]:
+        """All of them, of one moment between two frames."""
+        with self._engine.gate.still():
+            return [*self._flow(), *self._gate(), *self._tables(), *self._time(), *self._checkpoint()]
+
+    def text(self) -> str:
+        """Prometheus' text format, version 0.0.4."""
+        lines = []
+        for metric in self.collect():
+            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+            lines += [f"{metric.name}{suffix}{braced(of)} {number(value)}" for suffix, of, value in metric.samples]
+        return "\n".join(lines) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        """Name → number, or label values joined by "," → number. What is not a number is None."""
+        found: dict[str, Any] = {}
+        for metric in self.collect():
+            for suffix, labels, value in metric.samples:
+                known = value if math.isfinite(value) else None
+                if labels:
+                    found.setdefault(metric.name + suffix, {})[",".join(labels.values())] = known
+                else:
+                    found[metric.name + suffix] = known
+        return found
+
+    def _counters(self) -> Counters:
+        return self._engine.watch.counters.plus(self._engine._counters)
+
+    def _flow(self) -> Iterator[Metric]:
+        of, watch = self._counters(), self._engine.watch
+        seconds = watch.seconds
+        yield counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
+        yield counter("penstock_frames_total", "frames received, stale ones included", of.frames)
+        yield counter("penstock_stale_frames_total", "frames dropped because their step was behind", of.stale)
+        yield labelled(
+            "penstock_stale_lateness_frames_total",
+            "counter",
+            "stale frames by how many steps they were behind (65 to 128 count as 128, and so on), of all runs",
+            "steps_behind",
+            self._engine.gate.stale.by_lateness,
+        )
+        yield labelled(
+            "penstock_dropped_rows_total",
+            "counter",
+            "rows left out, by reason (docs/bad_rows.md)",
+            "reason",
+            of.dropped,
+        )
+        yield counter("penstock_steps_total", "openings of the gate", of.steps)
+        yield gauge("penstock_run_seconds", "how long the run goes on, or went on", seconds)
+        yield gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
+        yield gauge("penstock_held_bytes", "most memory that the sums behind the gate took", of.held_bytes)
+        share = watch.share()
+        yield gauge(
+            "penstock_input_read_ratio", "share of the input that is read", math.nan if share is None else share
+        )
+
+    def _gate(self) -> Iterator[Metric]:
+        gate = self._engine.gate
+        yield gauge("penstock_global_steps", "openings of the gate since the tables were new", gate.global_step)
+        yield gauge("penstock_pending_frames", "frames that the gate holds", gate.num_accumulated)
+        yield gauge("penstock_required_frames", "frames that open the gate", gate.num_required or 0)
+        rates = self._engine._last_rates or ()
+        yield labelled(
+            "penstock_learning_rate_ratio", "gauge", "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
+        )
+
+    def _tables(self) -> Iterator[Metric]:
+        stores, updated = self._engine._pipeline.stores, self._engine.watch.updated
+        rows = {name: store.num_rows for name, store in stores.items()}
+        yield labelled("penstock_table_rows_total", "counter", "gradient rows that entered the gate", "table", rows)
+        distinct = {name: store.num_distinct for name, store in stores.items()}
+        yield labelled("penstock_table_distinct_ids", "gauge", "different ids among them", "table", distinct)
+        yield labelled(
+            "penstock_table_updated_rows_total",
+            "counter",
+            "rows that the optimizer was applied to",
+            "table",
+            updated,
+        )
+        unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
+        yield labelled("penstock_table_unique_ratio", "gauge", "updated rows over gradient rows", "table", unique)
+
+    def _time(self) -> Iterator[Metric]:
+        watch = self._engine.watch
+        recent = sorted(watch.recent_s)
+        of = [("", {"quantile": f"{q:g}"}, quantile(recent, q)) for q in QUANTILES]
+        of += [("_sum", {}, watch.stage_s["step"]), ("_count", {}, float(watch.num_steps))]
+        told = "time of an optimizer step of all tables, the last 1024; on an accelerator, of its dispatch"
+        yield Metric("penstock_step_seconds", "summary", told, tuple(of))
+        yield labelled("penstock_stage_seconds_total", "counter", "time by stage", "stage", watch.stage_s)
+        yield counter("penstock_compiles_total", "programs JAX compiled or took from its cache", self._compiles())
+
+    def _checkpoint(self) -> Iterator[Metric]:
+        """Nothing where nothing was committed."""
+        last = self._engine._saves.last
+        if last is None:
+            return
+        commit, manifest = last
+        written_s = manifest.stat().st_mtime if manifest.exists() else math.nan
+        yield gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", time.time() - written_s)
+        num_bytes = sum(file.num_bytes for file in commit.files)
+        yield gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
+        yield gauge("penstock_checkpoint_steps", "global step of the last commit", commit.contents["global_step"])
+
+
+def counter(name: str, told: str, value: float) -> Metric:
+    return Metric(name, "counter", told, (("", {}, value),))
+
+
+def gauge(name: str, told: str, value: float) -> Metric:
+    return Metric(name, "gauge", told, (("", {}, value),))
+
+
+def labelled(name: str, kind: str, told: str, label: str, values: Mapping[Any, float]) -> Metric:
+    return Metric(name, kind, told, tuple(("", {label: str(key)}, value) for key, value in values.items()))
+
+
+def quantile(ascending: list[float], share: float) -> float:
+    """The value that so many are not above; NaN where there are none."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan
+
+
+def braced(labels: Labels) -> str:
+    """``{table="user"}``."""
+    return "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items()) + "}" if labels else ""
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def number(value: float) -> str:
+    """Whole numbers without a point, NaN as Prometheus writes it."""
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -1,0 +1,151 @@
+"""What an engine does while it runs: how often and how long, and on request a closer look at what flows.
+
+Counting and timing is cheap enough to be always on (microseconds a step). What costs more is the
+Probe's, which is there only where somebody looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from penstock.frames import Frame
+from penstock.gate import Gate
+from penstock.probe import Probe, Read, Stepped
+from penstock.stats import Counters
+
+T = TypeVar("T")
+log = logging.getLogger("penstock")
+
+STAGES = ("read", "sum", "step", "save")
+RECENT_STEPS = 1024  # that quantiles are taken over
+
+
+class Watch:
+    """Counts and times of one engine.
+
+    read : (table, ids) → their weights, for who is inside a step already
+    stage_s : seconds in reading, summing (validation included), steps, and saving, since the last run began
+    updated, num_steps : table → rows that the optimizer was applied to, and how many steps, since then
+    recent_s : of the last steps of all runs. On an accelerator a step's time is that of its dispatch
+    counters, share, first_bad : of the run that goes on or was the last; how much of its input is read (None: unknown),
+        and by reason the first row that was left out
+    tracer : OpenTelemetry's, or what has its ``start_as_current_span``; None: no spans
+    """
+
+    def __init__(self, read: Read, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._read, self.clock = read, clock
+        self.stage_s = dict.fromkeys(STAGES, 0.0)
+        self.updated: Counter[str] = Counter()
+        self.num_steps = 0
+        self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.counters = Counters()
+        self.share: Callable[[], float | None] = lambda: None
+        self.first_bad: Mapping[str, str] = {}
+        self.started_s: float | None = None
+        self.ended_s: float | None = None
+        self.probe: Probe | None = None
+        self.tracer: Any = None
+
+    def look_closer(self) -> None:
+        """From now on there is a probe."""
+        if self.probe is None:
+            self.probe = Probe(self._read, self.clock)
+
+    @contextmanager
+    def run(
+        self, counters: Counters, share: Callable[[], float | None], first_bad: Mapping[str, str]
+    ) -> Iterator[None]:
+        """Around a run."""
+        self.counters, self.share, self.first_bad = counters, share, first_bad
+        self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
+        self.updated = Counter()
+        self.started_s, self.ended_s = self.clock(), None
+        log.info("run began")
+        try:
+            with self._span("penstock.run"):
+                yield
+        except BaseException as error:
+            self._ended("run ended by %s: %s", type(error).__name__, error)
+            raise
+        else:
+            self._ended("run ended")
+
+    def _ended(self, message: str, *of: Any) -> None:
+        self.ended_s = self.clock()
+        told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
+        level = logging.WARNING if of else logging.INFO
+        log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})
+
+    @property
+    def seconds(self) -> float:
+        """Of the run."""
+        if self.started_s is None:
+            return 0.0
+        return (self.clock() if self.ended_s is None else self.ended_s) - self.started_s
+
+    def reading(self, frames: Iterator[T]) -> Iterator[T]:
+        """The same frames; what is waited for them is the stage "read"."""
+        while True:
+            started = self.clock()
+            try:
+                frame = next(frames)
+            except StopIteration:
+                return
+            finally:
+                self.stage_s["read"] += self.clock() - started
+            yield frame
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """A frame is taken in; what of it is neither step nor saving is the stage "sum"."""
+        started, others = self.clock(), self.stage_s["step"] + self.stage_s["save"]
+        try:
+            yield
+        finally:
+            others = self.stage_s["step"] + self.stage_s["save"] - others
+            self.stage_s["sum"] += self.clock() - started - others
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        started = self.clock()
+        try:
+            yield
+        finally:
+            self.stage_s["save"] += self.clock() - started
+
+    @contextmanager
+    def step(self, coalesced: Stepped) -> Iterator[None]:
+        """Around a step, under the gate's lock. One that fails is not counted."""
+        probe = self.probe
+        if probe is not None:
+            probe.before(coalesced)
+        started = self.clock()
+        with self._span("penstock.step"):
+            yield
+        seconds = self.clock() - started
+        self.num_steps += 1
+        self.recent_s.append(seconds)
+        self.stage_s["step"] += seconds
+        for name, several in coalesced.items():
+            self.updated[name] += sum(len(ids) for rows in several for ids, _ in rows.parts)
+        if probe is not None:
+            probe.after()
+
+    def took(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
+        """A frame of a run is in, or was stale."""
+        if self.probe is not None:
+            self.probe.took(frame)
+            self.probe.note(self.seconds, self.counters, gate, rates)
+
+    @contextmanager
+    def _span(self, name: str) -> Iterator[None]:
+        if self.tracer is None:
+            yield
+        else:
+            with self.tracer.start_as_current_span(name):
+                yield

@@ -1,0 +1,173 @@
+"""Deltas as Arrow: their columns, their checksum, and the cut into batches. What they mean: docs/deltas.md.
+
+Opens and writes nothing (``delta_file`` does), and knows no table but by what it is told.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import UsageError
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # of the schema's metadata
+OPS = ("upsert", "delete")  # nothing deletes yet
+
+# A batch is cut at whichever comes first: what a consumer has to hold at once, whatever a step changed.
+MOST_ROWS = 1 << 16
+MOST_BYTES = 1 << 24
+
+
+class Shape(NamedTuple):
+    """What of a table's form a delta needs to know."""
+
+    dim: int
+    slots: Sequence[str]
+
+
+class Block(NamedTuple):
+    """Rows of one table that are to be read. ids : ascending; a range where a whole table changed."""
+
+    table: str
+    ids: Int64 | range
+
+
+class Piece(NamedTuple):
+    """A block that was read. values : column → float32 (n, dim), "row" first, then the slots that the table has"""
+
+    table: str
+    ids: Int64
+    values: Mapping[str, Float32]
+
+
+class DeltaForm:
+    """How a stream of deltas looks.
+
+    tables : the tables that may occur, in the order in which a delta lists them
+    slots : the slots that go out beside the weights; True: all there are
+    op : with a column that says what is to be done with the row
+    numbered : with parent, checksum and rows_left, which say whether a delta is missing, repeated, cut or damaged
+
+    Raises UsageError for a slot that no table has.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Shape],
+        slots: bool | Sequence[str] = (),
+        *,
+        op: bool = False,
+        numbered: bool = False,
+    ) -> None:
+        self._tables, self._op, self._numbered = tables, op, numbered
+        self._slots = _checked(tables, slots)
+        self._places = {name: place for place, name in enumerate(tables)}
+        self._names = pa.array(list(tables), pa.utf8())
+        rows = pa.list_(pa.float32())
+        fields = [
+            pa.field("table", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),
+            pa.field("step", pa.int64(), nullable=False),
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("row", rows, nullable=False),
+            *(pa.field(slot, rows) for slot in self._slots),
+        ]
+        if op:
+            fields.append(pa.field("op", pa.dictionary(pa.int8(), pa.utf8()), nullable=False))
+        if numbered:
+            fields.append(pa.field("parent", pa.int64(), nullable=False))
+            fields.append(pa.field("checksum", pa.uint32(), nullable=False))
+            fields.append(pa.field("rows_left", pa.int64(), nullable=False))
+        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION})
+
+    def slots_of(self, table: str) -> list[str]:
+        """The slots of a table that go out."""
+        return [slot for slot in self._slots if slot in self._tables[table].slots]
+
+    def cut(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
+        """The blocks of a delta, cut to what is to be one batch each. Depends on nothing but their ids."""
+        batch: list[Block] = []
+        room = 1.0  # of the batch's, as a share
+        for block in blocks:
+            shape, first = self._tables[block.table], 0
+            row_bytes = 4 * shape.dim * (1 + len(self.slots_of(block.table)))
+            share = max(1 / MOST_ROWS, row_bytes / MOST_BYTES)
+            while first < len(block.ids):
+                count = min(len(block.ids) - first, int(room / share))
+                if not count and batch:
+                    yield batch
+                    batch, room = [], 1.0
+                    continue
+                count = max(count, 1)  # a row that is larger than a batch may be is one
+                batch.append(Block(block.table, block.ids[first : first + count]))
+                first, room = first + count, room - count * share
+        if batch:
+            yield batch
+
+    def batch(self, pieces: Sequence[Piece], step: int, parent: int, checksum: int, rows_left: int) -> pa.RecordBatch:
+        """One batch of a delta."""
+        lengths = [len(piece.ids) for piece in pieces]
+        num_rows = sum(lengths)
+        places = np.array([self._places[piece.table] for piece in pieces], np.int32)
+        columns: list[pa.Array] = [
+            pa.DictionaryArray.from_arrays(np.repeat(places, lengths), self._names),
+            pa.array(np.full(num_rows, step)),
+            pa.array(np.concatenate([piece.ids for piece in pieces])),
+            *(self._lists(pieces, column) for column in ("row", *self._slots)),
+        ]
+        if self._op:
+            columns.append(pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int8), pa.array(OPS)))
+        if self._numbered:
+            columns.append(pa.array(np.full(num_rows, parent)))
+            columns.append(pa.array(np.full(num_rows, checksum, np.uint32)))
+            columns.append(pa.array(np.full(num_rows, rows_left)))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _lists(self, pieces: Sequence[Piece], column: str) -> pa.Array:
+        """A column of lists, null where a table has no such slot."""
+        widths = np.repeat(
+            [piece.values[column].shape[1] if column in piece.values else 0 for piece in pieces],
+            [len(piece.ids) for piece in pieces],
+        )
+        offsets = np.zeros(len(widths) + 1, np.int32)
+        np.cumsum(widths, out=offsets[1:])
+        flat = [piece.values[column].reshape(-1) for piece in pieces if column in piece.values]
+        values = flat[0] if len(flat) == 1 else np.concatenate([*flat, np.zeros(0, np.float32)])
+        absent = widths == 0
+        mask = pa.array(absent) if absent.any() else None
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=mask)
+
+
+def checksum_begin(step: int, parent: int) -> int:
+    """The checksum of a delta before its first row: CRC-32 of both numbers, int64, little-endian."""
+    return zlib.crc32(struct.pack("<qq", parent, step))
+
+
+def checksum_with(crc: int, pieces: Sequence[Piece]) -> int:
+    """The checksum after one more batch: over each table's name and a zero byte, ids, rows, then slots in order."""
+    for piece in pieces:
+        crc = zlib.crc32(piece.table.encode() + b"\0", crc)
+        crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
+        for values in piece.values.values():
+            crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
+    return crc
+
+
+def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[str]:
+    """The slots that are wanted, each once. Raises UsageError."""
+    known = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
+    if isinstance(slots, bool):
+        return known if slots else []
+    wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+    for slot in wanted:
+        if slot not in known:
+            raise UsageError(f"slots: no table has a slot '{slot}' (there are: {', '.join(known) or 'none'})")
+    return wanted

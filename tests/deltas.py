@@ -1,0 +1,44 @@
+"""What the tests of deltas share: the plain reader of examples/, and the tables that it starts from."""
+
+import importlib.util
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "apply_deltas.py"
+_spec = importlib.util.spec_from_file_location("apply_deltas", EXAMPLE)
+example = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(example)
+
+
+def tables_of(engine):
+    """Weights and slots as the plain reader keeps them."""
+    read = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
+    return {name: {"row": columns.pop("parameters"), **columns} for name, columns in read.items()}
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(
+        left[name].keys() == right[name].keys()
+        and all(left[name][column].tobytes() == right[name][column].tobytes() for column in left[name])
+        for name in left
+    )
+
+
+def follower_of(engine):
+    """A plain reader that has the tables as they are now."""
+    return example.Follower(tables_of(engine), engine.global_step)
+
+
+def follow(follower, batches):
+    for batch in batches:
+        follower.take(batch)
+    follower.end()
+    return follower
+
+
+def numbers(batches):
+    """(step, parent) of every delta, one entry per batch."""
+    return [(batch["step"][0].as_py(), batch["parent"][0].as_py()) for batch in batches]
+
+
+def bytes_of(batches):
+    return [batch.serialize().to_pybytes() for batch in batches]

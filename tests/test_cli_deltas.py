@@ -1,0 +1,136 @@
+"""``replay --deltas``: a log of what changed, beside everything else that a run writes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from checkpoints import LOG, config_of, engine_of, write
+from deltas import EXAMPLE, bytes_of
+
+from penstock.cli import main
+
+
+@pytest.fixture
+def config(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    return str(tmp_path / "tables.pbtxt")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write(tmp_path / "log.arrows", LOG)
+
+
+def replay(config, log, *flags):
+    return main(["replay", config, log, "--num-required", "3", *map(str, flags)])
+
+
+def batches_of(file):
+    with pa.ipc.open_stream(file) as batches:
+        return [batch for batch in batches if batch.num_rows]
+
+
+def wanted(**options):
+    return bytes_of(engine_of().stage(LOG, numbered=True, **options))
+
+
+def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
+    base, out, copy, deltas = (tmp_path / name for name in ("base", "out", "copy", "deltas.arrows"))
+    assert replay(config, log, "--limit", 0, "--out", base) == 0
+    assert replay(config, log, "--deltas", deltas, "--deltas-slots", "all", "--out", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["deltas"] == str(deltas)
+    done = subprocess.run([sys.executable, EXAMPLE, base, deltas, copy], capture_output=True, text=True, check=True)
+    assert done.stdout == "step 12: 12 deltas applied, 0 known already\n"
+    assert main(["diff", str(out), str(copy)]) == 0
+
+
+def test_the_example_says_in_one_line_what_is_wrong(config, log, tmp_path):
+    base, deltas = tmp_path / "base", tmp_path / "deltas.arrows"
+    replay(config, log, "--limit", 6, "--out", base)
+    replay(config, log, "--deltas", tmp_path / "all", "--deltas-slots", "all")
+    write(deltas, batches_of(tmp_path / "all")[3:])
+    done = subprocess.run([sys.executable, EXAMPLE, base, deltas, tmp_path / "copy"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "apply_deltas: delta 4 follows on 3, and we are at 0: deltas are missing\n"
+
+
+def test_flags_say_what_deltas_hold_and_how_often_they_come(config, log, tmp_path, capsys):
+    replay(config, log, "--deltas", tmp_path / "a", "--deltas-slots", "accumulators", "--deltas-per", "steps=5")
+    assert bytes_of(batches_of(tmp_path / "a")) == wanted(slots=True, per_steps=5)
+    replay(config, log, "--deltas", tmp_path / "b", "--deltas-per", "rows=100")
+    assert bytes_of(batches_of(tmp_path / "b")) == wanted(per_rows=100)
+    assert f"wrote     {tmp_path / 'b'}: the deltas up to step 12" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "b")]) == 0
+    assert "log with checksums" in capsys.readouterr().out
+
+
+def test_they_stream_to_standard_output_and_text_goes_to_stderr(config, log):
+    command = [sys.executable, "-m", "penstock", "replay", config, log, "--num-required", "3", "--deltas", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert bytes_of(batches_of(pa.BufferReader(done.stdout))) == wanted()
+    assert b"frames    36: 12 steps" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--deltas-slots", "all"], 2, "--deltas-slots: say where deltas go: --deltas FILE"),
+        (["--deltas-per", "steps=2"], 2, "--deltas-per: say where deltas go"),
+        (
+            ["--deltas", "d", "--deltas-per", "steps=0"],
+            2,
+            "--deltas-per steps=0: expected steps=N, rows=N or seconds=N",
+        ),
+        (["--deltas", "d", "--deltas-per", "days=1"], 2, "--deltas-per days=1: expected"),
+        (["--deltas", "d", "--deltas-slots", "momenta"], 2, "no table has a slot 'momenta'"),
+        (["--deltas", "-", "--json"], 2, "both want standard output"),
+        (["--deltas", "-", "--checkpoint", "c"], 2, "with --checkpoint deltas go into a file"),
+        (["--deltas", "nosuch://x"], 2, "nosuch://x"),
+        (["--deltas", "there"], 2, "there: exists; deltas are never written over"),
+        (["--deltas", "there/d"], 6, "there: cannot write: is not a directory"),
+        (["--deltas", "/dev/full"], 6, "/dev/full: cannot write: no space left on device; free some space"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_the_right_code(config, log, tmp_path, monkeypatch, capsys, flags, code, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("mine")
+    assert replay(config, log, *flags) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "d").exists()
+
+
+def wait_for(condition):
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited 30 s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, log, tmp_path, number):
+    pipe, folder, deltas = tmp_path / "pipe", tmp_path / "c", tmp_path / "d.arrows"
+    os.mkfifo(pipe)
+    flags = ["--num-required", "3", "--checkpoint", str(folder), "--every", "2", "--resume", "--deltas", str(deltas)]
+    process = subprocess.Popen([sys.executable, "-m", "penstock", "replay", config, str(pipe), *flags])
+    with open(pipe, "wb", buffering=0) as feed:
+        stream = pa.ipc.new_stream(feed, LOG[0].schema)
+        for frame in LOG[:25]:
+            stream.write_batch(frame)
+        wait_for(lambda: list(folder.glob("*.commit")))
+        process.send_signal(number)
+        code = process.wait()
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    assert deltas.exists() == (code == 130)
+    assert main(["replay", config, log, *flags]) == 0
+    assert bytes_of(batches_of(deltas)) == wanted()
+    shutil.rmtree(folder)

@@ -1,0 +1,97 @@
+"""What a command loads before it works, and what it keeps for the next time."""
+
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from penstock.cli.main import COMMANDS, parser
+
+HEAVY = ("jax", "jaxlib", "numpy", "pyarrow", "google.protobuf")
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 8 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+
+
+def loaded_by(*words):
+    """Which of the heavy modules ``penstock words…`` loads."""
+    code = (
+        f"import sys; from penstock.cli import main; main({list(words)}); print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split()) & set(HEAVY)
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "repaly"])
+def test_help_version_and_a_misspelt_command_load_nothing_heavy(word):
+    assert loaded_by(word) == set()
+
+
+def test_a_commands_help_does_without_jax():
+    assert not loaded_by("replay", "--help") & {"jax", "jaxlib"}
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself():
+    said = {name: command.description.removesuffix(".").lower() for name, command in parser().commands.items()}
+    assert said == {name: summary.lower() for name, summary in COMMANDS.items()}
+
+
+@pytest.fixture
+def replay(tmp_path):
+    """replay(NAME=value…) replays an empty log in a process of its own, with those in its environment."""
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
+    pa.ipc.new_stream(str(tmp_path / "log.arrows"), schema).close()
+
+    def run(**environment):
+        command = [sys.executable, "-m", "penstock", "replay", "tables.pbtxt", "log.arrows"]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PENSTOCK_", "XDG_"))}
+        environment = inherited | {"HOME": str(tmp_path)} | environment
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()[-1]
+
+    return run
+
+
+def programs(folder):
+    return [path for path in folder.rglob("*-cache") if path.is_file()]
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_and_used_again(replay, tmp_path):
+    state = replay()
+    kept = programs(tmp_path / ".cache" / "penstock")
+    assert kept
+    times = {path: path.stat().st_mtime_ns for path in kept}
+    assert replay() == state
+    assert {path: path.stat().st_mtime_ns for path in programs(tmp_path / ".cache" / "penstock")} == times
+
+
+def test_xdg_and_our_own_variable_say_where_they_are_kept(replay, tmp_path):
+    replay(XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert programs(tmp_path / "xdg" / "penstock")
+    replay(PENSTOCK_COMPILE_CACHE=str(tmp_path / "mine"))
+    assert programs(tmp_path / "mine")
+    replay(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "jax"), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="60")
+    assert (tmp_path / "jax").is_dir()
+    assert not programs(tmp_path / "jax")
+    assert not (tmp_path / ".cache").exists()
+
+
+@pytest.mark.parametrize("said", ["off", "0", "", "/proc/nobody/writes/here"])
+def test_without_a_cache_it_works_all_the_same(said, replay, tmp_path):
+    assert replay(PENSTOCK_COMPILE_CACHE=said).startswith("state ")
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_cache_full_of_rubbish_is_no_cache(replay, tmp_path):
+    state = replay()
+    for path in programs(tmp_path):
+        path.write_bytes(b"rubbish")
+    assert replay() == state

@@ -1,0 +1,186 @@
+"""Deltas into a file, beside checkpoints: whole or absent, gone on with, nothing missing and nothing twice."""
+
+import gc
+import os
+import threading
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from checkpoints import LOG, engine_of
+from deltas import bytes_of, equal, follow, follower_of, numbers, tables_of
+
+import penstock as ps
+from penstock.io import durable
+from penstock.io.sources import open_source
+
+WHOLE = {"slots": True, "numbered": True}
+
+
+def read(path):
+    """The batches of a file of deltas, its checksums checked on the way."""
+    for part in open_source(path).parts():
+        batches = [batch.data for batch in part.batches(part.schema.names)]
+        assert part.verified
+    return batches
+
+
+def wanted(**options):
+    return list(engine_of().stage(LOG, **WHOLE, **options))
+
+
+def restored(folder):
+    return ps.Engine.restore(folder) if any(folder.glob("*.commit")) else engine_of()
+
+
+class FullDisk(durable.Operations):
+    """Writes fail from the nth on."""
+
+    def __init__(self, good):
+        self.good = good
+
+    def write(self, file, data):
+        self.good -= 1
+        if self.good < 0:
+            raise OSError(28, "No space left on device")
+        return super().write(file, data)
+
+
+def test_a_run_writes_its_deltas_into_a_log_that_a_plain_reader_takes(tmp_path):
+    engine, file = engine_of(), tmp_path / "deltas.arrows"
+    report = engine.run(LOG, deltas=file, slots=True)
+    assert report.steps == 12
+    assert bytes_of(read(file)) == bytes_of(wanted())
+    with pa.ipc.open_stream(file) as batches:
+        assert equal(follow(follower_of(engine_of()), batches).tables, tables_of(engine))
+    assert [path.name for path in tmp_path.iterdir()] == ["deltas.arrows"]
+
+
+def test_what_is_there_is_never_written_over(tmp_path):
+    file = tmp_path / "deltas.arrows"
+    file.write_bytes(b"mine")
+    with pytest.raises(ps.UsageError, match="exists; deltas are never written over"):
+        engine_of().run(LOG, deltas=file)
+    assert file.read_bytes() == b"mine"
+
+
+def test_what_deltas_hold_is_said_only_beside_where_they_go():
+    with pytest.raises(ps.UsageError, match="slots: says what deltas hold; give deltas="):
+        engine_of().run(LOG, slots=True)
+
+
+def test_after_bad_input_the_file_holds_the_deltas_of_the_whole_frames(tmp_path):
+    bad = pa.record_batch({**{n: LOG[6][n] for n in LOG[6].schema.names}, "id": pa.array([-1] * LOG[6].num_rows)})
+    with pytest.raises(ps.InputError, match="expected 0 <= id"):
+        engine_of().run([*LOG[:6], bad], deltas=tmp_path / "d", slots=True)
+    assert bytes_of(read(tmp_path / "d")) == bytes_of(wanted()[:2])
+
+
+def test_a_disk_that_is_full_leaves_no_file_and_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "BUFFER_BYTES", 16)
+    monkeypatch.setattr(durable, "operations", FullDisk(20))
+    with pytest.raises(OSError, match="No space left") as caught:
+        engine_of().run(LOG, deltas=tmp_path / "d.arrows")
+    assert caught.value.filename == str(tmp_path / "d.arrows")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_go_on_with_their_file(tmp_path):
+    file, folder = tmp_path / "d.arrows", tmp_path / "c"
+    for limit in (0, 7, 7, 21, None):
+        engine = restored(folder)
+        engine.run(LOG, deltas=file, slots=True, checkpoint=folder, resume=True, limit=limit)
+        assert numbers(read(file)) == [(step + 1, step) for step in range(engine.global_step)]
+    assert bytes_of(read(file)) == bytes_of(wanted())
+
+
+@pytest.mark.parametrize("options", [{}, {"per_steps": 4}, {"per_rows": 100}], ids=str)
+@pytest.mark.parametrize("pulls", [1, 3, 6])
+def test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has(tmp_path, options, pulls):
+    arguments = {"checkpoint": tmp_path / "c", "every": 2, "resume": True, **WHOLE, **options}
+    follower, seen, batch = follower_of(engine_of()), {}, LOG[0]
+    num_restarts = -1
+    while batch is not None:
+        num_restarts += 1
+        engine = restored(tmp_path / "c")
+        reader = engine.stage(LOG, **arguments)
+        for _ in range(pulls):
+            batch = next(reader, None)
+            if batch is None:
+                break
+            follower.take(batch)
+            ((number, _),) = numbers([batch])
+            (now,) = bytes_of([batch])
+            assert seen.setdefault(number, now) == now
+        del reader
+        gc.collect()
+        pulls += 1  # who dies before every commit never gets anywhere
+    assert equal(follower.tables, tables_of(engine))
+    assert [seen[n] for n in sorted(seen)] == bytes_of(wanted(**options))
+    assert (follower.num_repeated > 0) == (num_restarts > 0)
+
+
+@pytest.mark.parametrize("good", [12, 25, 40, 60])
+def test_a_run_that_a_full_disk_ended_is_gone_on_with_and_nothing_is_missing_or_twice(tmp_path, monkeypatch, good):
+    file, folder = tmp_path / "d.arrows", tmp_path / "c"
+    arguments = {"deltas": file, "slots": True, "checkpoint": folder, "every": 2, "resume": True}
+    engine_of().run(LOG, limit=6, **arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "BUFFER_BYTES", 16)
+        patch.setattr(durable, "operations", FullDisk(good))
+        with pytest.raises(OSError, match="No space left"):
+            restored(folder).run(LOG, **arguments)
+    engine = restored(folder)
+    engine.run(LOG, **arguments)
+    assert bytes_of(read(file)) == bytes_of(wanted())
+
+
+def test_another_file_than_the_checkpoints_is_refused(tmp_path):
+    file, folder = tmp_path / "d.arrows", tmp_path / "c"
+    arguments = {"deltas": file, "checkpoint": folder, "resume": True}
+    engine_of().run(LOG, limit=12, **arguments)
+    good = file.read_bytes()
+    for bad, says in ((good[:-3000], "holds other deltas"), (b"x" * len(good), "holds other deltas")):
+        file.write_bytes(bad)
+        with pytest.raises(ps.StateError, match=says):
+            restored(folder).run(LOG, **arguments)
+        (tmp_path / ".d.arrows.part").unlink()
+    file.write_bytes(good)
+    with pytest.raises(ps.StateError, match="its deltas have other columns"):
+        restored(folder).run(LOG, slots=True, **arguments)
+
+
+def test_a_file_that_a_run_between_went_on_without_is_refused_and_a_new_one_begins_where_it_is(tmp_path):
+    file, folder = tmp_path / "d.arrows", tmp_path / "c"
+    engine_of().run(LOG, limit=12, deltas=file, checkpoint=folder)
+    restored(folder).run(LOG, limit=18, checkpoint=folder, resume=True)
+    with pytest.raises(ps.StateError, match="its last delta is of step 4 and the checkpoint of step 6"):
+        restored(folder).run(LOG, deltas=file, checkpoint=folder, resume=True)
+    restored(folder).run(LOG, deltas=tmp_path / "new", checkpoint=folder, resume=True)
+    assert numbers(read(tmp_path / "new"))[0] == (7, 6)
+
+
+def test_a_pipe_gets_the_deltas_as_they_come(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    got = []
+
+    def take():
+        with open(tmp_path / "pipe", "rb") as pipe:
+            got.extend(pa.ipc.open_stream(pipe))
+
+    reading = threading.Thread(target=take)
+    reading.start()
+    engine_of().run(LOG, deltas=tmp_path / "pipe", slots=True)
+    reading.join()
+    assert bytes_of(got[:-1]) == bytes_of(wanted())  # the last is the log's closing record
+    assert got[-1].num_rows == 0
+
+
+def test_a_uri_gets_them_and_cannot_be_gone_on_with(tmp_path):
+    uri = (tmp_path / "d.arrows").as_uri()
+    engine_of().run(LOG, deltas=uri, slots=True)
+    assert bytes_of(read(tmp_path / "d.arrows")) == bytes_of(wanted())
+    with pytest.raises(ps.UsageError, match="with a checkpoint deltas go into a file"):
+        engine_of().run(LOG, deltas=uri, checkpoint=tmp_path / "c")
+    with pytest.raises(ps.UsageError, match="nosuch://x"):
+        engine_of().run(LOG, deltas="nosuch://x")

@@ -1,0 +1,163 @@
+"""Lookups that are summed without being written out: the bits of writing them out, whatever the machine does."""
+
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.pyx import reference
+from penstock.pyx.accumulator import Accumulator
+
+# Signed zeros, subnormal numbers and products that round or underflow.
+values = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -1.5, 1e-45, -1e-40, 1 / 3]),
+    st.floats(-(2.0**60), 2.0**60, width=32, allow_nan=False),
+)
+
+
+@st.composite
+def a_frame(draw, dim):
+    """(ids, gradients, samples, gains), samples in any order."""
+    num_samples, num_lookups = draw(st.integers(1, 6)), draw(st.integers(0, 30))
+    floats = [np.array(draw(st.lists(values, min_size=n, max_size=n)), np.float32) for n in (num_samples, num_lookups)]
+    gradients = np.outer(floats[0], np.linspace(1, 2, dim)).astype(np.float32)
+    ids, samples = (
+        np.array(draw(st.lists(st.integers(0, most), min_size=num_lookups, max_size=num_lookups)), np.int64)
+        for most in (40, num_samples - 1)
+    )
+    return ids, gradients, samples, floats[1]
+
+
+def drained(accumulator, frames, parts, mean=False):
+    for number, (ids, gradients, samples, gains) in enumerate(frames):
+        for part in range(accumulator.begin([(ids, gradients, samples, gains)], number, parts)):
+            assert accumulator.add_part(part, number, True)
+        accumulator.end()
+    return accumulator.drain(mean, ascending=True)
+
+
+@given(st.data(), st.integers(1, 21), st.sampled_from([1, 2, 8]), st.booleans(), st.sampled_from([None, 41, 2**30]))
+@settings(deadline=None, max_examples=150)
+def test_sums_equal_those_of_rows_that_were_written_out(data, dim, parts, mean, vocabulary_size):
+    frames = data.draw(st.lists(a_frame(dim), min_size=1, max_size=3))
+    ids, sums, counts = drained(Accumulator(dim, vocabulary_size=vocabulary_size), frames, parts, mean)
+    wanted = reference.coalesce_expanded(frames, dim, mean)
+    order = np.argsort(wanted[0])
+    assert ids.tolist() == wanted[0][order].tolist()
+    assert sums.tobytes() == wanted[1][order].tobytes()
+    assert counts.tolist() == wanted[2][order].tolist()
+
+
+@pytest.mark.parametrize("dim", [8, 16, 32, 64, 128, 131])
+def test_many_rows_of_every_unrolled_dim_equal_the_twin(dim):
+    rng = np.random.default_rng(dim)
+    ids, samples = rng.integers(0, 300, 5000), np.sort(rng.integers(0, 700, 5000))
+    gradients, gains = rng.standard_normal((700, dim), np.float32), rng.standard_normal(5000, np.float32)
+    wanted = reference.coalesce_expanded([(ids, gradients, samples, gains)], dim)
+    order = np.argsort(wanted[0])
+    for parts in (1, 4):
+        found = drained(Accumulator(dim, vocabulary_size=300), [(ids, gradients, samples, gains)], parts)
+        assert found[1].tobytes() == wanted[1][order].tobytes()
+
+
+def test_a_first_row_of_minus_zero_stays_one():
+    accumulator = Accumulator(1)
+    ids, gradients = np.zeros(1, np.int64), np.zeros((1, 1), np.float32)
+    (_, sums, _) = drained(accumulator, [(ids, gradients, np.zeros(1, np.int64), np.float32([-2]))], 1)
+    assert np.signbit(sums).all()
+
+
+@pytest.mark.parametrize("dim", [1, 4, 12, 13])
+@pytest.mark.parametrize(
+    ("gradient", "gain"), [(np.inf, 0), (np.nan, 0), (1, np.nan), (0, np.inf), (2e38, 3), (-np.inf, 1), (1, -np.inf)]
+)
+def test_a_product_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_back(dim, gradient, gain):
+    ids, samples, gains = np.arange(20), np.arange(20) % 5, np.ones(20, np.float32)
+    accumulator = Accumulator(dim, vocabulary_size=20)
+    for column in range(dim):
+        gradients, bad = np.ones((5, dim), np.float32), gains.copy()
+        gradients[3, column], bad[8] = gradient, gain
+        block = (ids, gradients, samples, bad)
+        parts = accumulator.begin([block], 0, 2)
+        assert not all(accumulator.check_part(part, 3) for part in range(3))
+        added = [accumulator.add_part(part, 0, True) for part in range(parts)]
+        assert not all(added)
+        accumulator.undo()
+        assert len(accumulator) == 0
+    accumulator.begin([(ids, np.ones((5, dim), np.float32), samples, gains)], 0, 2)
+    assert all(accumulator.check_part(part, 3) for part in range(3))
+
+
+def test_a_sample_that_nobody_looks_up_is_not_looked_at():
+    gradients = np.float32([[1], [np.nan]])
+    _, sums, _ = drained(Accumulator(1), [(np.array([4]), gradients, np.zeros(1, np.int64), np.float32([0.5]))], 1)
+    assert sums.tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize(
+    ("gains", "dtype", "message"),
+    [
+        (np.ones(2, np.float32), "float32", r"gains: expected contiguous float32 of shape \(3,\), got float32 \(2,\)"),
+        (np.ones(3), "float32", "gains: expected contiguous float32 .*got float64"),
+        (np.ones(6, np.float32)[::2], "float32", "gains: expected contiguous float32"),
+        (np.ones(3, np.float32), "float64", "gains: only where float32 is summed"),
+    ],
+)
+def test_gains_that_do_not_fit_are_refused(gains, dtype, message):
+    accumulator = Accumulator(1, dtype)
+    with pytest.raises(ValueError, match=message):
+        accumulator.begin([(np.arange(3), np.ones((3, 1), dtype), None, gains)], 0)
+
+
+# ---- through the engine
+
+LOOKUPS, SAMPLES, DIM = 1 << 17, 1 << 14, 64
+
+
+def config_of(features, rows=5000, dim=DIM):
+    table = ps.TableConfig(rows, dim, name="t", combiner="mean")
+    return ps.EmbeddingConfig.from_features([ps.FeatureConfig(table, name=f) for f in features], 4, ps.SGD(0.5))
+
+
+def column_of(rng, rows=5000, samples=SAMPLES, lookups=LOOKUPS, dim=DIM):
+    """Lists of 0 to 2 * lookups / samples ids."""
+    ends = np.sort(np.concatenate([[0, lookups], rng.integers(0, lookups, samples - 1)])).astype(np.int32)
+    gradients = pa.FixedSizeListArray.from_arrays(rng.standard_normal(samples * dim, np.float32), dim)
+    ids = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.integers(0, rows, lookups)))
+    weights = pa.ListArray.from_arrays(pa.array(ends), pa.array(rng.random(lookups, np.float32)))
+    return pa.StructArray.from_arrays([ids, weights, gradients], ["ids", "weights", "gradient"])
+
+
+@pytest.mark.parametrize("features", [("a",), ("a", "b")])
+def test_threads_and_batches_do_not_change_the_bits(features):
+    rng = np.random.default_rng(0)
+    whole = pa.record_batch({"step": np.zeros(SAMPLES, np.int64)} | {f: column_of(rng) for f in features})
+    hashes = set()
+    for threads, at_once in ((1, SAMPLES), (4, SAMPLES), (4, 1000), (2, 7777)):
+        engine = ps.Engine(config_of(features), threads=threads)
+        engine.run([whole.slice(start, at_once) for start in range(0, SAMPLES, at_once)])
+        hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("on_bad_row", ["error", "drop"])
+def test_no_array_of_lookups_times_dim_is_made(on_bad_row):
+    """Nor where a row is bad, and every value is looked at once more."""
+    column = column_of(np.random.default_rng(1))
+    if on_bad_row == "drop":
+        ids = np.array(column.field(0).values)
+        ids[77] = -1
+        ids = pa.ListArray.from_arrays(column.field(0).offsets, pa.array(ids))
+        column = pa.StructArray.from_arrays([ids, column.field(1), column.field(2)], ["ids", "weights", "gradient"])
+    engine = ps.Engine(config_of(("a",)))
+    batch = pa.record_batch({"a": column})
+    tracemalloc.start()
+    report = engine.run([batch], on_bad_row=on_bad_row)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (report.rows, report.dropped) == (LOOKUPS, {} if on_bad_row == "error" else {"id_out_of_range": 1})
+    assert peak < LOOKUPS * DIM * 4 / 2

@@ -1,0 +1,106 @@
+"""``--ui``: the page as a browser shows it. Chromium is asked for real; without one these tests are skipped."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.cli.watching import page_text
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+table_descriptor {
+  name: "<b>item" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+
+
+def test_the_page_brings_everything_with_it():
+    page = page_text().replace('"http://www.w3.org/2000/svg"', "")  # a name, not an address
+    assert not re.search(r"""(src|href)=|@import|url\(|//[a-z]+\.[a-z]""", page)
+    assert ".innerHTML" not in page  # names of tables are others' words
+
+
+@pytest.fixture
+def replaying(tmp_path):
+    """A replay in mid-stream: three workers' frames for eleven steps are in, two frames of the next, and it waits."""
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    words = ["replay", "tables.pbtxt", "-", "--num-required", "3", "--on-bad-row", "drop", "--ui"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as command:
+        url = command.stderr.readline().decode().split()[1]
+        writer = pa.ipc.new_stream(command.stdin, frame(0).schema)
+        for at in range(36):
+            writer.write_batch(frame(at // 3, at % 3))
+        command.stdin.flush()
+        until = time.monotonic() + 30
+        while live(url)["metrics"]["penstock_frames_total"] < 35 and time.monotonic() < until:
+            time.sleep(0.05)
+        yield url
+        writer.close()
+        command.stdin.close()
+        assert command.wait(60) == 0
+
+
+def frame(step, worker=0):
+    ids = [7, 7, 7, 3, 99]
+    return pa.RecordBatch.from_pydict(
+        {
+            "step": pa.array([step] * 5),
+            "contributor": pa.array([worker] * 5),
+            "table": pa.array(["user", "user", "user", "<b>item", "user"]),
+            "id": pa.array(ids),
+            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(np.ones(10, np.float32)), 2),
+        }
+    )
+
+
+def live(url):
+    with urllib.request.urlopen(url + "live.json", timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_what_the_page_draws_is_told_as_plain_values(replaying):
+    told = live(replaying)
+    assert told["metrics"]["penstock_required_frames"] == 3
+    assert told["hot"][0][:2] == ["user", 7]
+    assert told["hot"][0][2] == pytest.approx(0.75)
+    assert told["tables"] == ["user", "<b>item"]
+    norms = [moment["norms"]["user"] for moment in told["moments"] if "user" in moment["norms"]]
+    assert all(0 < norm < 1 for norm in norms)
+    assert norms
+    assert "got 99" in told["errors"][0]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
+def test_a_browser_shows_it(replaying, tmp_path):
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=2500",
+        f"--user-data-dir={tmp_path}/c",
+    ]
+    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", replaying], capture_output=True, text=True, timeout=120)
+    text = re.sub(r"<[^>]+>", " ", done.stdout.partition("<script>")[0])
+    assert 'data-ready="yes"' in done.stdout
+    assert 'id="state" class="">live<' in done.stdout
+    assert "of 3 frames in" in text
+    assert "rows, id_out_of_range" in text
+    assert "&lt;b&gt;item" in text  # shown as text, not obeyed
+    assert re.search(r"user\s+7\s+75.0 %", text)
+    assert re.search(r"an optimizer step takes [\d.]+ [mµ]s", text)
+    assert done.stdout.count("<polyline") >= 2

@@ -1,0 +1,265 @@
+"""Metrics: what a scrape says during a run, and that it ends as the report does."""
+
+import json
+import logging
+import math
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+from penstock.cli.server import TEXT, Server, address_of
+from penstock.errors import UsageError
+from penstock.metrics import Metrics, escaped, quantile
+
+UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "per_second")
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+
+
+def config():
+    tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em')]
+    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
+
+
+def batches(num=12):
+    """Frames of four rows; every fifth is stale, and each has one bad row."""
+    for at in range(num):
+        ids = pa.array([1, 2, 1, 99])
+        values = pa.array(np.ones(8, np.float32))
+        step = at // 2 - 2 if at % 5 == 4 else 10**6
+        yield pa.RecordBatch.from_pydict(
+            {
+                "id": ids,
+                "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
+                "table": pa.array(["user"] * 4),
+                "step": pa.array([step] * 4),
+                "contributor": pa.array([at] * 4),
+                "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
+            }
+        )
+
+
+def parsed(text):
+    """Prometheus' text: sample → value. Every sample must follow its HELP and TYPE."""
+    values, told = {}, set()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            told.add(line.split()[2])
+        else:
+            name, value = line.rsplit(" ", 1)
+            assert name.partition("{")[0].removesuffix("_sum").removesuffix("_count") in told
+            values[name] = float(value)
+    return values
+
+
+def scraped(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"] == TEXT
+        return parsed(answer.read().decode())
+
+
+def same_as_report(values, report):
+    """Every number of the report is a metric."""
+    assert values["penstock_rows_total"] == report["rows"]
+    assert values["penstock_frames_total"] == report["frames"]
+    assert values["penstock_stale_frames_total"] == report["stale"]
+    assert values["penstock_steps_total"] == report["steps"]
+    assert values["penstock_pending_frames"] == report["pending"]
+    assert values["penstock_global_steps"] == report["global_step"]
+    assert values["penstock_held_bytes"] == report["held_bytes"]
+    assert values["penstock_run_seconds"] == pytest.approx(report["seconds"], rel=0.5, abs=0.1)
+    for reason, number in report["dropped"].items():
+        assert values[f'penstock_dropped_rows_total{{reason="{reason}"}}'] == number
+    for name, table in report["tables"].items():
+        assert values[f'penstock_table_rows_total{{table="{escaped(name)}"}}'] == table["rows"]
+        assert values[f'penstock_table_distinct_ids{{table="{escaped(name)}"}}'] == table["distinct"]
+    for tag, rate in enumerate(report["learning_rates"] or ()):
+        assert values[f'penstock_learning_rate_ratio{{tag="{tag}"}}'] == pytest.approx(rate)
+
+
+def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report():
+    engine = ps.Engine(config(), num_required=2)
+    metrics = Metrics(engine)
+    server, during = Server(("127.0.0.1", 0), {"/metrics": (TEXT, metrics.text)}), []
+
+    def watched():
+        for batch in batches():
+            during.append(scraped(server.url + "/metrics"))
+            yield batch
+
+    try:
+        report = engine.run(watched(), on_bad_row="drop").to_dict()
+        after = scraped(server.url + "/metrics")
+    finally:
+        server.close()
+    rows = [values["penstock_rows_total"] for values in during]
+    assert rows == sorted(rows)
+    assert 0 == rows[0] < rows[-1] < report["rows"]
+    assert any(values["penstock_pending_frames"] == 1 for values in during)
+    assert report["stale"] > 0
+    assert report["dropped"] == {"id_out_of_range": 12}
+    same_as_report(after, report)
+    stale = {name: n for name, n in after.items() if name.startswith("penstock_stale_lateness")}
+    assert sum(stale.values()) == report["stale"]
+    assert after['penstock_table_unique_ratio{table="user"}'] == report["steps"] * 2 / report["tables"]["user"]["rows"]
+
+
+def test_every_metric_has_its_unit_in_its_name_and_its_row_in_the_docs():
+    engine = ps.Engine(config())
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    names = [metric.name for metric in Metrics(engine).collect()]
+    assert len(set(names)) == len(names) > 20
+    for name in names:
+        assert name.endswith(UNITS), name
+        assert f"`{name}`" in page, name
+
+
+def test_a_new_run_begins_anew_and_what_is_applied_without_one_counts(tmp_path):
+    engine = ps.Engine(config(), num_required=2)
+    metrics = Metrics(engine)
+    engine.run(batches(), on_bad_row="drop")
+    report = engine.run(batches(4), on_bad_row="drop")
+    assert metrics.plain()["penstock_rows_total"] == report.rows
+    engine.apply({"user": (np.array([3]), np.ones((1, 2), np.float32))}, learning_rates=[0.1])
+    assert metrics.plain()["penstock_rows_total"] == report.rows + 1
+
+
+def test_a_checkpoint_has_an_age_and_a_size(tmp_path):
+    engine = ps.Engine(config(), num_required=2)
+    assert "penstock_checkpoint_bytes" not in Metrics(engine).plain()
+    engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "run1")
+    told = Metrics(engine).plain()
+    size = sum(path.stat().st_size for path in (tmp_path / "run1").glob("*.base"))
+    assert told["penstock_checkpoint_bytes"] == size
+    assert told["penstock_checkpoint_steps"] == engine.global_step
+    assert 0 <= told["penstock_checkpoint_age_seconds"] < 60
+    assert told["penstock_stage_seconds_total"]["save"] > 0
+
+
+def test_steps_are_timed_and_a_steady_state_compiles_nothing():
+    engine = ps.Engine(config(), num_required=2)
+    metrics = Metrics(engine)
+    engine.run(batches(), on_bad_row="drop")
+    before = metrics.plain()
+    report = engine.run(batches(), on_bad_row="drop")
+    after = metrics.plain()
+    assert after["penstock_step_seconds_count"] == report.steps
+    assert 0 < after["penstock_step_seconds"]["0.5"] <= after["penstock_step_seconds"]["0.99"]
+    assert after["penstock_compiles_total"] == before["penstock_compiles_total"]
+
+
+def test_quantiles_are_values_that_occurred():
+    assert quantile([], 0.5) is math.nan
+    assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.5, 0.9, 1.0)] == [2.0, 4.0, 4.0]
+    assert quantile([7.0], 0.01) == 7.0
+
+
+def test_names_of_others_cannot_break_the_format():
+    assert escaped('a"b\\c\nd') == 'a\\"b\\\\c\\nd'
+    text = Metrics(ps.Engine(config())).text()
+    assert 'penstock_table_rows_total{table="it\\"em"} 0\n' in text
+
+
+@pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UsageError, match="expected HOST:PORT"):
+        address_of(address, "--metrics")
+
+
+def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    write_log(tmp_path / "log.arrows")
+    server = Server(("127.0.0.1", 0), {})
+    try:
+        address = server.url.removeprefix("http://")
+        files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
+        assert main(["replay", *files, "--metrics", address]) == 6
+        assert capsys.readouterr().err.startswith(f"penstock: {address}: cannot listen: address already in use")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(server.url + "/other", timeout=10)
+    finally:
+        server.close()
+
+
+def write_log(path):
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "id": pa.array([1, 2, 1]),
+            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 2),
+        }
+    )
+    with pa.ipc.new_stream(str(path), batch.schema) as writer:
+        for _ in range(5):
+            writer.write_batch(batch)
+
+
+def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(tmp_path):
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    write_log(tmp_path / "log.arrows")
+    words = ["replay", "tables.pbtxt", "-", "--num-required", "2", "--json"]
+    words += ["--metrics", "127.0.0.1:0", "--metrics-file", "metrics.jsonl"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as done:
+        url = done.stderr.readline().decode().split()[1]
+        assert scraped(url)["penstock_rows_total"] == 0  # it waits for its input
+        out, _ = done.communicate((tmp_path / "log.arrows").read_bytes(), timeout=60)
+    report = json.loads(out)
+    assert done.returncode == 0
+    assert url.endswith("/metrics")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["penstock_rows_total"] == 0
+    assert (lines[-1]["penstock_rows_total"], lines[-1]["penstock_pending_frames"]) == (
+        report["rows"],
+        report["pending"],
+    )
+    assert lines[-1]["penstock_table_distinct_ids"] == {"user": report["tables"]["user"]["distinct"]}
+
+
+def test_a_metrics_file_that_cannot_be_written_is_exit_6_before_the_work(tmp_path, capsys):
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    write_log(tmp_path / "log.arrows")
+    files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
+    assert main(["replay", *files, "--metrics-file", str(tmp_path)]) == 6
+    assert "cannot write: is a directory" in capsys.readouterr().err
+
+
+def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
+    began = []
+
+    class Tracer:
+        @contextmanager
+        def start_as_current_span(self, name):
+            began.append(name)
+            yield
+
+    engine = ps.Engine(config(), num_required=2)
+    engine.watch.tracer = Tracer()
+    report = engine.run(batches(), on_bad_row="drop")
+    assert began == ["penstock.run", *["penstock.step"] * report.steps]
+
+
+def test_runs_are_told_to_the_standard_librarys_logging(caplog):
+    engine = ps.Engine(config(), num_required=2)
+    with caplog.at_level(logging.INFO, logger="penstock"):
+        report = engine.run(batches(), on_bad_row="drop")
+        with pytest.raises(ps.InputError):
+            engine.run(batches())
+    began, ended, _, failed = caplog.records
+    assert (began.message, ended.message) == ("run began", "run ended")
+    assert ended.penstock["rows"] == report.rows
+    assert failed.levelno == logging.WARNING
+    assert "run ended by InputError" in failed.message

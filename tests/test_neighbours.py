@@ -1,0 +1,226 @@
+"""Sources that are other libraries' tables, by the Arrow capsule protocol: the result is that of Arrow's own.
+
+Each runs where its library is installed (``pip install 'penstock[neighbours]'``), and says what is lost on the way;
+docs/neighbours.md tells the same to people.
+"""
+
+import contextlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+
+DIM, ROWS = 4, 200
+
+
+def config():
+    tables = [ps.TableConfig(50, DIM, name="user"), ps.TableConfig(50, DIM, name="item")]
+    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(0.1))
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    """Rows of five steps for two tables, as pyarrow has them."""
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal(ROWS * DIM).astype(np.float32)
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(ROWS, dtype=np.int32) % 2), ["user", "item"])
+    columns = {
+        "step": pa.array(np.arange(ROWS) // 40),
+        "table": names,
+        "id": pa.array(rng.integers(0, 50, ROWS)),
+        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), DIM),
+    }
+    return pa.table(columns)
+
+
+@pytest.fixture
+def tensors(gradients):
+    """The same with gradients as fixed-shape tensors."""
+    storage = gradients["gradient"].combine_chunks()
+    tensor = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), storage)
+    return gradients.set_column(3, "gradient", tensor)
+
+
+@pytest.fixture(scope="module")
+def expected(gradients):
+    return state_of(gradients)
+
+
+def state_of(source, **more):
+    engine = ps.Engine(config())
+    report = engine.run(source, **more)
+    assert (report.rows, report.frames) == (ROWS, 5)
+    return engine.state_hash()
+
+
+def types_of(source):
+    return {f.name: f.type for f in pa.RecordBatchReader.from_stream(source).schema}
+
+
+def metadata_of(source):
+    return pa.RecordBatchReader.from_stream(source).schema.metadata or {}
+
+
+def with_table_key(gradients):
+    """One table's rows that say whose they are in the schema's metadata alone."""
+    mine = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
+    return mine.replace_schema_metadata({"penstock.table": "user"})
+
+
+# ---- polars
+
+
+def test_polars_gives_the_same_bits(gradients, tensors, expected):
+    pl = pytest.importorskip("polars")
+    assert state_of(pl.from_arrow(gradients)) == expected
+    assert state_of(pl.from_arrow(tensors)) == expected
+
+
+def test_polars_turns_a_dictionary_of_strings_into_one_of_views(gradients, expected):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients)
+    assert types_of(frame)["table"].value_type == pa.string_view()
+    plain = frame.with_columns(pl.col("table").cast(pl.String))
+    assert types_of(plain)["table"] == pa.string_view()
+    assert state_of(plain) == expected
+
+
+def test_polars_lists_are_large_and_double_and_need_equal_lengths_only_by_table(gradients, expected):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients).with_columns(pl.col("gradient").cast(pl.List(pl.Float64)))
+    assert types_of(frame)["gradient"] == pa.large_list(pa.float64())
+    assert state_of(frame) == expected  # float32 became float64 and back: the same values
+
+
+def test_polars_loses_the_schemas_metadata_and_table_says_it(gradients):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(with_table_key(gradients))
+    assert b"penstock.table" not in metadata_of(frame)
+    with pytest.raises(ps.InputError, match="table"):
+        ps.Engine(config()).run(frame)
+    wanted = ps.Engine(config())
+    wanted.run(with_table_key(gradients))
+    engine = ps.Engine(config())
+    engine.run(frame, table="user")
+    assert engine.state_hash() == wanted.state_hash()
+
+
+def test_polars_batches_mean_nothing(gradients):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients.drop_columns("step"))
+    with pytest.raises(ps.PenstockError, match="contribution"):
+        ps.Engine(config()).run(frame)
+    assert ps.Engine(config()).run(frame, contribution_rows=50).frames == 4
+
+
+# ---- duckdb
+
+
+@pytest.fixture
+def duck():
+    duckdb = pytest.importorskip("duckdb")
+    with contextlib.closing(duckdb.connect()) as connection:
+        yield connection
+
+
+def test_duckdb_gives_the_same_bits(duck, gradients, expected):
+    duck.register("log", gradients)
+    assert state_of(duck.sql("select * from log")) == expected
+
+
+def test_duckdb_unwraps_tensors_and_dictionaries(duck, tensors, expected):
+    duck.register("log", tensors)
+    types = types_of(duck.sql("select * from log"))
+    assert types["gradient"].list_size == DIM
+    assert not isinstance(types["gradient"], pa.BaseExtensionType)
+    assert types["table"] == pa.string()
+    assert state_of(duck.sql("select * from log")) == expected
+
+
+def test_duckdb_loses_the_schemas_metadata(duck, gradients):
+    duck.register("log", with_table_key(gradients))
+    assert b"penstock.table" not in metadata_of(duck.sql("select * from log"))
+
+
+def test_duckdb_takes_no_half_floats(duck, gradients):
+    half = gradients.set_column(3, "gradient", gradients["gradient"].cast(pa.list_(pa.float16(), DIM)))
+    with pytest.raises(Exception, match="Not implemented"):
+        duck.register("log", half)
+
+
+def test_duckdb_orders_and_filters_before_the_engine(duck, gradients):
+    duck.register("log", gradients)
+    some = duck.sql("select * from log where step >= 2 order by step, id")
+    assert ps.Engine(config()).run(some).frames == 3
+
+
+# ---- pandas
+
+
+@pytest.mark.parametrize("arrow_types", [False, True])
+def test_pandas_gives_the_same_bits(gradients, expected, arrow_types):
+    pd = pytest.importorskip("pandas")
+    frame = gradients.to_pandas(types_mapper=pd.ArrowDtype) if arrow_types else gradients.to_pandas()
+    fixed = pa.types.is_fixed_size_list(types_of(frame)["gradient"])
+    assert fixed == arrow_types  # NumPy's object columns forget the length of their lists
+    assert state_of(frame) == expected
+
+
+def test_pandas_loses_the_schemas_metadata(gradients):
+    pytest.importorskip("pandas")
+    assert b"penstock.table" not in metadata_of(with_table_key(gradients).to_pandas())
+
+
+# ---- nanoarrow
+
+
+def test_nanoarrow_gives_the_same_bits_and_loses_nothing(gradients, tensors, expected):
+    na = pytest.importorskip("nanoarrow")
+    assert state_of(na.ArrayStream(gradients)) == expected
+    assert state_of(na.ArrayStream(tensors)) == expected
+    assert types_of(na.ArrayStream(tensors))["gradient"] == tensors.schema.field("gradient").type
+    assert metadata_of(na.ArrayStream(with_table_key(gradients))) == {b"penstock.table": b"user"}
+
+
+# ---- ADBC
+
+
+def test_adbc_rows_of_numbers_become_gradients_again(gradients, expected):
+    """SQLite has no lists: a gradient is a column per number, in double, and is put together batch by batch."""
+    dbapi = pytest.importorskip("adbc_driver_sqlite.dbapi")
+    values = gradients["gradient"].combine_chunks().flatten().to_numpy().reshape(ROWS, DIM)
+    flat = gradients.drop_columns("gradient").set_column(1, "table", gradients["table"].cast(pa.string()))
+    for at in range(DIM):
+        flat = flat.append_column(f"g{at}", pa.array(values[:, at].astype(np.float64)))
+
+    def batches(cursor):
+        for batch in cursor.fetch_record_batch():
+            numbers = np.stack([batch[f"g{at}"].to_numpy() for at in range(DIM)], axis=1).astype(np.float32)
+            gradient = pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), DIM)
+            columns = {name: batch[name] for name in ("step", "table", "id")}
+            yield pa.RecordBatch.from_pydict(columns | {"gradient": gradient})
+
+    with dbapi.connect() as connection, connection.cursor() as cursor:
+        cursor.adbc_ingest("log", flat)
+        cursor.execute("select * from log")
+        assert state_of(batches(cursor)) == expected
+
+
+# ---- OpenTelemetry
+
+
+def test_opentelemetry_spans_of_a_run_hold_those_of_its_steps(gradients):
+    trace = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    simple = pytest.importorskip("opentelemetry.sdk.trace.export")
+    spans, provider = export.InMemorySpanExporter(), trace.TracerProvider()
+    provider.add_span_processor(simple.SimpleSpanProcessor(spans))
+    engine = ps.Engine(config())
+    engine.watch.tracer = provider.get_tracer("penstock")
+    engine.run(gradients)
+    *steps, run = spans.get_finished_spans()
+    assert [span.name for span in steps] == ["penstock.step"] * 5
+    assert run.name == "penstock.run"
+    assert {span.parent.span_id for span in steps} == {run.context.span_id}

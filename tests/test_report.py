@@ -1,0 +1,134 @@
+"""``--report``: pages that need nothing else, with the numbers behind them."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.cli import main
+from penstock.cli.report import covered, frequencies
+from penstock.cli.svg import Axis, bars, lines, short
+from penstock.cli.uses import IdUses
+
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { dynamic { tag: 0 } } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A configuration and a log: user 7 is in half of the rows, one row in ten is bad."""
+    (tmp_path / "tables.pbtxt").write_text(CONFIG)
+    rng = np.random.default_rng(0)
+    gradient = pa.list_(pa.float32(), 2)
+    schema = pa.schema([("id", pa.int64()), ("gradient", gradient), ("learning_rates", pa.list_(pa.float32()))])
+    with pa.ipc.new_stream(str(tmp_path / "log.arrows"), schema) as writer:
+        for at in range(30):
+            ids = np.where(np.arange(40) % 2, 7, rng.integers(0, 50, 40))
+            ids[0] = 99 if at % 10 == 0 else 3
+            values = pa.array(rng.standard_normal(80).astype(np.float32))
+            columns = [pa.array(ids), pa.FixedSizeListArray.from_arrays(values, 2), pa.array([[0.5 / (1 + at)]] * 40)]
+            columns[2] = columns[2].cast(schema.field(2).type)
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return [str(tmp_path / name) for name in ("tables.pbtxt", "log.arrows")]
+
+
+def page_of(folder):
+    """The page, checked: nothing from outside, pictures that are well-formed."""
+    page = (folder / "index.html").read_text()
+    assert not re.search(r"""(src|href)=|@import|url\(|<script""", page)
+    for picture in re.findall(r"<svg.*?</svg>", page):
+        ET.fromstring(picture)
+    return page
+
+
+def headings(page):
+    return re.findall("<h2>(.*?)</h2>", page)
+
+
+def test_replay_writes_a_page_of_the_run(files, tmp_path, capsys):
+    assert main(["replay", *files, "--on-bad-row", "drop", "--report", str(tmp_path / "page"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    page = page_of(tmp_path / "page")
+    assert headings(page) == [
+        "What it did",
+        "Where the time went",
+        "Flow",
+        "How far rows moved",
+        "Learning rates",
+        "Left out",
+        "Tables",
+        "How often ids came",
+    ]
+    assert "3 id_out_of_range" in page
+    assert told["state_hash"] in page
+    numbers = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert numbers["report"]["rows"] == told["rows"] == 1200
+    assert numbers["live"]["hot"][0][:2] == ["user", 7]
+    assert [moment["rates"][0] for moment in numbers["live"]["moments"]][-1] == pytest.approx(0.5 / 30)
+    assert told["out"] == []
+
+
+def test_what_did_not_happen_has_no_plot(tmp_path):
+    (tmp_path / "t.pbtxt").write_text(CONFIG.replace("dynamic { tag: 0 }", "constant: 0.1"))
+    schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
+    pa.ipc.new_stream(str(tmp_path / "empty.arrows"), schema).close()
+    words = ["replay", str(tmp_path / "t.pbtxt"), str(tmp_path / "empty.arrows"), "--report", str(tmp_path / "page")]
+    assert main(words) == 0
+    assert headings(page_of(tmp_path / "page")) == ["What it did", "Where the time went", "Tables"]
+
+
+def test_inspect_writes_a_page_of_the_ids(files, tmp_path, capsys):
+    assert main(["inspect", files[1], "--report", str(tmp_path / "page")]) == 0
+    page = page_of(tmp_path / "page")
+    assert headings(page)[:3] == [
+        "How often ids come",
+        "What the hottest ids make up",
+        "How many new ids keep coming",
+    ]
+    assert f"report    {tmp_path / 'page' / 'index.html'}" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_exit_6_before_the_work(files, capsys):
+    assert main(["replay", *files, "--report", files[0]]) == 6
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_ids_are_counted_exactly():
+    uses = IdUses()
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 5000, 20_000)
+    for part in np.array_split(ids, 900):
+        uses.add(part)
+    assert sorted(uses.times) == sorted(np.unique(ids, return_counts=True)[1])
+    assert uses.growth[-1][0] <= 20_000
+    assert [rows for rows, _ in uses.growth] == sorted(rows for rows, _ in uses.growth)
+    assert len(uses.growth) <= 400
+
+
+def test_curves_of_ids_say_shares():
+    times = np.array([1, 6, 2, 1])
+    assert frequencies(times) == [(1.0, 0.6), (2.0, 0.2), (3.0, 0.1), (4.0, 0.1)]
+    assert covered(times) == [(25.0, 60.0), (50.0, 80.0), (75.0, 90.0), (100.0, 100.0)]
+    assert (frequencies(times[:0]), covered(times[:0])) == ([], [])
+
+
+def test_axes_begin_and_end_at_their_data_and_survive_odd_data():
+    across = Axis([10.0, 20.0], False, 0, 100)
+    assert (across.at(10), across.at(15), across.at(20)) == (0, 50, 100)
+    assert across.ticks() == [10, 12, 14, 16, 18, 20]
+    powers = Axis([0.0, 0.02, 500.0], True, 0, 100)
+    assert powers.ticks() == [0.01, 0.1, 1, 10, 100, 1000]
+    assert not powers.shows(0.0)
+    assert Axis([], False, 0, 1).ticks()
+    assert Axis([3.0, 3.0], False, 0, 1).ticks()
+    assert lines({"a": [(1.0, 0.0), (2.0, 0.0)]}, "x", "y", log_y=True) == ""
+    assert "&lt;b&gt;" in bars({"<b>": 1.0}, "s")
+    assert [short(x) for x in (0, 0.1234, 1234, 12_345, 2.5e6, 7e9)] == ["0", "0.123", "1234", "12.3 k", "2.5 M", "7 G"]
