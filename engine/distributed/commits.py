@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import _GeneratorContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,13 @@ class SharedWriter(CommitWriter):
         try:
             written = self._written()
             if peers.rank:
-                peers.post(0, key, {"file": asdict(written)})
+                peers.post(0, key, {"file": asdict(written), "changed_step": self._draft.contents["changed_step"]})
                 return self._told(number)
-            found = [self._answer(other, f"file of commit {number}")["file"] for other in others]
-            commit = self._named((written, *(DataFile(**file) for file in found)))
+            found = [self._answer(other, f"file of commit {number}") for other in others]
+            # The last step that touched a row touched one of somebody's.
+            changed = max(of["changed_step"] for of in (self._draft.contents, *found))
+            self._draft = replace(self._draft, contents={**self._draft.contents, "changed_step": changed})
+            commit = self._named((written, *(DataFile(**of["file"]) for of in found)))
             self._folder.tidy(self._keep, commit)
         except BaseException as error:
             for other in others:
