@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean
+.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean \
+	tpu-matrix tpu-small tpu-installed
 
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
@@ -66,6 +67,23 @@ bench: .venv/installed
 docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+# Every step compiled for every generation of TPU, and the table of docs/tpu.md (about half an hour of one core; what is
+# done is kept, so that it can be cut short). tpu-small is the part that CI looks at.
+tpu-matrix: build/tpu/installed
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu_matrix \
+		--results build/tpu/results.jsonl --write docs/tpu.md $(ARGS)
+
+tpu-small: build/tpu/installed
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu_matrix --small $(ARGS)
+
+tpu-installed: build/tpu/installed
+
+# In an environment of its own: where libtpu is, every start of jax looks for a TPU.
+build/tpu/installed: .venv/installed
+	$(BIN)/python -m venv build/tpu
+	build/tpu/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt 'jax[tpu]' pyarrow protobuf
+	touch $@
 
 dist: .venv/installed
 	rm -rf dist

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
+    from penstock.activations.coo import CooIds
     from penstock.activations.deduplication import DeduplicationData
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.engine_config_pb2 import EngineConfig
@@ -55,18 +56,21 @@ if TYPE_CHECKING:
         ConfigError,
         DeltasGoneError,
         InputError,
+        PeerError,
         PenstockError,
         ServiceError,
         StateError,
         TakeTimeoutError,
         TruncatedInputError,
         UsageError,
+        UsageTypeError,
     )
     from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
 _NAMES = {
+    "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),
@@ -110,12 +114,14 @@ _NAMES = {
         "ConfigError",
         "DeltasGoneError",
         "InputError",
+        "PeerError",
         "PenstockError",
         "ServiceError",
         "StateError",
         "TakeTimeoutError",
         "TruncatedInputError",
         "UsageError",
+        "UsageTypeError",
     ),
     "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
@@ -137,6 +143,7 @@ __all__ = [
     "ConditionalAccumulator",
     "ConfigError",
     "Constant",
+    "CooIds",
     "DeduplicationData",
     "DeltasGoneError",
     "DynamicLearningRate",
@@ -152,6 +159,7 @@ __all__ = [
     "MDLAdagradLight",
     "Momentum",
     "OnlineYogi",
+    "PeerError",
     "PenstockError",
     "ProximalAdagrad",
     "ProximalYogi",
@@ -172,6 +180,7 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "UsageError",
+    "UsageTypeError",
     "UserDefinedProgram",
     "stage_fn",
 ]

@@ -29,6 +29,7 @@ from penstock.deltas import Deltas
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.io.arrays import one_frame
+from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
@@ -74,17 +75,20 @@ class Engine:
         self._failed: str | None = None
         self._rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
-        self._state = State(config, mesh, self.seed, num_threads(threads))
+        self._state = self._make_state(mesh, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
-        self._saves = Saves(self)
+        self._saves = self._make_saves()
         self._watchers: WeakSet[Deltas] = WeakSet()
         self._changed_step = 0  # the last one that touched a row
         self.watch = Watch(lambda name, ids: self._state.table(name).read(ids))
         required = config.gate_num_required or 1 if num_required is None else whole("num_required", num_required, 1)
         gate = FrameGate(required, self.apply)
+        is_share = self._state.is_share
         stores = {
-            spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean")
-            for spec in config.tables
+            name: TableStore(
+                spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=reduction == "mean", is_share=is_share
+            )
+            for name, spec in self._state.held.items()
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
@@ -155,6 +159,14 @@ class Engine:
         """
         return self._exchange.send(gradients, learning_rates, deduplication_data)
 
+    @between_steps
+    def warmup(self) -> int:
+        """Compile every program that steps, lookups and checkpoints will ask for; returns how many there are.
+
+        Without it each is compiled when first needed, which on a TPU takes seconds. Nothing is applied.
+        """
+        return self._state.warm()
+
     def flush(self) -> bool:
         """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
         self._check_ready()
@@ -214,7 +226,8 @@ class Engine:
         """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
 
         Over each table by name: the name and a zero byte, vocabulary_size and dim (int64), the weights, then
-        each slot in slot order, rows in id order, little-endian float32; at the end the global step (int64).
+        each slot in slot order, rows in id order, little-endian float32 (weights of 16 bits as such); at the end the
+        global step (int64).
         """
         return self._state.hash(self.global_step)
 
@@ -260,7 +273,16 @@ class Engine:
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
-    # ---- inside
+    # ---- inside; what an engine of several processes does otherwise comes first
+
+    def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
+        return State(self.config, mesh, self.seed, threads)
+
+    def _make_saves(self) -> Saves:
+        return Saves(self)
+
+    def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
+        return FrameReader(source, options)
 
     @between_steps
     def _seen(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
@@ -279,7 +301,7 @@ class Engine:
         for watcher in self._watchers:
             watcher.before_change()
         with self.watch.step(coalesced):
-            self._state.apply(coalesced, rates)
+            self._state.apply(coalesced, rates, self.global_step)
         if self._state.touches(coalesced):
             self._changed_step = self.global_step + 1
         for watcher in self._watchers:

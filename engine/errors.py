@@ -17,6 +17,10 @@ class UsageError(PenstockError, ValueError):
     """An argument is wrong: a value out of range, or options that exclude each other."""
 
 
+class UsageTypeError(UsageError, TypeError):
+    """An argument is of the wrong type, where TensorFlow says TypeError; a ValueError too, as every wrong one is."""
+
+
 class StateError(PenstockError, RuntimeError):
     """Saved or live state is corrupt or does not fit: wrong tables, wrong shapes, an engine that failed mid-step."""
 
@@ -73,3 +77,7 @@ class TakeTimeoutError(PenstockError, TimeoutError):
 
 class CancelledError(PenstockError, concurrent.futures.CancelledError):
     """The accumulator was closed, while a take waited or before the call."""
+
+
+class PeerError(PenstockError, ConnectionError):
+    """Another process of the same job is gone, cannot be reached, or is somewhere else in the work."""

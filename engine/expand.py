@@ -42,7 +42,8 @@ def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: s
     """The gain of every lookup; None where all are 1.
 
     samples : shape (n,), ascending; weights : float32, shape (n,), None: all 1; combiner : sum, mean or sqrtn
-    A sample whose weights (mean) or squared weights (sqrtn) sum to zero gets the scale 0, and never NaN.
+    A sample whose weights (mean) or squared weights (sqrtn) sum to zero gets the scale 0, and never NaN. Where a sum is
+    so small that one over it is infinite, its weights are divided by it.
     """
     if combiner == "sum":
         return weights
@@ -52,7 +53,12 @@ def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: s
         divisors = totals if combiner == "mean" else np.sqrt(totals)
         scales = np.where(totals == 0, np.float32(0), np.float32(1) / divisors)
         scaled: Float32 = scales[samples]
-        return scaled if weights is None else weights * scaled
+        if weights is None:
+            return scaled
+        found: Float32 = weights * scaled
+        if not np.isfinite(scales).all():
+            found = np.where(np.isfinite(scaled), found, weights / divisors[samples])
+    return found
 
 
 def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32:

@@ -18,7 +18,7 @@ from penstock.deltas import Deltas
 from penstock.gate import Gate
 from penstock.io.delta_file import DeltaWriter
 from penstock.io.quarantine import parse_on_bad_row
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.reader import ReadOptions
 from penstock.rates import Given, LearningRates
 from penstock.stats import Counters, Report, TableReport
 
@@ -37,7 +37,7 @@ class FlowArguments(TypedDict, total=False):
     table : of rows that do not say theirs
     columns : role → name, where the stream's columns have other names
     contribution_rows : cut frames of that many rows, where batches mean nothing and there is no step
-    merge : "step" merges sorted sources by step
+    merge : "step" merges sorted sources by step, "round" takes a frame of each source in turn
     learning_rates : by tag, a mapping or a sequence; before the column and the schedules
     on_bad_row : "error" (default) stops before the frame; "drop" leaves the row out and counts it; "quarantine=FILE"
         also puts it into an Arrow file, whole when the run returns or raises (docs/bad_rows.md)
@@ -121,7 +121,7 @@ class Flow:
             allow_missing_end=allow_missing_end,
             unseen=True,
         )
-        self._reader = FrameReader(source, options)
+        self._reader = engine._reader(source, options)
         self._flush, self._progress, self._shield = flush, progress, shield
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
         self._skipped = 0

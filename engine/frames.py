@@ -62,6 +62,7 @@ class Frame:
     bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
     audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
     truncated : ids that sequences were too short for, left out; they are no rows
+    fingerprint : what a position is to know of the whole frame, where these rows are a share of it; None: they are all
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -74,6 +75,7 @@ class Frame:
     bad_rows: tuple[Any, ...] = ()
     audit: Callable[[], Frame] | None = None
     truncated: int = 0
+    fingerprint: str | None = None
 
     def audited(self) -> Frame:
         """This frame, valid for certain. Raises InputError."""

@@ -11,12 +11,11 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
@@ -36,26 +35,53 @@ Float32 = npt.NDArray[np.float32]
 WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slots
 
 
+class Configured(Protocol):
+    """What tables are made from."""
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]: ...
+
+    @property
+    def sharding_strategy(self) -> str: ...
+
+
 class State:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
     threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
     """
 
-    def __init__(self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+    is_share = False  # of several processes' tables
+
+    def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+        from penstock.bridge import variants
         from penstock.bridge.layout import Layout
+        from penstock.bridge.staging import Dispatcher
         from penstock.bridge.tables import DeviceTable, check_memory, make_mesh
 
         self.specs = {spec.name: spec for spec in config.tables}
         self._tables: dict[str, DeviceTable] = {}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
-        check_memory(mesh, sum(4 * s.vocabulary_size * s.dim * (1 + len(s.slots)) for s in self.specs.values()))
+        lanes, dispatcher = variants.lanes(mesh), Dispatcher()
+        layouts = {
+            name: Layout(
+                name,
+                spec.vocabulary_size,
+                spec.dim,
+                len(spec.slots),
+                mesh.size,
+                mod,
+                lanes,
+                bfloat16=spec.storage_dtype == "bfloat16",
+            )
+            for name, spec in self.specs.items()
+        }
+        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
         for name, spec in self.specs.items():
-            layout = Layout(name, spec.vocabulary_size, spec.dim, len(spec.slots), mesh.size, mod)
             starts = [start for _, start in spec.slots]
-            table = DeviceTable(mesh, layout, spec.rule, starts, outside, threads=threads)
-            table.fill(start_of(spec, seed))
+            table = DeviceTable(mesh, layouts[name], spec.rule, starts, outside, threads=threads, dispatcher=dispatcher)
+            table.fill(self.start_of(spec, seed))
             self._tables[name] = table
 
     def table(self, name: str) -> DeviceTable:
@@ -64,19 +90,36 @@ class State:
             raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
         return self._tables[name]
 
+    @property
+    def held(self) -> Mapping[str, TableSpec]:
+        """The tables as this process holds them: whole."""
+        return self.specs
+
+    def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+        """How a table that is held starts: (first, count) → rows."""
+        return start_of(spec, seed)
+
+    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+        """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
+        return sums
+
     def parts(self, name: str) -> dict[str, int]:
         """Name → part of the device table: the weights first, then the slots in TensorFlow's order."""
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag."""
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
+        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
         for name, contributions in coalesced.items():
             spec = self.specs[name]
             rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
             assert rate is not None  # a valid configuration has one or the other
-            for rows in contributions or ([_no_rows(spec)] if spec.rule.non_lazy else []):
-                self._tables[name].apply_segments(rows.parts, rate)
+            for turn, rows in enumerate(contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])):
+                self._tables[name].apply_segments(rows.parts, rate, step, turn)
+
+    def warm(self) -> int:
+        """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
+        return sum(table.warm() for table in self._tables.values())
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Whether a step with these rows changes any."""
@@ -128,7 +171,7 @@ class State:
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
             for part in range(table.num_parts):
                 for block in table.stream(part):
-                    digest.update(np.ascontiguousarray(block, "<f4").data)
+                    digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
         digest.update(struct.pack("<q", global_step))
         return digest.hexdigest()
 
@@ -173,6 +216,13 @@ class State:
             bad = given[(given < 0) | (given >= size)][0]
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
         return given.astype(np.int64)
+
+
+def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+    """Rows as they are kept, little-endian: of 16 bits the upper half of the float32 that they are seen as."""
+    if not bfloat16:
+        return np.ascontiguousarray(block, "<f4")
+    return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
 
 
 def _no_rows(spec: TableSpec) -> Coalesced:

@@ -23,16 +23,21 @@ Task = Callable[[], bool]
 class TableStore:
     """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening.
 
+    is_share : other processes hold other rows of the table; where frames are not accumulated, one that has no row here
+        is kept all the same, so that the frames held have the same numbers everywhere
+
     A frame comes in by ``begin``, then every one of its tasks, then ``end``; or ``undo`` where a task said no.
     Tasks may run on threads of their own.
     """
 
-    def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool) -> None:
+    def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
         self.dim = dim
         self._accumulate = accumulate
         self._mean = mean and accumulate
         self._accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
         self._whole: list[Coalesced] = []  # frames done, where they are not accumulated
+        nothing = Coalesced(((np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
+        self._of_no_rows = [nothing] if is_share else []
         self._rows_begun = 0
         self.num_rows = 0
 
@@ -56,7 +61,7 @@ class TableStore:
         self._accumulator.end()
         self.num_rows += self._rows_begun
         if not self._accumulate:
-            self._whole += self._drained()
+            self._whole += self._drained() or self._of_no_rows
 
     def cancel(self) -> None:
         """The frame that was begun will not come."""

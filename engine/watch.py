@@ -20,6 +20,7 @@ from penstock.stats import Counters
 
 T = TypeVar("T")
 log = logging.getLogger("penstock")
+log.addHandler(logging.NullHandler())  # who sets nothing up hears nothing: without it Python prints warnings to stderr
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # that quantiles are taken over
@@ -69,14 +70,19 @@ class Watch:
         try:
             with self._span("penstock.run"):
                 yield
+        except GeneratorExit:  # who pulled its deltas has let it go
+            self._ended()
+            raise
         except BaseException as error:
             self._ended("run ended by %s: %s", type(error).__name__, error)
             raise
         else:
-            self._ended("run ended")
+            self._ended()
 
-    def _ended(self, message: str, *of: Any) -> None:
+    def _ended(self, message: str = "run ended", *of: Any) -> None:
         self.ended_s = self.clock()
+        share = self.share()
+        self.share = lambda: share  # asking the reader for it would keep its files mapped
         told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if of else logging.INFO
         log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})

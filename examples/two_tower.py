@@ -3,7 +3,8 @@
 Users have a history of clicked items (a ragged feature, averaged) and an id; items have an id and tags (weighted,
 sqrtn). Each tower is a dense layer over its features' activations; the score of a pair is the towers' dot product, and
 the loss is the cross entropy of whether the pair was clicked. Every step: ``recv_activations`` → ``jax.grad`` of the
-model by its parameters and by the activations → SGD of the dense part here, ``send_gradients`` for the tables.
+model by its parameters and by the activations → SGD of the dense part here (by optax where that is installed, with
+``pip install 'penstock[examples]'``, else written out), ``send_gradients`` for the tables.
 
 The same training runs beside it with tables as ordinary JAX parameters, gradients and Adagrad dense; losses and tables
 must agree to rounding, and the loss must fall. Clicks are drawn from hidden vectors: there is something to learn.
@@ -14,7 +15,9 @@ must agree to rounding, and the loss must fall. Clicks are drawn from hidden vec
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,12 @@ import numpy as np
 
 import penstock as ps
 
+try:
+    import optax
+except ImportError:
+    optax = None
+
+Dense = dict[str, jax.Array]
 USERS, ITEMS, TAGS, DIM, HIDDEN = 60, 80, 40, 8, 16
 BATCH, STEPS, MOST = 64, 300, 4  # MOST: ids of one sample
 DENSE_RATE, TABLE_RATE, ACCUMULATOR = 1.0, 0.3, 1e-4
@@ -33,6 +42,7 @@ def main() -> int:
     losses, reference, apart = train()
     first, last = np.mean(losses[:20]), np.mean(losses[-20:])
     print(f"{STEPS} steps of {BATCH} pairs: loss {first:.4f} at first, {last:.4f} at last")
+    print("dense part by " + ("plain SGD" if optax is None else f"optax {optax.__version__}"))
     print(f"against dense tables: losses differ by {np.abs(losses - reference).max():.1e}, rows by {apart:.1e}")
     good = last < 0.3 * first and np.abs(losses - reference).max() < 1e-4 and apart < 1e-3
     print("good" if good else "BAD")
@@ -44,17 +54,19 @@ def train() -> tuple[np.ndarray, np.ndarray, float]:
     engine, dense = new_engine(), new_dense_part()
     tables = {name: jnp.asarray(engine.table(name)) for name in TABLES}
     accumulators = {name: jnp.full_like(table, ACCUMULATOR) for name, table in tables.items()}
-    reference = (dense, tables, accumulators)
+    start, descend = dense_optimizer()
+    state = start(dense)
+    reference, reference_step = (dense, state, tables, accumulators), dense_reference(descend)
     losses, reference_losses = [], []
     for ids, weights, clicked in batches():
         activations, dedup = engine.recv_activations(ids, weights)
         loss, (of_dense, of_activations) = gradients(dense, activations, clicked)
-        dense = descend(dense, of_dense)
+        dense, state = descend(dense, state, of_dense)
         engine.send_gradients(of_activations, deduplication_data=dedup)
         losses.append(loss)
         reference_loss, reference = reference_step(reference, matrices(ids, weights), clicked)
         reference_losses.append(reference_loss)
-    apart = max(float(jnp.abs(engine.table(name) - reference[1][name]).max()) for name in TABLES)
+    apart = max(float(jnp.abs(engine.table(name) - reference[2][name]).max()) for name in TABLES)
     return np.array(losses), np.array(reference_losses), apart
 
 
@@ -68,7 +80,7 @@ def new_engine() -> ps.Engine:
 # ---- the model
 
 
-def new_dense_part() -> dict[str, jax.Array]:
+def new_dense_part() -> Dense:
     keys = jax.random.split(jax.random.key(2))
     return {
         tower: jax.random.normal(key, (2 * DIM, HIDDEN)) / np.sqrt(2 * DIM)
@@ -76,7 +88,7 @@ def new_dense_part() -> dict[str, jax.Array]:
     }
 
 
-def loss_of(dense: dict[str, jax.Array], activations: dict[str, jax.Array], clicked: jax.Array) -> jax.Array:
+def loss_of(dense: Dense, activations: dict[str, jax.Array], clicked: jax.Array) -> jax.Array:
     user = jnp.concatenate([activations["user_id"], activations["history"]], axis=1) @ dense["user"]
     item = jnp.concatenate([activations["item_id"], activations["tags"]], axis=1) @ dense["item"]
     score = jnp.sum(user * item, axis=1)
@@ -86,8 +98,20 @@ def loss_of(dense: dict[str, jax.Array], activations: dict[str, jax.Array], clic
 gradients = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
 
 
-def descend(parameters: dict[str, jax.Array], by: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return jax.tree.map(lambda p, g: p - DENSE_RATE * g, parameters, by)
+def dense_optimizer() -> tuple[Callable[[Dense], Any], Callable[[Dense, Any, Dense], tuple[Dense, Any]]]:
+    """Makes the optimizer's state, and takes a step: (parameters, state, gradients) → (parameters, state)."""
+    if optax is None:
+        return (lambda _: ()), lambda dense, state, by: (
+            jax.tree.map(lambda p, g: p - DENSE_RATE * g, dense, by),
+            state,
+        )
+    sgd = optax.sgd(DENSE_RATE)
+
+    def descend(dense: Dense, state: Any, by: Dense) -> tuple[Dense, Any]:
+        updates, state = sgd.update(by, state, dense)
+        return optax.apply_updates(dense, updates), state
+
+    return sgd.init, descend
 
 
 # ---- the same with dense tables
@@ -106,17 +130,22 @@ def matrices(ids: dict[str, list], weights: dict[str, list | None]) -> dict[str,
     return found
 
 
-@partial(jax.jit, donate_argnums=0)
-def reference_step(state, by, clicked):
-    dense, tables, accumulators = state
+def dense_reference(descend: Callable[[Dense, Any, Dense], tuple[Dense, Any]]) -> Callable[..., Any]:
+    """One step with tables as parameters, gradients of the tables' size, and Adagrad."""
 
-    def loss(dense, tables):
-        return loss_of(dense, {name: by[name] @ tables[table] for name, table in FEATURES.items()}, clicked)
+    @partial(jax.jit, donate_argnums=0)
+    def step(whole, by, clicked):
+        dense, state, tables, accumulators = whole
 
-    value, (of_dense, of_tables) = jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
-    accumulators = jax.tree.map(lambda a, g: a + g * g, accumulators, of_tables)
-    tables = jax.tree.map(lambda t, g, a: t - TABLE_RATE * g / jnp.sqrt(a), tables, of_tables, accumulators)
-    return value, (descend(dense, of_dense), tables, accumulators)
+        def loss(dense, tables):
+            return loss_of(dense, {name: by[name] @ tables[table] for name, table in FEATURES.items()}, clicked)
+
+        value, (of_dense, of_tables) = jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
+        accumulators = jax.tree.map(lambda a, g: a + g * g, accumulators, of_tables)
+        tables = jax.tree.map(lambda t, g, a: t - TABLE_RATE * g / jnp.sqrt(a), tables, of_tables, accumulators)
+        return value, (*descend(dense, state, of_dense), tables, accumulators)
+
+    return step
 
 
 # ---- the clicks

@@ -20,7 +20,7 @@ class ReadOptions:
     table : of rows that do not say theirs
     columns : role → name, where the streams use other names
     contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
-    merge : "step" merges sources that are sorted by step
+    merge : "step" merges sources that are sorted by step, "round" takes a frame of each source in turn
     on_bad_row : "error" (stop before the frame), "drop" (leave the row out, count it) or "quarantine" (also hand it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
     unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
@@ -42,7 +42,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_columns(self.columns)
         choices = {
-            "merge": (self.merge, (None, "step")),
+            "merge": (self.merge, (None, "step", "round")),
             "on_bad_row": (self.on_bad_row, ("error", "drop", "quarantine")),
             "gradient_dtype": (self.gradient_dtype, (None, "bfloat16", *FLOATS)),
         }

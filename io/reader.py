@@ -28,7 +28,7 @@ Frames = Generator[Frame, None, None]
 
 
 class FrameReader:
-    """Iterate to get the frames of a source, or of several in the order given, or merged by step.
+    """Iterate to get the frames of a source, or of several in the order given, merged by step, or in turn.
 
     first_bad : the first row dropped for each reason, as an error message
     """
@@ -49,7 +49,7 @@ class FrameReader:
         """The frames, each with the number of its source."""
         self._verified = []
         if self.options.merge is not None:
-            yield from self._merged()
+            yield from self._merged() if self.options.merge == "step" else self._in_turn()
             return
         for number, source in enumerate(self.sources):
             self._reading = number
@@ -75,6 +75,18 @@ class FrameReader:
             keyed = [stack.enter_context(closing(self._sorted(n, source))) for n, source in enumerate(self.sources)]
             for _, number, frame in heapq.merge(*keyed, key=lambda entry: entry[:2]):
                 yield number, frame
+
+    def _in_turn(self) -> Generator[tuple[int, Frame], None, None]:
+        """In rounds: the next frame of every source, in the order of the sources; one that has ended sits out."""
+        with ExitStack() as stack:
+            going = {n: stack.enter_context(closing(self._frames(source))) for n, source in enumerate(self.sources)}
+            while going:
+                for number in list(going):
+                    frame = next(going[number], None)
+                    if frame is None:
+                        del going[number]
+                    else:
+                        yield number, frame
 
     def _sorted(self, number: int, source: Source) -> Generator[tuple[int, int, Frame], None, None]:
         last: int | None = None

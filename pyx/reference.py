@@ -119,6 +119,13 @@ def pad(
     return out_rows, out_grads
 
 
+def fill(lines: Int64, offsets: Int64, grads: Float32, untouched: int, out: Int32) -> None:
+    """Lay the bits of rows into lines of words; the rest is ``untouched``."""
+    out[:] = untouched
+    for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):
+        out[line, offset : offset + len(grad)] = grad.view(np.int32)
+
+
 def update_rows(
     table: Float32,
     segments: Iterable[tuple[Int64, Float32]],
@@ -144,8 +151,10 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
     if combiner == "sum":
         return weights.copy()
     divisors = totals if combiner == "mean" else [np.sqrt(total) for total in totals]
-    scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
-    return np.array([w * scales[s] for s, w in zip(samples.tolist(), weights, strict=True)], np.float32)
+    with np.errstate(over="ignore"):
+        scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
+    pairs = zip(samples.tolist(), weights, strict=True)
+    return np.array([w * scales[s] if np.isfinite(scales[s]) else w / divisors[s] for s, w in pairs], np.float32)
 
 
 def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:

@@ -80,6 +80,34 @@ def test_dense_and_multi_hot_input(kind):
     assert engine.recv_activations([kind([[1, 2], [3, 3], [0, 0], [5, 0]])])[0][0][:, 0].tolist() == [6, 12, 0, 10]
 
 
+def test_lists_may_be_nested_like_an_input_shape_of_several_axes():
+    table = ps.TableConfig(6, 2, name="t", combiner="sum")
+    for length, shape in ((0, (2, 3)), (2, (2, 3, 2))):
+        feature = ps.FeatureConfig(table, name="f", output_shape=shape, max_sequence_length=length)
+        engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], None, ps.SGD(1.0)))
+        flat, nested = [[1], [2, 3], [], [], [1], [5]], [[[1], [2, 3], []], [[], [1], [5]]]
+        found = [engine.recv_activations([given])[0][0] for given in (flat, nested)]
+        assert found[0].shape == (*shape, 2)
+        assert found[0].tobytes() == found[1].tobytes()
+
+
+def test_a_length_that_the_shape_does_not_end_in_makes_no_sequence():
+    """An output_shape says what comes out: as in TensorFlow the ids of a sample are then combined."""
+    table = ps.TableConfig(6, 2, name="t", combiner="sum")
+    feature = ps.FeatureConfig(table, name="f", output_shape=(4,), max_sequence_length=3)
+    engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], None, ps.SGD(1.0)))
+    (activations,), dedup = engine.recv_activations([[[0, 2], [], [4], [1, 1, 3, 3]]])
+    assert (activations.shape, dedup.truncated) == ((4, 2), 0)
+
+
+def test_weights_so_small_that_one_over_their_sum_is_infinite_still_give_a_mean():
+    engine = engine_of(combiner="mean")
+    weights = [[[1e-45, 1e-45], [], [1e-40], [2e-40, 2e-40, 4e-40]]]
+    (activations,), dedup = engine.recv_activations([RAGGED], weights)
+    np.testing.assert_allclose(activations[:, 0], [2, 0, 8, 4], rtol=1e-3)
+    assert engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=dedup)
+
+
 def test_a_sequence_keeps_its_ids_apart_and_is_cut_and_counted():
     engine = engine_of(max_sequence_length=2)
     (activations,), dedup = engine.recv_activations([[[1, 2, 3], [], [5], [4, 4]]])
@@ -226,6 +254,9 @@ def test_the_same_gradients_are_not_applied_twice():
         ([np.zeros(4)], "feature 'f': expected integer ids, got float64"),
         ([np.array([0, 1, 2, 6])], "feature 'f': expected 0 <= id < 6, got 6"),
         ([[[-1], [], [], []]], "feature 'f': expected 0 <= id < 6, got -1"),
+        ([[[1], [2**70], [], []]], "feature 'f': expected 0 <= id < 6, got 1180591620717411303424"),
+        ([[1, 2, 3, 2**64]], "feature 'f': expected 0 <= id < 6, got 18446744073709551616"),
+        ([[[[1], [2, 3]], [], [], []]], "feature 'f': expected ids of a sample as a flat list"),
         ([pa.array([[1], [None], [], []])], "feature 'f': ids hold 1 nulls"),
         ([RAGGED, RAGGED], "features: expected 1 entries, nested like the features, got 2"),
         ({"g": RAGGED}, r"features: expected a mapping with the features' keys \(f\), got keys g"),
@@ -397,6 +428,7 @@ def test_expansion_equals_its_twin_bit_for_bit(combiner):
     rng = np.random.default_rng(3)
     samples = np.sort(rng.integers(0, 7, 40))
     weights = rng.normal(size=40).astype(np.float32)
+    weights[samples == 2] *= np.float32(1e-40)
     rows, gradients = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(7, 3)).astype(np.float32)
     by = reference.gains(samples, weights, 7, combiner)
     np.testing.assert_array_equal(expand.gains(samples, weights, 7, combiner), by)

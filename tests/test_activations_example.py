@@ -4,17 +4,37 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "two_tower.py"
 
 
-def test_the_two_tower_example_learns_and_equals_its_dense_reference():
+@pytest.fixture
+def example():
     spec = importlib.util.spec_from_file_location("two_tower", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("dense_part", ["plain", "optax"])
+def test_the_two_tower_example_learns_and_equals_its_dense_reference(example, dense_part):
+    if dense_part == "plain":
+        example.optax = None
+    else:
+        pytest.importorskip("optax", reason="the extra 'examples' is not installed")
     losses, reference, apart = example.train()
     assert len(losses) == 300
     assert np.mean(losses[:20]) > 0.65  # guessing: 0.69
     assert np.mean(losses[-20:]) < 0.15
     np.testing.assert_allclose(losses, reference, atol=1e-4)
     assert apart < 1e-3
+
+
+def test_it_does_not_learn_that_well_without_its_tables(example, monkeypatch):
+    """So the loss above says something of send_gradients."""
+    monkeypatch.setattr(example.ps.Engine, "send_gradients", lambda *_, **__: True)
+    example.optax, example.STEPS = None, 150
+    losses, reference, _ = example.train()
+    assert np.mean(losses[-20:]) > 0.3
+    assert np.mean(reference[-20:]) < np.mean(losses[-20:]) - 0.1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.bridge.ahead import Programs
 from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout, bucket
 from penstock.bridge.tables import DeviceTable, make_mesh
 from penstock.config.embedding import EmbeddingConfig
@@ -63,15 +64,9 @@ def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, mesh_of):
-    from penstock.bridge import programs
-
     mesh = make_mesh(mesh_of(devices))
     layout = Layout("t", 200_000, 32, 1, devices, False)
-    table = jax.ShapeDtypeStruct(layout.shape, np.float32)
-    rows = jax.ShapeDtypeStruct((devices, 256), np.int32)
-    grads = jax.ShapeDtypeStruct((devices, 256, 32), np.float32)
-    lowered = programs.apply(mesh, UpdateRule("adagrad", 1)).lower(table, rows, grads, np.float32(1), np.int32(0))
-    memory = lowered.compile().memory_analysis()
+    memory = Programs(mesh, layout, UpdateRule("adagrad", 1), "xla").at("apply", 256).memory_analysis()
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 20
 
@@ -108,13 +103,8 @@ def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, varian
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_an_update_of_every_row_needs_no_second_table(devices, mesh_of):
-    from penstock.bridge import programs
-
     layout = Layout("t", 1_000_000, 32, 2, devices, False)
-    table = jax.ShapeDtypeStruct(layout.shape, np.float32)
-    touched = jax.ShapeDtypeStruct(layout.shape[:1], bool)
-    program = programs.sweep(make_mesh(mesh_of(devices)), NON_LAZY)
-    memory = program.lower(table, touched, np.float32(1), np.int32(0)).compile().memory_analysis()
+    memory = Programs(make_mesh(mesh_of(devices)), layout, NON_LAZY, "xla").at("sweep").memory_analysis()
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 23
 
@@ -124,6 +114,7 @@ def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(variant, comp
     table = whole_table(5000, 4, mesh_of(2), variant)
     for size in (3, 700):
         table.apply(*some_rows(size, size, 5000, 4), 0.1)
+    table.wait()  # compiled when it is dispatched, by another thread
     compilations.clear()
     for step in range(10):
         table.apply(*some_rows(step, [3, 0, 700][step % 3] - step % 2 * (step % 3 > 1), 5000, 4), 0.1 * step)

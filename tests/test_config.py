@@ -142,10 +142,15 @@ def test_an_optimizer_without_a_public_formula_is_kept_but_not_run(algorithm):
         _ = config.tables
 
 
-def test_bfloat16_storage_is_not_run():
-    config = engine('table { name: "a" storage_dtype: BFLOAT16 }')
-    with pytest.raises(ConfigError, match="table 'a': storage_dtype BFLOAT16 is not yet supported"):
+def test_integer_storage_is_not_run():
+    config = engine('table { name: "a" storage_dtype: INT32 }')
+    with pytest.raises(ConfigError, match="table 'a': storage_dtype INT32 is not yet supported"):
         config.table("a")
+
+
+def test_the_storage_dtype_of_a_table_is_that_of_its_settings():
+    assert engine('table { name: "a" storage_dtype: BFLOAT16 }').table("a").storage_dtype == "bfloat16"
+    assert engine('table { name: "a" storage_dtype: FLOAT32 }').table("a").storage_dtype == "float32"
 
 
 def test_an_unknown_table_names_its_neighbour():

@@ -130,8 +130,8 @@ def test_a_learning_rate_that_does_not_descend_is_found(rate):
     assert (finding.code, finding.severity) == ("PS207", "warning")
 
 
-def test_bfloat16_storage_is_found():
-    found = engine('table { name: "a" storage_dtype: BFLOAT16 }', PLAIN + "mode: TRAINING").lint()
+def test_integer_storage_is_found():
+    found = engine('table { name: "a" storage_dtype: INT32 }', PLAIN + "mode: TRAINING").lint()
     assert [finding.code for finding in found] == ["PS105"]
 
 

@@ -64,8 +64,8 @@ SCENES = {
         schema = batches[0].schema
     """,
 }
-# Lines for data flows that are not installed here: they are only compiled.
-ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow)")
+# Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
+ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
 
 
 def blocks(page, language):
@@ -109,6 +109,10 @@ def test_the_generated_reference_names_everything():
     assert "### Engine.run\n" in api
     assert "### Engine.global_step\n" in api
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_page_is_in_the_sites_navigation():

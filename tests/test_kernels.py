@@ -8,7 +8,6 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.digest import Digest
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.partition import locate, pad, place
 
@@ -374,30 +373,3 @@ def test_an_owner_over_capacity_is_an_error_not_an_overrun():
     owners, rows, _ = place(np.arange(13), 13, 5, False, 5, 3, 1)
     with pytest.raises(ValueError, match="more rows than the capacity of 12"):
         pad(owners, rows, np.ones((13, 2), np.float32), 1, 12, 15)
-
-
-# ---- digest
-
-
-@given(
-    st.lists(
-        st.one_of(st.binary(max_size=300), st.integers(0, 3000).map(lambda n: (bytes(range(251)) * 12)[:n])), max_size=6
-    )
-)
-def test_the_digest_is_blake2bp_however_the_bytes_come(pieces):
-    digest = Digest()
-    for piece in pieces:
-        digest.update(piece)
-    assert digest.hexdigest() == reference.digest(b"".join(pieces))
-
-
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 1536, 1537, 100_003])
-def test_the_digest_at_the_ends_of_blocks_and_stripes(size):
-    data = np.random.default_rng(size).bytes(size)
-    whole, halves = Digest(), Digest()
-    whole.update(data)
-    assert whole.hexdigest() == reference.digest(data)
-    halves.update(data[: size // 2])
-    halves.hexdigest()  # a look at it changes nothing
-    halves.update(data[size // 2 :])
-    assert halves.hexdigest() == reference.digest(data)

@@ -111,7 +111,7 @@ CASES = [
         "table_descriptor[1]",
     ),
     ("PS104", GOOD + "batch_size_per_tensor_core: 8", "feature_descriptor"),
-    ("PS105", engine('table { name: "a" storage_dtype: BFLOAT16 }'), "table[0].storage_dtype"),
+    ("PS105", engine('table { name: "a" storage_dtype: INT32 }'), "table[0].storage_dtype"),
     ("PS106", GOOD + "num_hosts: 11", "table_descriptor[0].vocabulary_size"),
     (
         "PS107",

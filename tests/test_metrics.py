@@ -263,3 +263,9 @@ def test_runs_are_told_to_the_standard_librarys_logging(caplog):
     assert ended.penstock["rows"] == report.rows
     assert failed.levelno == logging.WARNING
     assert "run ended by InputError" in failed.message
+
+
+def test_whoever_sets_no_logging_up_hears_nothing():
+    code = "import penstock.watch as w; w.log.warning('run ended by a bug')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -5,7 +5,8 @@
 
 Speed: 65,536 samples look up 8 ids each with weights, and every id occurs ``--reuse`` times on average (uniform). The
 gradients of the samples lie in memory, as Arrow has them. One side multiplies while it sums, the other writes every
-lookup's gradient into an array (numpy: take, then multiply in place) and sums that; the same accumulator, one thread.
+lookup's gradient into an array (numpy: take, then multiply in place; numpy has one thread for that) and sums that. Sums
+are taken as the engine takes them, on one thread and on all; until the device's step would begin.
 The sides take turns; in a turn a side runs once uncounted, so that it does not begin with the caches as the other left
 them, and once counted; medians. Both must give the same bits.
 
@@ -19,6 +20,7 @@ It cannot say what a replay gains: reading and the optimizer's step come on top,
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import statistics
@@ -33,7 +35,9 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.pyx.accumulator import Accumulator
+from penstock.crew import Crew
+from penstock.frames import Rows
+from penstock.store import TableStore
 
 SAMPLES, PER_SAMPLE = 1 << 16, 8
 IDS = 1 << 14  # of the memory's measurement
@@ -43,6 +47,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], default=[32, 64, 128])
     arguments.add_argument("--reuse", type=lambda text: [int(r) for r in text.split(",")], default=[4, 16])
+    arguments.add_argument(
+        "--threads", type=lambda text: [int(t) for t in text.split(",")], default=[1, os.cpu_count()]
+    )
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--no-memory", action="store_true")
     arguments.add_argument("--child", nargs=2, type=int, metavar=("LOOKUPS", "DIM"), help=argparse.SUPPRESS)
@@ -51,11 +58,10 @@ def main() -> int:
         child(*given.child)
         return 0
     print(f"{platform.machine()}, {os.cpu_count()} CPUs: {processor()}; numpy {np.__version__}\n")
-    print("| dim | reuse | written out, ms | summed at once, ms | times |\n|---|---|---|---|---|")
-    for dim in given.dims:
-        for reuse in given.reuse:
-            written, fused = speed(dim, reuse, given.rounds)
-            print(f"| {dim} | {reuse} | {written:.1f} | {fused:.1f} | {written / fused:.1f} |", flush=True)
+    print("| threads | dim | reuse | written out, ms | summed at once, ms | times |\n|---|---|---|---|---|---|")
+    for threads, dim, reuse in itertools.product(given.threads, given.dims, given.reuse):
+        written, fused = speed(dim, reuse, threads, given.rounds)
+        print(f"| {threads} | {dim} | {reuse} | {written:.1f} | {fused:.1f} | {written / fused:.1f} |", flush=True)
     if not given.no_memory:
         print("\n| lookups | dim | RssAnon rises by, MB | lookups × dim, MB |\n|---|---|---|---|")
         for lookups in (1 << 19, 1 << 21):
@@ -64,33 +70,29 @@ def main() -> int:
     return 0
 
 
-def speed(dim: int, reuse: int, rounds: int) -> tuple[float, float]:
+def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float]:
     """Median milliseconds of writing out and summing, and of summing at once."""
     rng, lookups = np.random.default_rng(0), SAMPLES * PER_SAMPLE
     vocabulary = lookups // reuse
     ids, samples = rng.integers(0, vocabulary, lookups), np.repeat(np.arange(SAMPLES), PER_SAMPLE)
     gradients, gains = rng.standard_normal((SAMPLES, dim), np.float32), rng.random(lookups, np.float32)
-    accumulator = Accumulator(dim, vocabulary_size=vocabulary)
+    store, crew = TableStore(vocabulary, dim, accumulate=True, mean=True), Crew(threads)
 
-    def summed(*block: Any) -> list[Any]:
-        for part in range(accumulator.begin([(ids, *block)], 0)):
-            accumulator.add_part(part, 0, True)
-        accumulator.end()
-        return accumulator.drain_parts()
+    def summed(rows: Rows) -> Any:
+        crew.run(store.begin([rows], 0, 1 << threads.bit_length() - 1))
+        store.end()
+        return store.drain()[0].parts
 
-    def written() -> list[Any]:
+    def written() -> Any:
         rows = np.take(gradients, samples, axis=0)
         rows *= gains[:, None]
-        return summed(rows, None, None)
+        return summed(Rows(ids, rows))
 
-    def fused() -> list[Any]:
-        return summed(gradients, samples, gains)
+    def fused() -> Any:
+        return summed(Rows(ids, gradients, samples, gains))
 
-    ((_, wanted),) = written()
-    ((_, found),) = fused()
-    if wanted.tobytes() != found.tobytes():
+    if [sums.tobytes() for _, sums in written()] != [sums.tobytes() for _, sums in fused()]:
         raise SystemExit("the two sides have different bits")
-    del wanted, found
     times = [(turn(written), turn(fused)) for _ in range(rounds)]
     return statistics.median(w for w, _ in times), statistics.median(f for _, f in times)
 

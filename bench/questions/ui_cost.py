@@ -2,7 +2,8 @@
 
 The same log in memory (--frames frames of --frame-rows rows, zipf ids, two tables, Adagrad) goes through one engine per
 side, in turns: nothing watched; metrics scraped once a second; the live page's look, its data asked for once a second.
-Told are the seconds of the whole run: median, least, most, and the medians' ratio to the side that is not watched.
+Told are the seconds of a whole run and the CPU seconds of the process, who looks included: median, least, most, and the
+medians' ratio to the side that is not watched. On a machine that has other work only CPU seconds say something.
 
     python bench/questions/ui_cost.py --rounds 7
 """
@@ -15,6 +16,7 @@ import platform
 import random
 import statistics
 import threading
+import time
 import urllib.request
 from types import SimpleNamespace
 
@@ -43,21 +45,23 @@ def main() -> None:
     made = batches(args.frame_rows)
     source = [made[number % len(made)] for number in range(args.frames)]
     engines = {side: ps.Engine(config, num_required=4) for side in SIDES}
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    times: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     for number in range(args.rounds + 1):
         for side in random.sample(list(SIDES), len(SIDES)):
-            seconds = timed(engines[side], source, SIDES[side])
+            both = timed(engines[side], source, SIDES[side])
             if number:  # the first round warms up
-                times[side].append(seconds)
+                times[side].append(both)
     print(f"machine   {platform.machine()}, {os.cpu_count()} CPUs; {args.frames} frames of {args.frame_rows:,} rows")
-    base = statistics.median(times["not watched"])
-    for side, of in times.items():
-        middle = statistics.median(of)
-        print(f"{side:16} {middle:.3f} s ({min(of):.3f}–{max(of):.3f})  {100 * (middle / base - 1):+.1f} %")
+    for which, name in enumerate(("seconds", "CPU s")):
+        base = statistics.median(of[which] for of in times["not watched"])
+        for side, pairs in times.items():
+            of = [pair[which] for pair in pairs]
+            middle = statistics.median(of)
+            print(f"{name:8} {side:16} {middle:.3f} ({min(of):.3f}–{max(of):.3f})  {100 * (middle / base - 1):+.1f} %")
 
 
-def timed(engine: ps.Engine, source: list[pa.RecordBatch], flags: dict[str, str]) -> float:
-    """Seconds of one run, with somebody looking."""
+def timed(engine: ps.Engine, source: list[pa.RecordBatch], flags: dict[str, str]) -> tuple[float, float]:
+    """Seconds and CPU seconds of one run, with somebody looking."""
     engine.watch.probe = None
     given = {
         "ui": None,
@@ -77,10 +81,12 @@ def timed(engine: ps.Engine, source: list[pa.RecordBatch], flags: dict[str, str]
 
         looker = threading.Thread(target=look)
         looker.start()
+        started = time.process_time()
         seconds = engine.run(iter(source)).seconds
+        spent = time.process_time() - started
         done.set()
         looker.join()
-    return seconds
+    return seconds, spent
 
 
 def batches(rows: int) -> list[pa.RecordBatch]:

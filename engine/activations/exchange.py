@@ -26,7 +26,7 @@ from penstock.activations.inputs import lookups, num_samples
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
-from penstock.errors import InputError, StateError, UsageError
+from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
@@ -97,7 +97,7 @@ class Exchange:
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
         array = np.asarray(given)
         if array.dtype != np.float32:
-            raise UsageError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")
+            raise UsageTypeError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")
         if array.shape != shape:
             raise UsageError(f"gradient of {who}: expected shape {list(shape)}, got {list(array.shape)}")
         finite = np.isfinite(array)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.activations.coo import as_coo, by_sample
 from penstock.config.specs import FeatureSpec
-from penstock.errors import ConfigError, InputError, UsageError
+from penstock.errors import InputError, UsageError
 from penstock.expand import Float32, Int64, Lookups, gains
 
 Array = npt.NDArray[Any]
@@ -24,18 +25,25 @@ def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, we
 
     who : how messages call the feature
     given : integers of the feature's input shape, one id per sample; with one more axis, several per sample; or
-        ragged: an Arrow list array, or a list with a list or array of ids per sample
+        ragged: an Arrow list array, or a list with a list or array of ids per sample; or CooIds
     weights : floats, shaped like ``given``
     """
-    num_rows, length = _rows_of(feature, who)
-    ids, lengths = _ragged(given, who, "ids", feature, num_rows)
+    num_rows, length = _rows_of(feature)
+    coo = as_coo(given)
+    if coo is not None:
+        shape = feature.input_shape[:-1] if length else feature.input_shape
+        ids, lengths, weights = by_sample(coo, weights, who, shape)
+    else:
+        ids, lengths = _ragged(given, who, "ids", feature, num_rows)
     ids = _checked_ids(ids, who, vocabulary_size)
     samples = np.repeat(np.arange(num_rows), lengths)
     if length:
         if weights is not None:
             raise UsageError(f"{who}: a sequence feature (max_sequence_length {length}) takes no weights")
         return _sequence(ids, samples, lengths, length)
-    by = None if weights is None else _weights(weights, who, feature, num_rows, lengths)
+    if weights is not None and coo is None:
+        weights = _weights(weights, who, feature, num_rows, lengths)
+    by = None if weights is None else _checked_weights(weights, who)
     return Lookups(ids, samples, gains(samples, by, num_rows, feature.combiner or DEFAULT_COMBINER))
 
 
@@ -44,17 +52,17 @@ def num_samples(feature: FeatureSpec) -> int:
     return math.prod(feature.input_shape)
 
 
-def _rows_of(feature: FeatureSpec, who: str) -> tuple[int, int]:
-    """How many lists of ids a batch has, and the positions of each where it is a sequence, else 0."""
+def is_sequence(feature: FeatureSpec) -> bool:
+    """Whether its ids are kept apart. Where its shape does not end in their number they are combined, as in TensorFlow:
+    an output_shape, or an input shape that ends in 1, may say so."""
     length = feature.max_sequence_length
-    if not length:
-        return num_samples(feature), 0
-    if len(feature.input_shape) < 2 or feature.input_shape[-1] != length:
-        shape = list(feature.input_shape)
-        raise ConfigError(
-            f"{who}: a sequence of at most {length} needs an input shape that ends in {length}, got {shape}"
-        )
-    return num_samples(feature) // length, length
+    return length > 0 and len(feature.input_shape) > 1 and feature.input_shape[-1] == length
+
+
+def _rows_of(feature: FeatureSpec) -> tuple[int, int]:
+    """How many lists of ids a batch has, and the positions of each where it is a sequence, else 0."""
+    length = feature.max_sequence_length if is_sequence(feature) else 0
+    return num_samples(feature) // (length or 1), length
 
 
 def _sequence(ids: Int64, samples: Int64, lengths: Int64, length: int) -> Lookups:
@@ -75,12 +83,29 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec, num_rows: int
     if array is None:
         if not hasattr(given, "__iter__"):
             raise UsageError(f"{who}: expected {what} as an array or a list per sample, got {type(given).__name__}")
-        values = [np.asarray(row).reshape(-1) for row in given]
+        values = [_of_sample(row, who, what) for row in _samples(given, feature)]
         _check_rows(len(values), who, what, num_rows)
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         return (np.concatenate(full) if full else np.zeros(0, np.int64)), _lengths(values)
     per_row = _ids_per_row(array, who, what, feature, num_rows)
     return array.reshape(-1), np.full(num_rows, per_row, np.int64)
+
+
+def _samples(given: Any, feature: FeatureSpec) -> list[Any]:
+    """One entry per sample, of a list of them, or of lists nested like an input shape of several axes."""
+    samples = list(given)
+    shape = feature.input_shape[:-1] if is_sequence(feature) else feature.input_shape
+    if len(samples) == shape[0] != math.prod(shape):
+        for _ in shape[1:]:
+            samples = [one for row in samples for one in (row if np.iterable(row) else [row])]
+    return samples
+
+
+def _of_sample(row: Any, who: str, what: str) -> Array:
+    try:
+        return np.asarray(row).reshape(-1)
+    except ValueError as error:
+        raise UsageError(f"{who}: expected {what} of a sample as a flat list, got {row}") from error
 
 
 def _as_array(given: Any) -> Array | None:
@@ -94,7 +119,7 @@ def _as_array(given: Any) -> Array | None:
 
 
 def _ids_per_row(array: Array, who: str, what: str, feature: FeatureSpec, num_rows: int) -> int:
-    shape = feature.input_shape[:-1] if feature.max_sequence_length else feature.input_shape
+    shape = feature.input_shape[:-1] if is_sequence(feature) else feature.input_shape
     if array.shape == shape:
         return 1
     if array.ndim == len(shape) + 1 and array.shape[:-1] == shape:
@@ -137,6 +162,9 @@ def _lengths(values: list[Array]) -> Int64:
 def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     if not ids.size:
         return np.zeros(0, np.int64)
+    if ids.dtype == object and all(isinstance(one, int) for one in ids):  # one lies beyond int64
+        wrong = next(one for one in ids if not 0 <= one < vocabulary_size)
+        raise InputError(f"{who}: expected 0 <= id < {vocabulary_size}, got {wrong}", reason="id_out_of_range")
     if not np.issubdtype(ids.dtype, np.integer):
         raise UsageError(f"{who}: expected integer ids, got {ids.dtype}")
     bad = (ids < 0) | (ids >= vocabulary_size)
@@ -145,11 +173,15 @@ def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     return ids.astype(np.int64)
 
 
-def _weights(weights: Any, who: str, feature: FeatureSpec, num_rows: int, lengths: Int64) -> Float32:
+def _weights(weights: Any, who: str, feature: FeatureSpec, num_rows: int, lengths: Int64) -> Array:
     values, found = _ragged(weights, who, "weights", feature, num_rows)
     if not np.array_equal(found, lengths):
         row = int(np.argmax(found != lengths))
         raise UsageError(f"{who}: sample {row} has {lengths[row]} ids and {found[row]} weights")
+    return values
+
+
+def _checked_weights(values: Array, who: str) -> Float32:
     if values.dtype.kind not in "fiu" and values.dtype.name != "bfloat16":
         raise UsageError(f"{who}: expected float weights, got {values.dtype}")
     with np.errstate(over="ignore"):

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
 from penstock.config.specs import FeatureSpec
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import ConfigError, UsageError, UsageTypeError
 
 
 def name_of(config: EmbeddingConfig, index: int) -> str:
@@ -59,14 +59,16 @@ def _collect(structure: Any, values: Any, what: str, found: dict[int, Any]) -> N
     if isinstance(structure, Mapping):
         if not isinstance(values, Mapping) or set(values) != set(structure):
             keys = ", ".join(map(str, structure))
-            got = f"keys {', '.join(map(str, values))}" if isinstance(values, Mapping) else type(values).__name__
-            raise UsageError(f"{what}: expected a mapping with the features' keys ({keys}), got {got}")
+            wanted = f"{what}: expected a mapping with the features' keys ({keys}), got"
+            if not isinstance(values, Mapping):
+                raise UsageTypeError(f"{wanted} {type(values).__name__}")
+            raise UsageError(f"{wanted} keys {', '.join(map(str, values))}")
         for key in sorted(structure):
             _collect(structure[key], values[key], what, found)
         return
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         wanted = f"expected a sequence of {len(inside)}, nested like the features"
-        raise UsageError(f"{what}: {wanted}, got {type(values).__name__}")
+        raise UsageTypeError(f"{what}: {wanted}, got {type(values).__name__}")
     if len(values) != len(inside):
         raise UsageError(f"{what}: expected {len(inside)} entries, nested like the features, got {len(values)}")
     for child, value in zip(inside, values, strict=True):

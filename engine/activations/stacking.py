@@ -61,9 +61,9 @@ def stack_tables(
     activation_limit: int | None = None,
     shard_limit: int | None = None,
 ) -> list[TableLayout]:
-    """The layout of every table, stack by stack. First fit, in the order given.
+    """The layout of every table, stack by stack, narrow ones first, then by group. First fit, in the order given.
 
-    activation_limit, shard_limit : bytes of a stack; None: TensorFlow's, 2 MiB and 2 GiB
+    activation_limit, shard_limit : bytes of a stack; None: TensorFlow's, 2 MiB and 2 GiB; 0: none
     """
     if num_partitions < 1 or sparse_cores_per_partition < 1:
         raise UsageError(f"expected at least one core, got {num_partitions} x {sparse_cores_per_partition}")
@@ -85,12 +85,14 @@ def stack_tables(
         stack.tables.append(table)
         stack.activation_bytes += activation
         stack.shard_bytes += shard
+    stacks.sort(key=lambda stack: (stack.width, stack.group))
     return [layout for s in stacks for layout in _layouts(s, num_partitions, sparse_cores_per_partition)]
 
 
 def _fits(stack: _Stack, group: str, width: int, activation: int, shard: int, limits: tuple[int, int]) -> bool:
-    same = (stack.group, stack.width) == (group, width)
-    return same and stack.activation_bytes + activation < limits[0] and stack.shard_bytes + shard < limits[1]
+    needed = (stack.activation_bytes + activation, stack.shard_bytes + shard)
+    room = all(limit == 0 or need < limit for need, limit in zip(needed, limits, strict=True))
+    return room and (stack.group, stack.width) == (group, width)
 
 
 def _layouts(stack: _Stack, num_partitions: int, sparse_cores_per_partition: int) -> list[TableLayout]:

@@ -144,7 +144,13 @@ class DirectTable:
         self._touch = touch(mesh, layout.shape)
         self.array: jax.Array = create(mesh, layout.shape)(self._operand).block_until_ready()
 
-    def apply(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        return (self.array,)
+
+    def apply(
+        self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float, step: int = 0, turn: int = 0
+    ) -> None:
         if not self._non_lazy and not any(len(ids) for ids, _ in segments):
             return
         with self._lock:
@@ -166,8 +172,15 @@ class DirectTable:
             self.read(ids[: len(rows)], rows, part)
         return self.wait
 
+    def drain(self) -> None:
+        """Nothing is under way: every call has waited."""
+
     def wait(self) -> None:
         """Nothing to wait for: every call has."""
+
+    def warm(self) -> int:
+        """The table's two programs were compiled when it was made."""
+        return 2
 
     def _run(self) -> None:
         """What the step has been set to. An error of one device, or more, comes out here."""

@@ -1,44 +1,67 @@
 """Logical ↔ physical: which device holds an id's row, and at which place. Nothing else knows.
 
-The logical table is (vocabulary_size, dim) with slots of the same shape. Physically it is one
-array, float32[devices * rows_per_device, 1 + num_slots, dim], so that a row's weights and slots
-lie side by side and one gather brings both. Rows belong to a fixed number of virtual shards, by
-the configuration's strategy, and shards to devices in contiguous runs: any number of devices up to
+The logical table is (vocabulary_size, dim) with slots of the same shape. Rows belong to a fixed number of virtual
+shards, by the configuration's strategy, and shards to devices in contiguous runs: any number of devices up to
 NUM_SHARDS works, and a row's place inside its shard never depends on it.
+
+A device's rows lie in lines, ``group`` rows in each (line.py says how). On a CPU or GPU a line is one row: its weights
+and slots side by side, so that one gather brings both. On a TPU a line is as wide as its vector registers.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.line import UNTOUCHED, Line, Places
 from penstock.errors import ConfigError
 from penstock.pyx import partition
+from penstock.pyx.id_table import IdTable
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # makes an array: (shape, dtype) →
 
 # Enough that a thousand devices are loaded evenly; costs at most this many padding rows per table.
 NUM_SHARDS = 1024
 
 # Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
+# Sizes of what is sent by lines that rows share are multiples of this: a kernel takes so many at once.
+LINES = 128
 
 
-def bucket(num_rows: int) -> int:
+def bucket(num_rows: int, multiple: int = 8) -> int:
     """The padded number of rows: a ladder of ×1.5 in multiples of 8, so that few programs serve all sizes."""
-    size = 8
+    size = multiple
     while size < num_rows:
-        size = -(-size * 3 // 16) * 8
+        size = -(-size * 3 // (2 * multiple)) * multiple
     return min(size, MAX_BUCKET) if num_rows <= MAX_BUCKET else size
+
+
+def buckets(most: int, multiple: int = 8) -> list[int]:
+    """The ladder, up to where so many rows fit."""
+    sizes = [bucket(1, multiple)]
+    while sizes[-1] < most:
+        sizes.append(bucket(sizes[-1] + 1, multiple))
+    return sizes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of one table live. mod: MOD sharding; else DIV (fact sheet of TensorFlow's shape util)."""
+    """Where the rows of one table live.
+
+    mod : MOD sharding; else DIV (fact sheet of TensorFlow's shape util)
+    lanes : a line's width is a multiple of so many elements: 128 on TPU, else 1
+    bfloat16 : weights are kept in 16 bits, two rows' in a word; slots stay float32
+    """
 
     name: str
     vocabulary_size: int
@@ -46,6 +69,8 @@ class Layout:
     num_slots: int
     num_devices: int
     mod: bool
+    lanes: int = 1
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:
@@ -69,14 +94,31 @@ class Layout:
         return self.shards_per_device * self.rows_per_shard
 
     @property
+    def lines_per_device(self) -> int:
+        return -(-self.rows_per_device // self.line.group)
+
+    @cached_property
+    def line(self) -> Line:
+        """What programs know of a line. Ids only where they count: else tables of one form share their programs."""
+        shards = (self.shards_per_device, self.rows_per_shard)
+        places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards) if self.bfloat16 else None
+        return Line(self.dim, self.num_slots, self.lanes, places)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the physical arrays, whose first axes are cut evenly over the devices."""
+        lines = self.num_devices * self.lines_per_device
+        return tuple((lines, strips, self.line.strip) for strips in self.line.groups)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the physical array; its first axis is cut evenly over the devices."""
-        return self.num_devices * self.rows_per_device, 1 + self.num_slots, self.dim
+        """Of the physical array, where there is one."""
+        (shape,) = self.shapes
+        return shape
 
     @property
     def nbytes(self) -> int:
-        rows, parts, dim = self.shape
-        return 4 * rows * parts * dim
+        return sum(4 * math.prod(shape) for shape in self.shapes)
 
     def place(self, ids: Int64) -> tuple[Int32, Int32, Int64]:
         """The device of every id, its row there, and how many rows each device has."""
@@ -90,25 +132,84 @@ class Layout:
             self.num_devices,
         )
 
-    def partition(self, ids: Int64, rows: Float32) -> Partitioned:
-        """Deal distinct ids and their rows (n, dim) to the devices, padded to a bucket."""
+    def partition(self, ids: Int64, rows: Float32, room: Room = np.empty) -> Partitioned:
+        """Deal distinct ids and their rows (n, dim) to the devices, by lines, padded to a bucket.
+
+        room : makes the arrays that are handed over: (shape, dtype) → array
+        """
+        devices, places, counts = self.place(ids)
+        if self.line.masked:
+            return self._by_lines(devices, places, rows, room)
+        capacity = bucket(int(counts.max(initial=0)))
+        local = room((self.num_devices, capacity), np.int32)
+        padded = room((self.num_devices, capacity, self.dim), np.float32)
+        partition.pad_into(devices, places, rows, self.rows_per_device, local, padded)
+        return Partitioned(local, padded.view(np.int32), counts.astype(np.int32))
+
+    def locate(self, ids: Int64) -> Located:
+        """Where to read distinct ids, padded to a bucket."""
         devices, places, counts = self.place(ids)
         capacity = bucket(int(counts.max(initial=0)))
-        local, padded = partition.pad(devices, places, rows, self.num_devices, capacity, self.rows_per_device)
-        return Partitioned(local, padded, devices)
+        nothing = np.empty((len(ids), 0), np.float32)
+        rows, _ = partition.pad(devices, places, nothing, self.num_devices, capacity, self.padded_rows)
+        return Located(rows, devices)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that a device's lines have room for; a row beyond them lies in no line."""
+        return self.lines_per_device * self.line.group
+
+    def _by_lines(self, devices: Int32, places: Int32, rows: Float32, room: Room) -> Partitioned:
+        line, lines = self.line, self.lines_per_device
+        keys = devices.astype(np.int64) * lines + places // line.group
+        # Dense numbers by first appearance: a line is new where its number is the largest so far.
+        which = IdTable(len(keys)).insert(keys)
+        first = np.ones(len(keys), bool)
+        first[1:] = which[1:] > np.maximum.accumulate(which)[:-1]
+        owners, locals_ = devices[first], places[first] // line.group
+        counts = np.bincount(owners, minlength=self.num_devices)
+        capacity = bucket(int(counts.max(initial=0)), LINES)
+        cells = owners.astype(np.int64) * capacity + _ranks(owners, self.num_devices)
+        local = room((self.num_devices, capacity), np.int32)
+        local[:] = lines + np.arange(capacity)
+        local.reshape(-1)[cells] = locals_
+        words = room((self.num_devices, capacity, line.halves * line.width), np.int32)
+        partition.fill(cells[which], line.offsets(places), rows, UNTOUCHED, words.reshape(-1, words.shape[2]))
+        return Partitioned(local, words, counts.astype(np.int32))
+
+
+def _ranks(owners: Int32, num_owners: int) -> Int64:
+    """The how-manieth each is of its owner's."""
+    out = np.empty(len(owners), np.int64)
+    for owner in range(num_owners):
+        mine = np.flatnonzero(owners == owner)
+        out[mine] = np.arange(len(mine))
+    return out
 
 
 @dataclass(frozen=True)
 class Partitioned:
     """Rows on their way to the devices; axis 0 is the device.
 
-    rows : int32 (devices, bucket), row numbers, unique; pads lie beyond the device's rows
-    values : float32 (devices, bucket, dim)
+    lines : int32 (devices, bucket), numbers of lines, unique; pads lie beyond the device's lines
+    words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
+    counts : int32 (devices,), how many are no pads; those come first
+    """
+
+    lines: Int32
+    words: Int32
+    counts: Int32
+
+
+@dataclass(frozen=True)
+class Located:
+    """Rows to be read; axis 0 is the device.
+
+    rows : int32 (devices, bucket), rows of the device, unique; pads lie beyond its lines
     devices : int32 (n,), the device of every row that came in, to find answers again
     """
 
     rows: Int32
-    values: Float32
     devices: Int32
 
     def collect(self, answers: Float32) -> Float32:

@@ -1,13 +1,13 @@
-"""A table on any backend: rows are dealt to the devices, padded, and XLA gathers, updates and scatters them.
+"""A table on any backend: rows are dealt to the devices by lines, padded, and a compiled program updates them.
 
-The variant for accelerators, and the oracle of the other one (direct.py).
+The way of accelerators, and the oracle of the other one (direct.py). What is dispatched when, and in which host
+memory it waits, is the Dispatcher's (staging.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -16,14 +16,15 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.layout import MAX_BUCKET, Layout, Partitioned
+from penstock.bridge.ahead import Programs
+from penstock.bridge.layout import MAX_BUCKET, Layout
+from penstock.bridge.line import UNTOUCHED
+from penstock.bridge.rounding import key_of, nearest
+from penstock.bridge.staging import Dispatcher
 from penstock.updates import UpdateRule
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
-
-# Dispatches that may be under way: their staging arrays are alive until they have run.
-MAX_IN_FLIGHT = 4
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,49 +42,65 @@ def _at_home(method: Callable[Concatenate[StagedTable, P], R]) -> Callable[Conca
 
 
 class StagedTable:
-    """See ``tables.DeviceTable``, whose methods these are."""
+    """See ``tables.DeviceTable``, whose methods these are.
 
-    def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
-        self._mesh = mesh
-        self._make(layout, rule, starts)
+    dispatcher : in whose order this table's dispatches are
+    """
 
-    @_at_home
-    def _make(self, layout: Layout, rule: UpdateRule, starts: Sequence[float]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        rule: UpdateRule,
+        starts: Sequence[float],
+        variant: str,
+        dispatcher: Dispatcher,
+    ) -> None:
         programs.check_program(layout.name, rule, layout.dim)
-        self.layout = layout
-        mesh = self._mesh
-        self._apply = programs.apply(mesh, rule)
-        self._sweep = programs.sweep(mesh, rule) if rule.non_lazy else None
-        self._write = programs.write(mesh)
-        self._read = programs.read(mesh)
-        self._copy_rows = programs.copy_rows(mesh)
-        self.array: jax.Array = programs.create(mesh, layout.shape, (0.0, *starts))()
-        self._fences: deque[jax.Array] = deque()
+        self._mesh, self.layout, self._rule, self._dispatcher = mesh, layout, rule, dispatcher
+        self._programs = Programs(mesh, layout, rule, variant)
+        self._make(starts)
 
     @_at_home
-    def apply(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
+    def _make(self, starts: Sequence[float]) -> None:
+        lines = self.layout.num_devices * self.layout.lines_per_device
+        self.arrays: tuple[jax.Array, ...]
+        self.arrays = programs.create(self._mesh, self.layout.line, lines, tuple(starts))()
+
+    def apply(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float, step: int, turn: int) -> None:
+        reader = f"table '{self.layout.name}', step {step}"
+        lr, key = np.float32(learning_rate), key_of(self.layout.name, step, turn)
+        self._dispatcher.submit(reader, partial(self._apply, reader, segments, lr, key))
+
+    @_at_home
+    def _apply(self, reader: str, segments: Sequence[tuple[Int64, Float32]], lr: np.float32, key: np.uint32) -> None:
         ids, grads = segments[0]
         if len(segments) > 1:
             ids, grads = (np.concatenate(arrays) for arrays in zip(*segments, strict=True))
-        lr = np.float32(learning_rate)
-        blocks: Iterable[Partitioned] = (self.layout.partition(ids[p], grads[p]) for p in self._slices(len(ids)))
-        if self._sweep is not None:
-            blocks = list(blocks)
-            self._sweep_around(blocks, lr)
-        for block in blocks:
-            self.array, fence = self._apply(self.array, block.rows, block.values, lr, np.int32(0))
-            self._wait_behind(fence)
+        if self._rule.non_lazy:
+            self._sweep_around(reader, ids, lr, key)
+        for cut in self._cuts(ids):
+            arena = self._dispatcher.arena()
+            sent = self.layout.partition(ids[cut], grads[cut], arena.room)
+            apply = self._programs.at("apply", sent.lines.shape[1])
+            self.arrays, fence = apply(self.arrays, sent.lines, sent.words, sent.counts, lr, np.int32(0), key)
+            arena.read_by(reader, fence)
 
     @_at_home
     def write(self, ids: Int64 | int, values: Float32, part: int) -> None:
+        self._dispatcher.drain()
         ids = np.arange(ids, ids + len(values)) if isinstance(ids, int) else ids
-        for cut in self._slices(len(ids)):
-            block = self.layout.partition(ids[cut], values[cut])
-            self.array, fence = self._write(self.array, block.rows, block.values, np.int32(part))
-            self._wait_behind(fence)
+        values = self._as_kept(values, part)
+        for cut in self._cuts(ids):
+            arena = self._dispatcher.arena()
+            sent = self.layout.partition(ids[cut], values[cut], arena.room)
+            write = self._programs.at("write", sent.lines.shape[1])
+            self.arrays, fence = write(self.arrays, sent.lines, sent.words, np.int32(part))
+            arena.read_by(f"table '{self.layout.name}', writing rows", fence)
 
     @_at_home
     def read(self, ids: Int64 | int, out: Float32, part: int) -> None:
+        self._dispatcher.drain()
         ids = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
         if not (ids[1:] > ids[:-1]).all():
             distinct, back = np.unique(ids, return_inverse=True)
@@ -91,42 +108,58 @@ class StagedTable:
             self.read(distinct, rows, part)
             np.take(rows, back, axis=0, out=out)
             return
-        for cut in self._slices(len(ids)):
-            block = self.layout.partition(ids[cut], np.empty((len(ids[cut]), 0), np.float32))
-            out[cut] = block.collect(np.asarray(self._read(self.array, block.rows, np.int32(part))))
+        for cut in self._cuts(ids):
+            where = self.layout.locate(ids[cut])
+            read = self._programs.at("read", where.rows.shape[1])
+            out[cut] = where.collect(np.asarray(read(self.arrays, where.rows, np.int32(part))))
 
     @_at_home
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        """Nothing waits here: the copy is under way behind the updates that are, and before those that come."""
-        block = self.layout.partition(ids, np.empty((len(ids), 0), np.float32))
-        answers = self._copy_rows(self.array, block.rows)
+        """Nothing waits here for a device: the copy is behind the updates under way, and before those that come."""
+        self._dispatcher.drain()
+        where = self.layout.locate(ids)
+        answers = self._programs.at("copy_rows", where.rows.shape[1])(self.arrays, where.rows)
 
         def wait() -> None:
             with jax.transfer_guard("allow"):
-                out[...] = block.collect(np.asarray(answers))[: out.shape[1]].swapaxes(0, 1)
+                out[...] = where.collect(np.asarray(answers))[: out.shape[1]].swapaxes(0, 1)
 
         return wait
 
+    def drain(self) -> None:
+        self._dispatcher.drain()
+
     def wait(self) -> None:
-        while self._fences:
-            self._fences.popleft().block_until_ready()
+        self._dispatcher.wait()
 
-    def _sweep_around(self, blocks: Iterable[Partitioned], lr: np.float32) -> None:
-        """Update every row that is in none of the blocks."""
-        assert self._sweep is not None
-        touched = programs.no_rows(self._mesh, self.layout.shape[0])()
-        mark = programs.mark(self._mesh)
-        for block in blocks:
-            touched = mark(touched, block.rows)
-        self.array, fence = self._sweep(self.array, touched, lr, np.int32(0))
-        self._wait_behind(fence)
+    def warm(self) -> int:
+        return self._programs.warm()
 
-    def _wait_behind(self, fence: jax.Array) -> None:
-        self._fences.append(fence)
-        while len(self._fences) > MAX_IN_FLIGHT:
-            self._fences.popleft().block_until_ready()
+    def _sweep_around(self, reader: str, ids: Int64, lr: np.float32, key: np.uint32) -> None:
+        """Update every row that is none of these."""
+        touched = self._programs.at("no_rows")()
+        for cut in self._cuts(ids):
+            rows = self.layout.locate(ids[cut]).rows
+            touched = self._programs.at("mark", rows.shape[1])(touched, rows)
+        arena = self._dispatcher.arena()
+        self.arrays, fence = self._programs.at("sweep")(self.arrays, touched, lr, np.int32(0), key)
+        arena.read_by(reader, fence)
 
-    def _slices(self, num_rows: int) -> Iterator[slice]:
+    def _as_kept(self, values: Float32, part: int) -> Float32:
+        """Rounded where weights are kept in 16 bits; and no value may be taken for one that did not come."""
+        if self.layout.bfloat16 and part == 0:
+            values = nearest(values)
+        foreign = values.view(np.int32) == UNTOUCHED
+        return np.where(foreign, np.float32(np.nan), values) if foreign.any() else values
+
+    def _cuts(self, ids: Int64) -> Iterator[slice]:
+        """Runs of ids of which no device gets more than one dispatch may bring."""
         at_once = MAX_BUCKET * self.layout.num_devices
-        for start in range(0, num_rows, at_once):
-            yield slice(start, min(start + at_once, num_rows))
+        waiting = [slice(start, min(start + at_once, len(ids))) for start in range(0, len(ids), at_once)][::-1]
+        while waiting:
+            cut = waiting.pop()
+            if self.layout.num_devices > 1 and self.layout.place(ids[cut])[2].max() > MAX_BUCKET:
+                middle = (cut.start + cut.stop) // 2
+                waiting += [slice(middle, cut.stop), slice(cut.start, middle)]
+            else:
+                yield cut

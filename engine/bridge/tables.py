@@ -1,8 +1,8 @@
 """The tables on the devices: made, updated in place, read and written by id.
 
-One array per table (layout.py), behind one of two variants: ``ffi`` on a CPU (direct.py), ``xla``
-everywhere (staged.py). Ids that come in are valid and, for apply and write, distinct: the rooms before
-this one have seen to it.
+A table's arrays (layout.py) are updated by one of several variants (variants.py): where the host is the device, in
+the caller's own call (direct.py), else behind a dispatcher (staged.py). Ids that come in are valid and, for apply
+and write, distinct: the rooms before this one have seen to it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge import direct, programs
+from penstock.bridge import direct, programs, variants
 from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout
 from penstock.bridge.staged import StagedTable
+from penstock.bridge.staging import Dispatcher
 from penstock.updates import UpdateRule
 
 Int64 = npt.NDArray[np.int64]
@@ -52,8 +53,9 @@ class DeviceTable:
     starts : the value that each slot begins with, in slot order; weights begin at 0 until written
     outside : the mesh that copies are given out on, over the same devices in the same order
     threads : that update one device's rows at most, where the host is the device; 0: all it has
-    variant : "ffi" or "xla", for tests and benches; None: what suits the devices and the rule
+    variant : of ``variants.VARIANTS``, for tests and benches; None: what suits the devices and the rule
     target : the instruction set of the ffi variant, for tests and benches; "": this machine's best
+    dispatcher : shared by the tables of one engine, so that they share its arenas; None: one of its own
     """
 
     def __init__(
@@ -67,15 +69,16 @@ class DeviceTable:
         threads: int = 0,
         variant: str | None = None,
         target: str = "",
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         self._mesh, self._outside = mesh, outside or mesh
         self.layout = layout
-        self.variant = variant or ("ffi" if direct.possible(mesh, rule, layout.dim) else "xla")
+        self.variant = variant or variants.choose(mesh, layout, rule)
         self._rows: direct.DirectTable | StagedTable
         if self.variant == "ffi":
             self._rows = direct.DirectTable(mesh, layout, rule, starts, threads, target)
         else:
-            self._rows = StagedTable(mesh, layout, rule, starts)
+            self._rows = StagedTable(mesh, layout, rule, starts, self.variant, dispatcher or Dispatcher())
 
     @property
     def num_parts(self) -> int:
@@ -84,20 +87,27 @@ class DeviceTable:
 
     def pointers(self) -> list[int]:
         """Addresses of the shards. An update in place never moves one; a move means that a table was copied."""
-        return [shard.data.unsafe_buffer_pointer() for shard in self._rows.array.addressable_shards]
+        self._rows.drain()
+        shards = [shard for array in self._rows.arrays for shard in array.addressable_shards]
+        return [shard.data.unsafe_buffer_pointer() for shard in shards]
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """One optimizer application to the rows of distinct ids. grads : float32 (n, dim).
 
-        Where the rule is not lazy all other rows are updated too, with a gradient of 0. The arrays are the
-        caller's again when the call returns; what it started may still run (``wait``).
+        Where the rule is not lazy all other rows are updated too, with a gradient of 0. What the call started may
+        still run when it returns, and with every variant but ffi the arrays are read until ``wait`` has returned.
         """
-        self._rows.apply([(ids, grads)], learning_rate)
+        self.apply_segments([(ids, grads)], learning_rate)
 
-    def apply_segments(self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float) -> None:
-        """``apply`` to the ids of several arrays at once, distinct over all of them: one optimizer application."""
+    def apply_segments(
+        self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float, step: int = 0, turn: int = 0
+    ) -> None:
+        """``apply`` to the ids of several arrays at once, distinct over all of them: one optimizer application.
+
+        step, turn : which step, and which application of it, this is: rounding to 16 bits depends on them
+        """
         if segments:
-            self._rows.apply(segments, learning_rate)
+            self._rows.apply(segments, learning_rate, step, turn)
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)."""
@@ -151,6 +161,10 @@ class DeviceTable:
     def wait(self) -> None:
         """Block until every dispatch is done; an error of the device comes out here."""
         self._rows.wait()
+
+    def warm(self) -> int:
+        """Compile what a step, a lookup or a checkpoint may ask for. Returns how many programs there are."""
+        return self._rows.warm()
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """(first id, how many) of consecutive ranges that make up the table."""

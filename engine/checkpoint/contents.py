@@ -62,7 +62,7 @@ def tables_to_save(engine: Engine) -> dict[str, Saved]:
     """The tables of an engine as a saver wants them."""
     return {
         name: Saved(engine._state.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
-        for name, spec in engine._state.specs.items()
+        for name, spec in engine._state.held.items()
     }
 
 
@@ -113,7 +113,8 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
         raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
     for name, spec in specs.items():
         mine, its = _described(spec), saved[name]
-        for key in ("dim", "optimizer", "slots"):
+        its = {"storage_dtype": "float32", **its}  # commits of before there was another say nothing
+        for key in ("dim", "optimizer", "slots", "storage_dtype"):
             if mine[key] != its[key]:
                 raise StateError(
                     f"{where}: table '{name}' has {key} {_said(its[key])} in the checkpoint and {_said(mine[key])} in "
@@ -142,13 +143,12 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     for name, ids, values in rows_of(folder, commit):
         for part, rows in enumerate(values):
             engine._state.table(name).write(ids, rows, part)
-    last = read_records(folder.path / commit.files[-1].name)
-    stores = {record.about["table"]: record.arrays for record in last if record.kind == "store"}
+    stores = _stores_of(folder, commit)
     contents = commit.contents
 
     def put() -> None:
         for name, store in engine._pipeline.stores.items():
-            store.set_state(stores[name])
+            store.set_state(engine._state.share_of(name, stores[name]))
         engine._pipeline.set_state(contents["pipeline"])
 
     engine.gate.set_state(contents["gate"], put)
@@ -158,6 +158,20 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
     engine._saves.take_up(folder, commit, positions, totals, contents.get("quarantine"))
     engine._saves.deltas_aside = contents.get("deltas")
+
+
+def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """What was held behind the gate, by table; that of several processes together."""
+    found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
+    for file in commit.last_files:
+        for record in read_records(folder.path / file.name):
+            if record.kind == "store":
+                of_table = found.setdefault(record.about["table"], {})
+                for key, array in record.arrays.items():
+                    of_table.setdefault(key, []).append(array)
+    return {
+        table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in found.items()
+    }
 
 
 def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
@@ -175,6 +189,7 @@ def _described(spec: TableSpec) -> dict[str, Any]:
         "dim": spec.dim,
         "optimizer": type(spec.optimizer).__name__,
         "slots": [name for name, _ in spec.slots],
+        "storage_dtype": spec.storage_dtype,
     }
 
 

@@ -23,7 +23,8 @@ from penstock.pyx.digest import Digest
 VERSION = 2
 KEY = "penstock.checkpoint"
 _COMMIT = re.compile(r"(\d{8,})\.commit")
-_OURS = re.compile(r"\d{8,}\.(commit|base|delta)|\.\d{8,}\.(commit|base|delta)\.[\d-]+\.part|\.lock")
+_PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
+_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 
 
@@ -36,14 +37,31 @@ class DataFile:
     digest: str
     parent: str | None
 
+    @property
+    def part(self) -> str:
+        """Whose share of the rows it holds: "-1of2", or "" for all of them."""
+        return self.name.partition(".")[0].lstrip("0123456789")
+
 
 @dataclass(frozen=True)
 class Commit:
-    """files : a base and its deltas, in the order they are read; contents : everything else, plain data."""
+    """files : a base and its deltas, in the order they are read; contents : everything else, plain data.
+
+    Where several processes commit together each has a base and deltas of its own (``parts``), all in one manifest.
+    """
 
     number: int
     files: tuple[DataFile, ...]
     contents: Mapping[str, Any]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(file.part for file in self.files))
+
+    @property
+    def last_files(self) -> tuple[DataFile, ...]:
+        """The last of every part: they hold what is no row, too."""
+        return tuple({file.part: file for file in self.files}.values())
 
     def encoded(self) -> bytes:
         """The manifest: JSON, and on a line of its own the digest of that."""
@@ -118,9 +136,11 @@ class Folder:
             raise self._damaged(path, number, f"cannot be read ({error})") from error
         if named != number:
             raise self._damaged(path, number, f"is commit {named} under another name")
-        for before, file in zip((None, *files), files, strict=False):
-            if file.parent != (before and before.digest):
+        before: dict[str, str] = {}
+        for file in files:
+            if file.parent != before.get(file.part):
                 raise self._damaged(self.path / file.name, number, "is not what comes next in the chain")
+            before[file.part] = file.digest
         return Commit(number, files, found)
 
     def check(self, commit: Commit) -> None:

@@ -106,9 +106,8 @@ class Positions:
                 "sources; give all of them, in the same order"
             )
         if self.num_frames and self._merge != met._merge:
-            raise StateError(
-                f"the checkpoint was made {'with' if self._merge else 'without'} --merge step; resume it the same way"
-            )
+            how = f"with --merge {self._merge}" if self._merge else f"without --merge {met._merge}"
+            raise StateError(f"the checkpoint was made {how}; resume it the same way")
 
     def _check_digest(self, known: Position, met: Position) -> None:
         if met.frames == known.frames and None not in (known.digest, met.digest) and met.digest != known.digest:
@@ -131,11 +130,22 @@ def _digest_with(before: str, frame: Frame) -> str:
     Under it are the step, who sent it, and per table the ids and the first and last gradient: a pass over all gradients
     would cost as much as summing them does. CRC-32 for the ids (3 GB/s; BLAKE2b 0.65), one per frame.
     """
-    said = [before, repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
+    return _next_digest(before, fingerprint(frame))
+
+
+def fingerprint(frame: Frame) -> str:
+    """What a digest has under it of one frame. Where these are some of its rows, who knew all of them has said it."""
+    if frame.fingerprint is not None:
+        return frame.fingerprint
+    said = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
     for table in sorted(frame.rows):
         crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
         for block in blocks:
             crc = zlib.crc32(np.ascontiguousarray(block.ids).data, crc)
         ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
         said += [repr(table), str(crc), *(end.hex() for end in ends)]
-    return hashlib.blake2b("\0".join(said).encode(), digest_size=16).hexdigest()
+    return "\0".join(said)
+
+
+def _next_digest(before: str, said: str) -> str:
+    return hashlib.blake2b(f"{before}\0{said}".encode(), digest_size=16).hexdigest()

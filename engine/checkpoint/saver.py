@@ -129,6 +129,11 @@ class Saver:
         """A commit is under way."""
         return self._writer is not None
 
+    @property
+    def may_begin(self) -> bool:
+        """Another commit need not wait for one that is under way."""
+        return not self.is_busy
+
     def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
         """A step is about to change these rows: lists of distinct ids."""
         began = self._clock()
@@ -157,7 +162,7 @@ class Saver:
             marks.begin(everything=not files)
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
-        self._writer = CommitWriter(self.folder, draft, self._keep, self._ring)
+        self._writer = self._new_writer(draft)
         self._closed, self._spent_s, self._began_s = False, 0.0, self._clock()
         for record in contents.records:
             self._writer.put(partial(_itself, record))
@@ -203,6 +208,9 @@ class Saver:
             self._give_up()
         self._ring.let_go()
         self.folder.unlock()
+
+    def _new_writer(self, draft: Commit) -> CommitWriter:
+        return CommitWriter(self.folder, draft, self._keep, self._ring)
 
     def _give_up(self) -> None:
         assert self._writer is not None
@@ -287,5 +295,7 @@ def _itself(record: Record) -> Record:
 
 def _is_short(last: Commit) -> bool:
     """One more delta may hang on its chain."""
-    base, *deltas = last.files
-    return len(deltas) < MAX_DELTAS and sum(delta.num_bytes for delta in deltas) <= base.num_bytes
+    bases = [file for file in last.files if file.parent is None]
+    deltas = [file for file in last.files if file.parent is not None]
+    size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
+    return len(deltas) < MAX_DELTAS * len(bases) and grown <= size

@@ -38,6 +38,8 @@ class Saves:
     positions : how far the last run has come in its sources
     """
 
+    parts: tuple[str, ...] = ("",)  # of the rows, whose files make up a commit
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._saver: Saver | None = None  # of the last folder: what has changed since
@@ -66,7 +68,7 @@ class Saves:
         """The engine is now what this commit says."""
         self.positions, self._before, self._aside = positions, totals, aside
         # Where the configuration is another one, what it makes of rows that no file holds is not known.
-        same = commit.contents["config"] == encoded(self._engine.config)
+        same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
     def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
@@ -160,13 +162,16 @@ class Saves:
     def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            # What is whole is committed, but not after an error of the commit itself or of a step.
-            if not run.failed and self._engine._failed is None and run.may_commit():
+        except BaseException as error:
+            if self._may_commit(run, error):
                 run.end(shield)
             raise
         else:
             run.end(shield)
+
+    def _may_commit(self, run: Run, error: BaseException) -> bool:
+        """What is whole is committed, but not after an error of the commit itself or of a step."""
+        return not run.failed and self._engine._failed is None and run.may_commit()
 
     @contextmanager
     def _put_aside(self, path: Path | None) -> Iterator[None]:
@@ -259,7 +264,7 @@ class Run:
             with self._engine.gate.still():
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and not self._saver.is_busy and self.may_commit():
+                if due and self._saver.may_begin and self.may_commit():
                     self._begin()
                     self._start_pace()
                 self._saver.advance()

@@ -48,9 +48,11 @@ class CommitWriter:
     Where writing fails, the next call raises what happened, and the folder is as it was.
     """
 
+    part = ""  # of the rows, as ``DataFile.part`` names it
+
     def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
-        self._parent = draft.files[-1].digest if draft.files else None
+        self._parent = next((file.digest for file in reversed(draft.files) if file.part == self.part), None)
         begin = Record("begin", {"parent": self._parent})
         self._records: deque[Late | None] = deque([Late(lambda: begin)])
         self._ring = ring
@@ -127,17 +129,21 @@ class CommitWriter:
 
     def _run(self) -> None:
         try:
-            commit = self._written()
-            self._folder.tidy(self._keep, commit)
-            self.commit = commit
+            self.commit = self._made()
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _written(self) -> Commit:
+    def _made(self) -> Commit:
+        commit = self._named((self._written(),))
+        self._folder.tidy(self._keep, commit)
+        return commit
+
+    def _written(self) -> DataFile:
+        """The data file is on disk."""
         number, files = self._draft.number, self._draft.files
-        path = self._folder.path / f"{number:08}.{'delta' if files else 'base'}"
+        path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
         digest, num_bytes = Digest(), 0
         with durable.appearing(path) as file:
             for piece in self._pieces():
@@ -146,22 +152,29 @@ class CommitWriter:
                 num_bytes += len(piece)
                 file.write(piece)
                 self._hurry.wait(REST * (time.thread_time() - began))
-        last = DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
-        commit = Commit(number, (*files, last), self._draft.contents)
-        with durable.appearing(self._folder.path / f"{number:08}.commit") as file:
+        return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
+
+    def _named(self, last: tuple[DataFile, ...]) -> Commit:
+        """The commit is on disk: its manifest is written when all that it names is. last : the new data files"""
+        commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
+        with durable.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
             file.write(commit.encoded())
         return commit
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
         while (late := self._next()) is not None:
-            for piece in late.record().pieces():
+            for piece in self._kept(late.record()).pieces():
                 for start in range(0, len(piece), AT_ONCE):
                     yield piece[start : start + AT_ONCE]
             if late.lent:
                 with self._changed:
                     self._ring.take_back()
                     self._changed.notify_all()
+
+    def _kept(self, record: Record) -> Record:
+        """A record as it is written."""
+        return record
 
     def _next(self) -> Late | None:
         with self._changed:

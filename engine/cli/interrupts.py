@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupts:
@@ -60,3 +61,15 @@ class Interrupts:
         self._waiting = True
         if not self._shielded:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """While in here the signals go to a handler of the command's own. In another thread than the main one: nothing."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in SIGNALS if main}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

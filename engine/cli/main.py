@@ -17,7 +17,7 @@ from penstock.cli.compile_cache import keep_compiled
 from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
-from penstock.errors import ConfigError, InputError, PenstockError, StateError, UsageError
+from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code. What each says of itself
 # stands here once more (a test compares), so that ``penstock --help`` loads none of them, nor what they need.
@@ -31,6 +31,7 @@ COMMANDS = {
     "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
+    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
     "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
@@ -42,6 +43,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InputError, INPUT),
     (ConfigError, CONFIG),
     (StateError, STATE),
+    (PeerError, RESOURCE),
     (PenstockError, FAILED),
     (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),

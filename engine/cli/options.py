@@ -180,13 +180,7 @@ def make_devices(wanted: int | None) -> Any:
     import numpy as np
     from jax.sharding import Mesh
 
-    # A device count that the environment forces has been decided by the user; jax refuses to hear two.
-    forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
-    settings: Any = jax.config  # its fields are made at run time
-    if not forced and settings.jax_num_cpu_devices < (wanted or 1):
-        # Refused where jax is running already (a program called main): what it has is counted below.
-        with contextlib.suppress(RuntimeError):
-            settings.update("jax_num_cpu_devices", wanted or 1)
+    set_cpu_devices(wanted)
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
@@ -200,3 +194,16 @@ def make_devices(wanted: int | None) -> Any:
         why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
         raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here{why}")
     return Mesh(np.asarray(devices[:wanted]), ("shard",))
+
+
+def set_cpu_devices(wanted: int | None) -> None:
+    """On a CPU that many host devices are made, or one; before anybody asks jax for its devices."""
+    import jax
+
+    # A device count that the environment forces has been decided by the user; jax refuses to hear two.
+    forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
+    settings: Any = jax.config  # its fields are made at run time
+    if not forced and settings.jax_num_cpu_devices < (wanted or 1):
+        # Refused where jax is running already (a program called main): make_devices counts what it has.
+        with contextlib.suppress(RuntimeError):
+            settings.update("jax_num_cpu_devices", wanted or 1)

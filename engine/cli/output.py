@@ -112,8 +112,8 @@ class ProgressLine:
     colours, so NO_COLOR is obeyed without being asked for.
     """
 
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty()
+    def __init__(self, on: bool = True) -> None:
+        self._on = on and sys.stderr.isatty()
         self._plain = os.environ.get("TERM") == "dumb"
         self._started = time.monotonic()
         self._drawn = 0.0

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.checkpoint.folder import Folder
 from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
+from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
 from penstock.cli.options import (
     MAX_DEVICES,
     MAX_THREADS,
@@ -71,7 +72,11 @@ def add(commands: Any) -> None:
         choices=("mean", "sum"),
         help="mean: divide a row's sum by the frames that held it (default: the configuration's, or mean)",
     )
-    gate.add_argument("--merge", choices=("step",), help="merge sources that are sorted by step, one per worker")
+    gate.add_argument(
+        "--merge",
+        choices=("step", "round"),
+        help="step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
+    )
     gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
     gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
     gate.add_argument(
@@ -110,9 +115,15 @@ def add(commands: Any) -> None:
         help="threads of the host (default: one per CPU; results do not depend on it)",
     )
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
+    add_options(command)
 
 
 def run(args: argparse.Namespace) -> int:
+    with joined(args):
+        return replay(args)
+
+
+def replay(args: argparse.Namespace) -> int:
     columns, rates = columns_of(args), learning_rates_of(args)
     _, quarantine = parse_on_bad_row(args.on_bad_row)
     check_sources(args.sources)
@@ -120,19 +131,19 @@ def run(args: argparse.Namespace) -> int:
     # What is wrong with the flags or missing is said before the tables are made.
     check_given(rates, config.num_tags)
     ReadOptions(config.sizes, table=args.table)
-    open_sources(args.sources)
+    open_sources(own_sources(args))
     check_checkpoint(args)
-    if quarantine is not None and not args.resume:
+    if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
     deltas = deltas_of(args)
     file = file_of_deltas(args)
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
-    out = Output(args.json, aside=args.deltas == "-")
+    out = output_of(args)
     engine = make_engine(args, config)
     watching = Watching(args, engine)
-    progress = ProgressLine()  # its clock starts with the work
+    progress = ProgressLine(is_first(args))  # its clock starts with the work
     try:
         place = args.checkpoint or args.deltas
         with watching, writing(Path(place)) if place else nullcontext():
@@ -200,6 +211,8 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """From the last commit, or anew where there is none: --seed and --init say how a new one starts."""
     mesh = make_devices(args.devices)
+    if args.peers is not None:
+        return member_of(args, config, mesh)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
         return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = SynthOptions(
-        rows=args.rows,
-        rows_per_step=args.rows_per_step,
-        tables=args.tables,
-        vocabulary=args.vocabulary,
-        dim=args.dim,
-        distribution=args.distribution,
-        alpha=args.alpha,
-        seed=args.seed,
-    )
+    options = SynthOptions(**{field.name: getattr(args, field.name) for field in fields(SynthOptions)})
     with writing(Path(args.out)):
         written = write_synthetic(args.out, options)
     say_written(Output(args.json), written)

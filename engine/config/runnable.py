@@ -30,15 +30,15 @@ def refusals(message: EngineConfig, index: int, programs: Collection[str]) -> It
 
 def _storage(message: EngineConfig, who: str, name: str) -> Iterator[Finding]:
     dtype = settings_of(message, name).storage_dtype
-    if dtype in (TableSettings.UNSPECIFIED, TableSettings.FLOAT32):
+    if dtype != TableSettings.INT32:
         return
     index = next(index for index, settings in enumerate(message.table) if settings.name == name)
     yield finding(
         "PS105",
         f"table[{index}].storage_dtype",
         f"{who}: storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not yet supported by this version "
-        "(supported: FLOAT32)",
-        "remove storage_dtype, or set it to FLOAT32",
+        "(supported: FLOAT32, BFLOAT16)",
+        "remove storage_dtype, or set it to FLOAT32 or BFLOAT16",
     )
 
 

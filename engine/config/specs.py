@@ -118,6 +118,7 @@ def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec
         slots=tuple((name, float32(given.get(name, value))) for name, value in optimizer.slots()),
         rule=update_rule(optimizer),
         accumulate=accumulates(parameters),
+        storage_dtype="bfloat16" if settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
         quantization=_quantization(parameters),
     )
 

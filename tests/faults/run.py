@@ -17,10 +17,11 @@ from faults.harness import FAULTS, Harness, PromiseError
 
 
 def names(args, num_calls):
-    yield from (f"moment:{n}" for n in range(args.kills))
-    for kind in FAULTS:
-        yield from (f"{kind}:{n}" for n in range(1, num_calls + 1, args.stride))
-    yield from (f"limit:{n}" for n in range(2000, 60_000, 2000 * args.stride))
+    ranges = {"moment": range(args.first, args.first + args.kills)}
+    ranges |= dict.fromkeys(FAULTS, range(1, num_calls + 1, args.stride))
+    ranges["limit"] = range(2000, 60_000, 2000 * args.stride)
+    for kind in args.kinds or ranges:
+        yield from (f"{kind}:{n}" for n in ranges[kind])
 
 
 def one(harness, name, done, happened):
@@ -39,6 +40,8 @@ def one(harness, name, done, happened):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="at random moments")
+    parser.add_argument("--first", type=int, default=0, help="of those moments: to go on, a piece at a time")
+    parser.add_argument("--kinds", nargs="+", choices=("moment", *FAULTS, "limit"), help="only these (default: all)")
     parser.add_argument("--stride", type=int, default=1, help="of the file operations, every so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="NAME", help="one case, such as moment:17 or eio:3")

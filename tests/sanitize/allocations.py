@@ -1,6 +1,7 @@
 """Every allocation of an operation fails once, the n-th for n = 1 … all: what is left is as before, or all is done.
 
-Run by tests/test_allocation.py with failing_malloc.c preloaded. Arrays of so many bytes that they are the kernels' and
+Run by tests/test_allocation.py with failing_malloc.c preloaded, and fake_xla.pyx built, on which the update's
+handlers run. Arrays of so many bytes that they are the kernels' and
 NumPy's own; Python's objects come from pools that this does not touch.
 """
 
@@ -8,11 +9,16 @@ import ctypes
 import sys
 
 import numpy as np
+from sanitize.updates import Tables
 
 import penstock as ps
 from penstock import pipeline
+from penstock.checkpoint.rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
+from penstock.pyx.digest import Digest
+from penstock.pyx.id_table import IdTable
+from penstock.pyx.partition import locate, pad, place
 from penstock.stats import Counters
 from penstock.store import TableStore
 
@@ -138,6 +144,70 @@ def drained():
     return make, work, frame(2)[2]
 
 
+def placed():
+    """Ids dealt to shards, and rows to devices: results are new arrays, nothing is held."""
+
+    def work(state):
+        ids, grads = gradient(5)
+        owners, rows, _ = place(ids, VOCABULARY, 1024, True, 512, 98, 2)
+        locate(ids, VOCABULARY, 1024, True)
+        pad(owners, rows, grads, 2, ROWS, 50_176)
+        state["done"] = True
+
+    return dict, work, dict
+
+
+def marked():
+    """Marks of rows and a digest: neither takes memory of its own, beside what it gives."""
+
+    def work(state):
+        ids = np.unique(gradient(6)[0])
+        rows = RowMarks(VOCABULARY, 1024)
+        rows.begin(everything=True)
+        state["changed"] = rows.change(ids)
+        state["taken"] = rows.take_next(ROWS)
+        digest = Digest()
+        digest.update(state["taken"].view(np.uint8))
+        state["digest"] = digest.hexdigest()
+
+    def look(state):
+        return state if "digest" in state else {}
+
+    return dict, work, look
+
+
+def mapped_ids():
+    """The index of a table's ids, by a map and by a table that grows."""
+
+    def work(state):
+        ids = gradient(7)[0]
+        table = IdTable()
+        state["hashed"] = table.insert(ids)
+        store = TableStore(VOCABULARY, DIM, accumulate=True, mean=True)
+        state["store"] = store.get_state()
+
+    return dict, work, lambda state: state if "store" in state else {}
+
+
+def step(rule, non_lazy):
+    """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
+    pieces = [tuple(array[at : at + 30] for array in unique_gradient(8)) for at in range(0, 3000, 30)]
+
+    def make():
+        return Tables(rule, DIM, VOCABULARY, non_lazy=non_lazy, threads=3)
+
+    def work(tables):
+        for code, message in tables.update(pieces):
+            raise MemoryError(f"{code}: {message}")
+
+    return make, work, lambda tables: [part.tobytes() for part in tables.parts]
+
+
+def unique_gradient(seed):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(VOCABULARY)[:ROWS], rng.standard_normal((ROWS, DIM)).astype(np.float32)
+
+
 SCENARIOS = {
     "the first gradient": lambda: sparse(0),
     "a gradient more": lambda: sparse(1),
@@ -148,6 +218,11 @@ SCENARIOS = {
     "a frame more": lambda: frame(1),
     "a frame that makes it grow": lambda: frame(3),
     "a table's sums": drained,
+    "ids to shards and rows to devices": placed,
+    "marks and a digest": marked,
+    "the index of a table's ids": mapped_ids,
+    "a step": lambda: step("adagrad", False),
+    "a step that changes every row": lambda: step("adam", True),
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer into build/asan, and runs with them every
-# test that imports neither jax nor pyarrow, and shapes.py: `make sanitize`.
+# test that imports neither jax nor pyarrow, shapes.py and updates.py: `make sanitize`.
 #   tests/sanitize/asan.sh PYTHON [--break overrun|overflow] [pytest arguments]
 # Exit code 0: nothing was reported; 66: something was, in full on stderr.
 set -euo pipefail
@@ -34,6 +34,7 @@ if [ "${1:-}" = --break ]; then
     exit
 fi
 watched tests/sanitize/shapes.py
+watched tests/sanitize/updates.py
 # shellcheck disable=SC2046 # no name holds a space
 watched -m pytest -q --noconftest -p sanitize.alone -p no:cacheprovider "$@" \
     $(grep -LE '\b(jax|pyarrow)\b|subprocess' tests/test_*.py)

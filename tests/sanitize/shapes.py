@@ -71,7 +71,8 @@ def sums():
 
 def frames():
     """Frames in parts as the engine adds them: every dim of 1 to 130, ids hashed, mapped and hashed with a known
-    vocabulary, rows picked from others, blocks of no row and of one; some taken back, some looked through first."""
+    vocabulary, rows picked from others, rows multiplied, blocks of no row and of one; some taken back, some looked
+    through first."""
     rng = np.random.default_rng(2)
     combinations = itertools.product(range(1, 131), (None, 700, 2**30))
     for number, (dim, vocabulary) in enumerate(combinations):
@@ -80,15 +81,23 @@ def frames():
         added = Accumulator(dim, dtype, vocabulary_size=vocabulary)
         ids = rng.integers(0, 700, size) * (2**30 // 700 if vocabulary == 2**30 else 1)
         grads = rng.standard_normal((size, dim)).astype(dtype)
-        which = rng.permutation(size)
+        which, gains = rng.permutation(size), rng.standard_normal(size).astype(np.float32)
+        gained = dtype == np.float32
         wanted = []
-        for frame, (some_ids, some_grads, rows) in enumerate(
-            zip(arrow_like(ids), arrow_like(grads), arrow_like(which), strict=False)
+        for frame, (some_ids, some_grads, rows, some_gains) in enumerate(
+            zip(arrow_like(ids), arrow_like(grads), arrow_like(which), arrow_like(gains), strict=False)
         ):
             blocks = [(some_ids, some_grads, None), (some_ids[:1], some_grads[-1:], None), (some_ids, some_grads, rows)]
+            blocks += [(some_ids, some_grads, rows, some_gains), (some_ids, some_grads, None, some_gains)] * gained
             if frame == 0:
                 taken_back(added, some_ids, some_grads, parts)
-            wanted += [(np.concatenate([ids, ids[:1], ids]), np.concatenate([grads, grads[-1:], grads[which]]))]
+            rows_by_hand = [
+                grads,
+                grads[-1:],
+                grads[which],
+                *[of * gains[:, None] for of in (grads[which], grads)] * gained,
+            ]
+            wanted += [(np.concatenate([ids, ids[:1], *[ids] * (1 + 2 * gained)]), np.concatenate(rows_by_hand))]
             num = added.begin(blocks, frame, parts)
             assert all(added.check_part(part, 3) for part in range(3))
             assert all(added.add_part(part, frame, True) for part in range(num))

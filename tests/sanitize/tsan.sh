@@ -11,15 +11,21 @@ library=$("${CC:-cc}" -print-file-name=libtsan.so)
 
 # -O1 -g: reports name lines, and the compiler is done in reasonable time. The package is copied, so that nothing of the
 # checkout's own build is loaded.
-PENSTOCK_OPTIMIZE=-O1 CFLAGS="-fsanitize=thread -g" LDFLAGS="-fsanitize=thread" \
-    "$python" setup.py -q build --build-base build/tsan --build-lib build/tsan/lib >build/tsan.log 2>&1 ||
-    { cat build/tsan.log >&2; exit 1; }
+export PENSTOCK_OPTIMIZE=-O1 CFLAGS="-fsanitize=thread -g" LDFLAGS="-fsanitize=thread"
+build() { "$python" "$@" >build/tsan.log 2>&1 || { cat build/tsan.log >&2; exit 1; }; }
+mkdir -p build
+build setup.py -q build --build-base build/tsan --build-lib build/tsan/lib
+build tests/sanitize/broken_setup.py -q build_ext --build-temp build/tsan/temp --build-lib build/tsan/broken
+unset PENSTOCK_OPTIMIZE CFLAGS LDFLAGS
 
 # ThreadSanitizer wants its shadow memory at fixed addresses, which a randomized layout may occupy.
 still=()
 if setarch -R true 2>/dev/null; then still=(setarch -R); fi
 halt=0
 [ $# -eq 0 ] || halt=1  # something is broken on purpose: one report is enough
-"${still[@]}" env LD_PRELOAD="$library" PYTHONPATH=build/tsan/lib \
-    TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7" \
-    "$python" tests/sanitize/threads.py "$@"
+watched() {
+    "${still[@]}" env LD_PRELOAD="$library" PYTHONPATH=build/tsan/lib:build/tsan/broken:tests \
+        TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7" "$python" "$@"
+}
+watched tests/sanitize/threads.py "$@"
+[ $# -gt 0 ] || watched tests/sanitize/updates.py

@@ -1,0 +1,107 @@
+"""Compiled programs by size: ahead of the first step (``Programs.warm``), or when a size is first met.
+
+Compiled here and kept, because a call of a jitted function looks at the caller's mesh and transfer guard, and because
+what `lower().compile()` makes is not what such a call finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.bridge import programs
+from penstock.bridge.layout import LINES, MAX_BUCKET, Layout, buckets
+from penstock.bridge.line import Line
+from penstock.bridge.programs import AXIS, Program
+from penstock.updates import UpdateRule
+
+
+class Programs:
+    """The programs of one table.
+
+    variant : who makes ``apply``: "xla" or "pallas"; the others are XLA's
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, variant: str) -> None:
+        self._mesh, self._rule, self._variant = mesh, rule, variant
+        self._line, self._num_lines = layout.line, layout.num_devices * layout.lines_per_device
+        self._most_rows = min(MAX_BUCKET, layout.rows_per_device)
+        self._most_lines = min(MAX_BUCKET, layout.lines_per_device)
+
+    def at(self, what: str, size: int = 0) -> Program:
+        """The program of that name (a function of programs.py), for so many rows or lines per device."""
+        return compiled(what, self._mesh, self._rule, self._line, self._variant, self._num_lines, size)
+
+    def warm(self) -> int:
+        """Compile every program that a step, a lookup or a checkpoint may ask for. Returns how many there are."""
+        line_sizes = buckets(self._most_lines, multiple_of(self._line))
+        row_sizes = buckets(self._most_rows)
+        wanted = [(what, size) for what in ("apply", "write") for size in line_sizes]
+        wanted += [(what, size) for what in ("read", "copy_rows") for size in row_sizes]
+        if self._rule.non_lazy:
+            wanted += [("no_rows", 0), ("sweep", 0), *(("mark", size) for size in row_sizes)]
+        for what, size in wanted:
+            self.at(what, size)
+        return len(wanted)
+
+
+def multiple_of(line: Line) -> int:
+    return LINES if line.masked else 8
+
+
+@lru_cache(maxsize=4096)
+def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
+    """One program, compiled for tables of so many lines."""
+    with jax.set_mesh(mesh):
+        lowered = made(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
+        program: Program = lowered.compile()
+    return program
+
+
+def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
+    """The jitted program of that name."""
+    match what:
+        case "apply" if variant == "pallas":
+            from penstock.bridge import tensorcore  # only where it is asked for: Pallas takes long to load
+
+            return tensorcore.apply(mesh, rule, line)
+        case "apply":
+            return programs.apply(mesh, rule, line)
+        case "sweep":
+            return programs.sweep(mesh, rule, line)
+        case "no_rows":
+            return programs.no_rows(mesh, num_lines * line.group)
+        case "mark":
+            return programs.mark(mesh)
+    return {"write": programs.write, "read": programs.read, "copy_rows": programs.copy_rows}[what](mesh, line)
+
+
+def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:
+    """The arguments of a program."""
+    rows, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+
+    def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
+    def scalar(dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), dtype, sharding=same)
+
+    table = tuple(split(num_lines, strips, line.strip, dtype=line.dtype) for strips in line.groups)
+    numbers = split(mesh.size, size)
+    words = split(mesh.size, size, line.halves * line.width)
+    step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))
+    touched = split(num_lines * line.group, dtype=np.bool_)
+    return {
+        "apply": (table, numbers, words, split(mesh.size), *step),
+        "write": (table, numbers, words, scalar(np.int32)),
+        "read": (table, numbers, scalar(np.int32)),
+        "copy_rows": (table, numbers),
+        "no_rows": (),
+        "mark": (touched, numbers),
+        "sweep": (table, touched, *step),
+    }[what]

@@ -1,0 +1,212 @@
+"""What a line is: one physical row of a device's arrays, its planes, and the rows that share it.
+
+A line has ``width`` elements per plane: plane 0 holds weights, the others slots. On a CPU or GPU it holds one row. On a
+TPU it is a multiple of 128 wide, and rows of few elements share it (``packed``). Weights of 16 bits are stored two to
+a word, so that twice as many rows share a line (``halves``), each with slots of its own.
+
+Gradients reach a line as the bits of float32, and UNTOUCHED where nothing came: a NaN that no arithmetic gives. So a
+gradient of 0 is a gradient, the neighbours in a line stay as they are, and no mask crosses to the device.
+
+A TPU lays the last two axes of an array out in tiles of (8, 128), or of (4 | 2 | 1, 128) where there are so many. So a
+plane wider than 128 is several strips of that width, and the strips of a line are shared out to arrays of 8, 4, 2 and
+1: the three planes of Adam are two arrays, and no byte is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Planes = list[jax.Array]
+Arrays = tuple[jax.Array, ...]
+
+# A quiet NaN with a payload. Arithmetic gives 0x7FC00000, or the payload of an operand, and operands are finite.
+UNTOUCHED = 0x7FE5A5A5
+# 1.0 and 1.0 as weights of 16 bits, and a float32 of about 1.
+TWO_ONES = 0x3F803F80
+
+
+@dataclass(frozen=True)
+class Places:
+    """How a device tells which id a row has: ``Layout.place`` backwards."""
+
+    vocabulary_size: int
+    num_shards: int
+    mod: bool
+    shards_per_device: int
+    rows_per_shard: int
+
+    def ids(self, device: jax.Array, rows: jax.Array) -> jax.Array:
+        """The ids, modulo 2**32, of a device's rows: uint32."""
+        shards = device * self.shards_per_device + rows // self.rows_per_shard
+        inside = rows % self.rows_per_shard
+        if self.mod:
+            return (inside * self.num_shards + shards).astype(jnp.uint32)
+        quotient, remainder = divmod(self.vocabulary_size, self.num_shards)
+        return (shards * quotient + jnp.minimum(shards, remainder) + inside).astype(jnp.uint32)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The form of a table's lines; hashable, because programs are kept by it.
+
+    places : of a table whose weights have 16 bits
+    """
+
+    dim: int
+    num_slots: int
+    lanes: int = 1
+    places: Places | None = None
+
+    @property
+    def width(self) -> int:
+        return -(-self.dim // self.lanes) * self.lanes
+
+    @property
+    def packed(self) -> int:
+        """Rows side by side in a plane."""
+        return max(1, self.lanes // self.dim)
+
+    @property
+    def halves(self) -> int:
+        """Weights in a word."""
+        return 1 if self.places is None else 2
+
+    @property
+    def group(self) -> int:
+        """Rows in a line."""
+        return self.packed * self.halves
+
+    @property
+    def masked(self) -> bool:
+        """Whether a line may hold elements that a gradient of one of its rows does not touch."""
+        return self.lanes > 1 or self.group > 1
+
+    @property
+    def strip(self) -> int:
+        """The arrays' last axis: a plane, or as much of it as a TPU's register is wide."""
+        return self.width if self.lanes == 1 else self.lanes
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """How many strips of a line each of the arrays holds."""
+        strips = (1 + self.num_slots * self.halves) * (self.width // self.strip)
+        if self.lanes == 1:
+            return (strips,)
+        eights, rest = strips & ~7, strips & 7
+        return tuple(part for part in (eights, *(rest & bit for bit in (4, 2, 1))) if part)
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.float32 if self.halves == 1 else jnp.int32
+
+    def offsets(self, rows: Int32) -> Int64:
+        """Where the elements of a device's rows begin among the words of their lines (of ``halves * width``)."""
+        inside = rows.astype(np.int64) % self.group
+        return inside // self.packed * self.width + inside % self.packed * self.dim
+
+    # ---- on the device
+
+    def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
+        """The planes (n, width) of some lines. Lines are unique, pads lie beyond the arrays.
+
+        Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator would still trip
+        jax_debug_nans.
+        """
+        fill = 1.0 if self.halves == 1 else TWO_ONES
+        return self.planes([array.at[lines].get(mode="fill", fill_value=fill, unique_indices=True) for array in arrays])
+
+    def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
+        """The arrays with the planes of some lines put back, in place where they are donated."""
+        stacked = self.stacked(planes)
+        return tuple(
+            array.at[lines].set(new, mode="drop", unique_indices=True)
+            for array, new in zip(arrays, stacked, strict=True)
+        )
+
+    def planes(self, parts: Sequence[jax.Array]) -> Planes:
+        """What the arrays hold of some lines, (n, strips, strip) each, as planes (n, width)."""
+        return self.joined([part[:, number] for part in parts for number in range(part.shape[1])])
+
+    def stacked(self, planes: Planes) -> list[jax.Array]:
+        """``planes`` backwards."""
+        strips, ends = self.cut(planes), accumulate(self.groups, initial=0)
+        return [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
+
+    def joined(self, strips: Planes) -> Planes:
+        """Strips (n, strip) as planes."""
+        each = self.width // self.strip
+        if each == 1:
+            return strips
+        return [jnp.concatenate(strips[at : at + each], axis=1) for at in range(0, len(strips), each)]
+
+    def cut(self, planes: Planes) -> Planes:
+        """Planes as strips."""
+        starts = range(0, self.width, self.strip)
+        return [plane[:, at : at + self.strip] for plane in planes for at in starts] if len(starts) > 1 else planes
+
+    def unpack(self, planes: Planes) -> list[Planes]:
+        """[weights, *slots] as float32 (n, width), for each half of the rows."""
+        if self.halves == 1:
+            return [planes]
+        word, *rest = planes
+        low, high = jax.lax.shift_left(word, 16), word & np.int32(-0x10000)
+        return [[_floats(weights), *map(_floats, rest[half::2])] for half, weights in enumerate((low, high))]
+
+    def pack(self, rows: Sequence[Planes]) -> Planes:
+        """``unpack`` backwards; weights of 16 bits must be rounded to such."""
+        if self.halves == 1:
+            return rows[0]
+        (low, *low_slots), (high, *high_slots) = ([_bits(plane) for plane in half] for half in rows)
+        word = jax.lax.shift_right_logical(low, 16) | high
+        slots = [plane for pair in zip(low_slots, high_slots, strict=True) for plane in pair]
+        return [word, *slots]
+
+    def received(self, words: jax.Array) -> list[tuple[jax.Array, jax.Array | None]]:
+        """(gradients, which are touched) float32 and bool (n, width), for each half of the rows; None: all.
+
+        words : int32 (n, halves * width)
+        """
+        if not self.masked:
+            return [(_floats(words), None)]
+        halves = [words[:, half * self.width : (half + 1) * self.width] for half in range(self.halves)]
+        touched = [half != UNTOUCHED for half in halves]
+        return [(_floats(jnp.where(t, half, 0)), t) for half, t in zip(halves, touched, strict=True)]
+
+    def rows(self, plane: jax.Array) -> jax.Array:
+        """(n, width) → (n * packed, dim): the rows of a plane by themselves."""
+        return plane[:, : self.packed * self.dim].reshape(-1, self.dim)
+
+    def plane(self, rows: jax.Array) -> jax.Array:
+        """``rows`` backwards, for a plane of which only touched elements are looked at."""
+        side_by_side = rows.reshape(-1, self.packed * self.dim)
+        return jnp.pad(side_by_side, ((0, 0), (0, self.width - side_by_side.shape[1])))
+
+    def elements(self, lines: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
+        """Which row of the device, and which element of it, every element of a plane is: int32 (n, width)."""
+        lane = jax.lax.broadcasted_iota(jnp.int32, (lines.shape[0], self.width), 1)
+        return lines[:, None] * self.group + half * self.packed + lane // self.dim, lane % self.dim
+
+    def pick(self, planes: Sequence[jax.Array], inside: jax.Array) -> list[jax.Array]:
+        """One row's elements of each plane: (n, width) → (n, dim). inside : int32 (n,), which of the packed rows."""
+        if self.packed == 1:
+            return [plane[:, : self.dim] for plane in planes]
+        at = (inside * self.dim)[:, None] + jnp.arange(self.dim)
+        return [jnp.take_along_axis(plane, at, axis=1) for plane in planes]
+
+
+def _floats(words: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(words, jnp.float32)
+
+
+def _bits(floats: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(floats, jnp.int32)

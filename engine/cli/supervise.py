@@ -1,0 +1,172 @@
+"""``penstock supervise``: starts the processes of a job on this machine, and all of them again when one dies."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from penstock.cli.distributed import FLAGS, MAX_PROCESSES, newest_commit
+from penstock.cli.interrupts import handled_by
+from penstock.cli.options import add_command, parse, whole
+from penstock.cli.output import say_error
+from penstock.errors import UsageError
+
+# Between two looks at the processes.
+TICK_S = 0.05
+# How long those that are left may take to end by themselves when one has said why the job ends.
+PARTING_S = 30.0
+BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 60.0
+# What starting again does not mend: usage, input, configuration, state, and an interrupt.
+FINAL = (1, 2, 3, 4, 5, 130)
+LOST, INTERRUPTED = 6, 130
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "supervise",
+        run,
+        "run replay as several processes on this machine, started again from the last commit when one dies",
+        "penstock supervise --processes 4 -- replay tables.pbtxt day*.arrows --checkpoint saved --every 100",
+    )
+    command.add_argument(
+        "--processes", type=whole(1, MAX_PROCESSES), default=1, metavar="N", help="how many (default 1)"
+    )
+    command.add_argument(
+        "--restarts",
+        type=whole(0),
+        default=10,
+        metavar="N",
+        help="give up after so many in a row without a new commit (default 10)",
+    )
+    command.add_argument("job", nargs=argparse.REMAINDER, metavar="-- replay …", help="the command, with --checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    words = args.job[1:] if args.job[:1] == ["--"] else args.job
+    if args.json:
+        words = [*words, "--json"]
+    job = Job(words, args.processes)
+    with handled_by(job.stop):
+        return supervised(job, args.restarts)
+
+
+def supervised(job: Job, most_restarts: int) -> int:
+    """The exit code of a job, started again as often as it has to be."""
+    restarts, commit = 0, job.newest_commit()
+    while True:
+        code, why = job.run(again=restarts > 0)
+        if code != LOST or job.stopping:
+            return INTERRUPTED if job.stopping and code == LOST else code
+        before, commit = commit, job.newest_commit()
+        restarts = 1 if commit > before else restarts + 1
+        if restarts > most_restarts:
+            say_error(f"{why}; given up after {most_restarts} restarts without a new commit")
+            return code
+        say_error(f"{why}; starting again from {f'commit {commit}' if commit else 'the start'}")
+        job.pause(min(BACK_OFF_S * 2 ** (restarts - 1), MOST_BACK_OFF_S))
+
+
+class Job:
+    """A replay command and the processes that run it. stopping : a signal has said so"""
+
+    def __init__(self, words: Sequence[str], count: int) -> None:
+        from penstock.cli.main import parser
+
+        if not words:
+            raise UsageError(
+                "supervise: give the command after --: supervise -- replay CONFIG SOURCE… --checkpoint DIR"
+            )
+        args = parse(parser(words), words)
+        if args.command != "replay":
+            raise UsageError(f"supervise: only replay can be supervised, not {args.command}")
+        if args.checkpoint is None:
+            raise UsageError("supervise: give replay a --checkpoint DIR, from which it goes on")
+        if "-" in args.sources:
+            raise UsageError("supervise: standard input cannot be read again after a restart; give files")
+        if any(word.partition("=")[0] in FLAGS for word in words):
+            raise UsageError("supervise: says --distributed and its flags itself; leave them out")
+        self._words, self._count, self._checkpoint = list(words), count, args.checkpoint
+        self._resumes = args.resume
+        if args.threads is None and count > 1:
+            self._words += ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.stopping = False
+
+    def newest_commit(self) -> int:
+        return newest_commit(self._checkpoint)
+
+    def run(self, again: bool) -> tuple[int, str]:
+        """Start all processes and wait for the end. Returns the exit code, and which process it is of."""
+        self._running = [subprocess.Popen(words, process_group=0) for words in self._commands(again)]
+        try:
+            return self._ended()
+        finally:
+            self._kill()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next start, unless a signal comes."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopping:
+            time.sleep(TICK_S)
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler. The first asks every process to end after a whole frame, the second ends them."""
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if self.stopping else signal.SIGTERM)
+        self.stopping = True
+
+    def _commands(self, again: bool) -> Iterator[list[str]]:
+        words = [sys.executable, "-m", "penstock", *self._words]
+        if again and not self._resumes:
+            words.append("--resume")
+        if self._count == 1:
+            yield words
+            return
+        coordinator = f"127.0.0.1:{_free_port()}"
+        for number in range(self._count):
+            flags = ("--coordinator", coordinator, "--process-id", str(number), "--processes", str(self._count))
+            yield [*words, "--distributed", *flags]
+
+    def _ended(self) -> tuple[int, str]:
+        if self.stopping:  # while nobody was running
+            return INTERRUPTED, ""
+        while True:
+            codes = [process.poll() for process in self._running]
+            bad = [(number, code) for number, code in enumerate(codes) if code]
+            if bad:  # whoever lost another process is not the one that tells why
+                return self._judged(*min(bad, key=lambda entry: (entry[1] == LOST, entry[1] > 0)))
+            if all(code == 0 for code in codes):
+                return 0, ""
+            time.sleep(TICK_S)
+
+    def _judged(self, number: int, code: int) -> tuple[int, str]:
+        """What the end of one process means for the job."""
+        if code in FINAL:
+            until = time.monotonic() + PARTING_S
+            while time.monotonic() < until and any(process.poll() is None for process in self._running):
+                time.sleep(TICK_S)
+            return code, ""
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        return LOST, f"process {number} of {self._count} {how}"
+
+    def _kill(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,116 @@
+"""One process's engine of several over the same tables.
+
+Everything that reads gradients or looks at whole tables is in lockstep: every process calls the same methods with the
+same arguments, in the same order. The frames, the gate, the steps and the report are the same everywhere; sums, rows
+and the optimizer's work are each process's own share.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.checkpoint.contents import restore
+from penstock.checkpoint.saves import Saves
+from penstock.config.embedding import EmbeddingConfig
+from penstock.distributed.commits import SharedSaves
+from penstock.distributed.peers import Peers
+from penstock.distributed.rounds import RoundsReader
+from penstock.distributed.tables import SharedState
+from penstock.engine import Engine
+from penstock.errors import ConfigError, PenstockError, UsageError
+from penstock.frames import Frame
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.rates import LearningRates
+from penstock.state import State
+from penstock.stats import Counters, Report, TableReport
+from penstock.watch import Watch
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Member(Engine):
+    """An Engine whose tables are shared with the other processes of a job.
+
+    peers : the job; mesh : of devices of this process. The other arguments are Engine's, the same everywhere.
+    """
+
+    _state: SharedState
+    _saves: SharedSaves
+
+    def __init__(
+        self,
+        peers: Peers,
+        config: EmbeddingConfig,
+        mesh: jax.sharding.Mesh | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        for spec in config.tables:
+            if spec.storage_dtype == "bfloat16":  # rounded by id, and a share counts its ids anew
+                raise ConfigError(f"table '{spec.name}': BFLOAT16 tables belong to one process; use FLOAT32")
+        self._peers = peers
+        super().__init__(config, mesh, num_required, reduction, seed, threads)
+        # Whoever looks closer looks at the rows that are here, and by their numbers here.
+        self.watch = Watch(lambda name, numbers: self._state.here(name).read(numbers))
+
+    @classmethod
+    def restored(
+        cls,
+        peers: Peers,
+        path: str | os.PathLike[str],
+        mesh: jax.sharding.Mesh | None = None,
+        threads: int | None = None,
+        *,
+        config: EmbeddingConfig | None = None,
+        num_required: int | None = None,
+        reduction: str | None = None,
+    ) -> Member:
+        """``Engine.restore``: from a commit of any number of processes."""
+        return restore(partial(cls, peers), path, config, mesh, threads, num_required, reduction)
+
+    def run(self, source: Any, **arguments: Any) -> Report:
+        """``Engine.run`` of the sources of all processes, a frame of each in turn. The report is of the whole job."""
+        if arguments.get("deltas") is not None:
+            self.stage()
+        report = super().run(source, **arguments)
+        mine = {name: [table.rows, table.distinct] for name, table in report.tables.items()}
+        told = self._peers.gather("the report", {"tables": mine, "held_bytes": report.held_bytes})
+        tables = {
+            name: TableReport(*(sum(its["tables"][name][of] for its in told) for of in range(2))) for name in mine
+        }
+        return replace(report, tables=tables, held_bytes=sum(its["held_bytes"] for its in told))
+
+    def stage(self, *_: Any, **__: Any) -> NoReturn:
+        """No deltas of several processes yet."""
+        raise UsageError("stage: deltas come from an engine of one process; several can replay, save and write tables")
+
+    def apply(self, *_: Any, **__: Any) -> NoReturn:
+        """Frames of several processes need an order, which rounds give them."""
+        raise UsageError("apply: an engine of several processes takes frames in rounds only: use run")
+
+    # ---- inside
+
+    def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
+        return SharedState(self.config, mesh, self.seed, threads, self._peers)
+
+    def _make_saves(self) -> Saves:
+        return SharedSaves(self, self._peers, self._state.shares)
+
+    def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
+        return RoundsReader(self._peers, self._state.shares, source, options, self._saves)
+
+    def _take_in(self, frame: Frame, learning_rates: Any) -> NoReturn:
+        self.apply()
+
+    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+        try:
+            return super()._push(frame, rates, counters)
+        except PenstockError as error:  # of the frame or the rates: everybody meets it here
+            self._peers.agreed = error
+            raise

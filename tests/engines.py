@@ -1,0 +1,40 @@
+"""Small engines and batches for them."""
+
+import numpy as np
+import pyarrow as pa
+
+import penstock as ps
+
+
+def engine_of(optimizer=None, tables=("t",), dim=2, rows=10, **options):
+    config = ps.EmbeddingConfig.from_tables(
+        [ps.TableConfig(rows, dim, name=t) for t in tables], optimizer or ps.SGD(1.0)
+    )
+    return ps.Engine(config, **options)
+
+
+def zeroed(engine, dim=2, rows=10):
+    for name in engine.config.table_names:
+        slots = {slot: np.full((rows, dim), start, np.float32) for slot, start in engine.config.table(name).slots}
+        engine.load_parameters(name, np.zeros((rows, dim)), **slots)
+    return engine
+
+
+def frame(ids, value=1.0, dim=2):
+    return np.array(ids), np.full((len(ids), dim), value, np.float32)
+
+
+def batch(ids, step=None, table=None, value=1.0, dim=2, **columns):
+    columns = {
+        "id": pa.array(ids, pa.int64()),
+        "gradient": pa.array([[value] * dim] * len(ids), pa.list_(pa.float32(), dim)),
+    } | columns
+    if step is not None:
+        columns["step"] = pa.array([step] * len(ids), pa.int64())
+    if table is not None:
+        columns["table"] = pa.array([table] * len(ids))
+    return pa.record_batch(columns)
+
+
+def column(engine, name="t"):
+    return engine.lookup(name, range(10))[:, 0].tolist()

@@ -1,0 +1,74 @@
+"""Batches whose ids tell their frames, and what tests ask of frames."""
+
+import io
+import itertools
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from penstock.errors import InputError
+from penstock.io.reader import FrameReader, ReadOptions
+
+SIZES = {"user": (100, 1), "item": (100, 1)}
+GRADIENT = pa.list_(pa.float32(), 1)
+END = {"penstock.end": ""}
+
+
+def batch_of(*rows, **roles):
+    """Rows (id, step, contributor) as a batch; the columns named in roles are kept. The gradient is the id."""
+    rows = [(*row, None, None)[:3] for row in rows]
+    columns = {
+        "id": pa.array([i for i, _, _ in rows], pa.int64()),
+        "gradient": pa.array([None if i is None else [i] for i, _, _ in rows], GRADIENT),
+        "step": pa.array([s for _, s, _ in rows], pa.int64()),
+        "contributor": pa.array([c for _, _, c in rows], pa.utf8()),
+    }
+    return pa.RecordBatch.from_pydict({n: c for n, c in columns.items() if roles.get(n, n in ("id", "gradient"))})
+
+
+def with_steps(*rows, contributor=False):
+    return batch_of(*rows, step=True, contributor=contributor)
+
+
+def bare(*ids):
+    return batch_of(*((i,) for i in ids))
+
+
+def reader_of(source, **options):
+    return FrameReader(source, ReadOptions(**({"sizes": {"user": (100, 1)}} | options)))
+
+
+def frames_of(source, **options):
+    return list(reader_of(source, **options))
+
+
+def told(frames):
+    """[(ids, step, contributor), …]: what a frame is, whatever its blocks."""
+    return [(ids_of(frame), frame.local_step, frame.contributor) for frame in frames]
+
+
+def ids_of(frame):
+    return [int(i) for blocks in frame.rows.values() for block in blocks for i in block.ids]
+
+
+def until_error(source, **options):
+    """The frames before the error, and the error."""
+    frames = []
+
+    def collect():
+        for frame in reader_of(source, **options):
+            frames.append(frame)
+
+    with pytest.raises(InputError) as caught:
+        collect()
+    return frames, caught.value
+
+
+def stream_of(*batches, metadata=(), end=True):
+    sink = io.BytesIO()
+    writer = pa.ipc.new_stream(sink, batches[0].schema)
+    for batch, extra in itertools.zip_longest(batches, metadata):
+        writer.write_batch(batch, custom_metadata=extra) if extra else writer.write_batch(batch)
+    writer.close()
+    return sink.getvalue() if end else sink.getvalue()[:-8]

@@ -1,0 +1,206 @@
+"""Drives the handlers of pyx/update as XLA would, without XLA or jax (fake_xla.pyx), for the sanitizers to watch.
+
+Every rule, target, dim around the vectors' widths, number of rows around a claim's, on one thread and several, on one
+device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
+are late or refuse, frames that are wrong. The results of one rule must be the same bits however it was run.
+"""
+
+import sys
+from functools import partial
+
+import fake_xla
+import numpy as np
+from sanitize.shapes import arrow_like
+
+from penstock.pyx import update
+from penstock.pyx.partition import place
+
+TOUCH, CREATE = update.handlers()["penstock_touch"], update.handlers()["penstock_create"]
+# A claim is 1,024 rows; prefetching runs 4 to 32 rows ahead.
+SIZES = (0, 1, 5, 33, 1023, 1025, 2500)
+DIMS = (1, 3, 4, 7, 8, 15, 16, 17, 33)
+NUM_SHARDS, LR = 12, 0.1
+NUMBERS = {
+    **dict.fromkeys(update.NUMBERS, 0.5),
+    "gradient_min": -2.0,
+    "gradient_max": 2.0,
+    "weight_min": -9.0,
+    "weight_max": 9.0,
+    "lr_power": -0.75,
+}
+OUTSIDE = (-1, -(2**63), 2**62, 2**63 - 1)
+INVALID_ARGUMENT, INTERNAL = 3, 13
+
+
+class Tables:
+    """One table as its devices hold it, and what has been asked of it."""
+
+    def __init__(self, rule, dim, rows, devices=1, mod=True, non_lazy=False, threads=0, target="", numbers=NUMBERS):
+        self.rows, self.num_parts, self.pool = rows, 1 + update.rules()[rule], {"threads": max(1, threads)}
+        self.per_shard, self.shards = -(-rows // NUM_SHARDS), -(-NUM_SHARDS // devices)
+        self.starts = [0.25 + part for part in range(self.num_parts)]
+        self.where = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
+        where = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
+        self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, threads, target)
+        self.step = update.Step(self.plan)
+        low, high = np.array([self.step.address], np.uint64).view(np.int32)
+        self.operands = [np.array([[low, high, device]], np.int32) for device in range(devices)]
+        # Each in memory of its own: a guarded zone lies behind its last row.
+        self.parts = [
+            np.full((self.shards * self.per_shard, self.num_parts, dim), np.nan, np.float32) for _ in range(devices)
+        ]
+        self.run(CREATE, create=True)
+
+    def run(self, handler=TOUCH, **how):
+        """The errors of all devices."""
+        calls = [partial(fake_xla.call, handler, t, o) for t, o in zip(self.parts, self.operands, strict=True)]
+        found = [call(**self.pool, **how) for call in calls]
+        self.step.release()
+        return [error for error in found if error is not None]
+
+    def update(self, segments, **how):
+        self.step.update(segments, LR)
+        return self.run(**how)
+
+    def read(self, part, ids=0):
+        num = self.rows if isinstance(ids, int) else len(ids)
+        values = np.empty((num, self.parts[0].shape[2]), np.float32)
+        self.step.copy(ids, values, part, False)
+        assert self.run() == []
+        return values
+
+    def bits(self):
+        return [self.read(part).tobytes() for part in range(self.num_parts)]
+
+    def by_hand(self, part):
+        """The rows in id order, found by partition's arithmetic."""
+        devices, rows, _ = place(np.arange(self.rows), *self.where)
+        return np.stack([self.parts[device][row, part] for device, row in zip(devices, rows, strict=True)])
+
+
+def main() -> int:
+    assert any(word in update.__file__ for word in ("asan", "tsan")), f"not the sanitized build: {update.__file__}"
+    assert fake_xla.version(TOUCH) == fake_xla.version(CREATE) == 3
+    num = every_rule() + layouts() + outside() + pools() + wrong_frames()
+    assert not {"jax", "pyarrow"} & set(sys.modules)
+    print(f"sanitize: {num} calls of the update's handlers, nothing reported, results are right")
+    return 0
+
+
+def gradients(seed, num_rows, vocabulary, dim):
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(vocabulary)[:num_rows].astype(np.int64)
+    return ids, rng.standard_normal((num_rows, dim)).astype(np.float32)
+
+
+def every_rule():
+    """Each rule on each target, lazily and not, in one piece, in pieces and as Arrow lays its arrays out."""
+    done = 0
+    for number, rule in enumerate(sorted(update.rules())):
+        for target in update.targets():
+            for turn, size in enumerate(SIZES):
+                dim, non_lazy = DIMS[(number + turn) % len(DIMS)], turn % 2 == 1
+                rows = max(40, 2 * size)
+                ids, grads = gradients(number, size, rows, dim)
+                wanted = Tables(rule, dim, rows, non_lazy=non_lazy, threads=1, target=update.targets()[-1])
+                assert wanted.update([(ids, grads)]) == []
+                assert all(np.isfinite(wanted.read(part)).all() for part in range(wanted.num_parts))
+                for piece in zip(arrow_like(ids), arrow_like(grads), strict=False):
+                    got = Tables(rule, dim, rows, non_lazy=non_lazy, threads=4, target=target)
+                    assert got.update([piece]) == []
+                    assert got.bits() == wanted.bits(), (rule, target, dim, size)
+                    done += 1
+                half = size // 2
+                got = Tables(rule, dim, rows, non_lazy=non_lazy, threads=3, target=target)
+                assert got.update([(ids[:half], grads[:half]), (ids[half:], grads[half:]), (ids[:0], grads[:0])]) == []
+                assert got.bits() == wanted.bits(), (rule, target, dim, size)
+                done += 1
+    return done
+
+
+def layouts():
+    """Devices, strategies and tables of fewer rows than shards: what is written is read, and lies where it should."""
+    done = 0
+    for rows in (1, 2, 11, 12, 13, 100, 3001):
+        for devices in (1, 3, 5):
+            for mod in (True, False):
+                tables = Tables("adagrad", 7, rows, devices, mod, threads=2)
+                values = np.random.default_rng(rows).standard_normal((rows, 7)).astype(np.float32)
+                for ids in (0, np.random.default_rng(1).permutation(rows)):
+                    for part in range(tables.num_parts):
+                        assert (tables.by_hand(part) == tables.starts[part]).all() or not isinstance(ids, int)
+                        tables.step.copy(ids, values, part, True)
+                        assert tables.run() == []
+                        assert tables.read(part, ids).tobytes() == values.tobytes()
+                        assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
+                        done += 3
+                some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
+                assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
+    return done
+
+
+def outside():
+    """An id that is no row of the table is an error on every device, and all other rows are updated."""
+    done = 0
+    for bad in (*OUTSIDE, 100):
+        for non_lazy in (False, True):
+            for devices in (1, 3):
+                ids, grads = gradients(0, 50, 100, 5)
+                wanted = Tables("adam", 5, 100, devices, non_lazy=non_lazy, threads=2)
+                assert wanted.update([(ids, grads)]) == []
+                got = Tables("adam", 5, 100, devices, non_lazy=non_lazy, threads=2)
+                with_bad = np.insert(ids, 25, bad), np.insert(grads, 25, 9.0, axis=0)
+                errors = got.update([with_bad])
+                assert [code for code, _ in errors] == [INVALID_ARGUMENT] * devices, errors
+                assert "an id outside the table" in errors[0][1]
+                assert got.bits() == wanted.bits()
+                done += 2
+    return done
+
+
+def pools():
+    """Threads that come when all is done, that do not come, and a pool that does not say how many there are."""
+    done = 0
+    ids, grads = gradients(0, 9000, 20_000, 4)
+    wanted = Tables("adagrad", 4, 20_000, threads=1)
+    assert wanted.update([(ids, grads)]) == []
+    for how in ({}, {"late": True}, {"refusing": 1}, {"refusing": 3}, {"silent": True}, {"late": True, "refusing": 2}):
+        for threads in (2, 9, 60):
+            for _ in range(3):
+                got = Tables("adagrad", 4, 20_000, threads=threads)
+                assert got.update([(ids, grads)], **how) == []
+                assert got.bits() == wanted.bits(), how
+                done += 1
+    return done
+
+
+def wrong_frames():
+    """Frames that no program of ours makes are refused, and nothing is touched."""
+    done = 0
+    for wrong, said in {
+        "dtype": "float32[rows, parts, dim]",
+        "rank": "float32[rows, parts, dim]",
+        "step": "a step as int32[1, 3]",
+        "moved": "not given to be updated in place",
+        "missing": "expected a table and a step",
+    }.items():
+        tables = Tables("sgd", 4, 50)
+        ids, grads = gradients(0, 20, 50, 4)
+        before = [part.tobytes() for part in tables.parts]
+        ((code, message),) = tables.update([(ids, grads)], wrong=wrong)
+        assert (code, said in message) == (INTERNAL, True), (wrong, message)
+        assert [part.tobytes() for part in tables.parts] == before
+        done += 1
+    small = Tables("sgd", 4, 50)
+    small.parts = [np.zeros((part.shape[0] - 1, *part.shape[1:]), np.float32) for part in small.parts]
+    ((_, message),) = small.update([gradients(0, 20, 50, 4)])
+    assert "another shape than its step's" in message
+    tables = Tables("sgd", 4, 50)
+    before = [part.tobytes() for part in tables.parts]
+    assert tables.update([gradients(0, 20, 50, 4)], stage=1) == []  # not the stage in which work is done
+    assert [part.tobytes() for part in tables.parts] == before
+    return done + 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Streams and files of the same five frames in every container, and what tests of sources ask of them."""
+
+import io
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import InputError
+from penstock.io.reader import FrameReader, ReadOptions
+
+GRADIENT = pa.list_(pa.float32(), 1)
+
+
+def batch_of(*steps, table=None):
+    """One row per step, its id the step."""
+    columns = {"id": pa.array(steps), "gradient": pa.array([[s] for s in steps], GRADIENT), "step": pa.array(steps)}
+    if table is not None:
+        columns["table"] = table
+    return pa.RecordBatch.from_pydict(columns)
+
+
+BATCHES = [batch_of(0, 0, 1), batch_of(1, 2), batch_of(3, 4)]
+TABLE = pa.Table.from_batches(BATCHES)
+FRAMES = [[0, 0], [1, 1], [2], [3], [4]]
+SIZES = {"user": (1000, 1)}
+
+
+def frames_of(source, **options):
+    return told(list(FrameReader(source, ReadOptions(**({"sizes": SIZES} | options)))))
+
+
+def told(frames):
+    return [[int(i) for blocks in f.rows.values() for b in blocks for i in b.ids] for f in frames]
+
+
+def until_error(source, kind=InputError, **options):
+    """The frames before the error, and its text."""
+    frames = []
+
+    def collect():
+        for frame in FrameReader(source, ReadOptions(**({"sizes": SIZES} | options))):
+            frames.append(frame)
+
+    with pytest.raises(kind) as caught:
+        collect()
+    assert "\n" not in str(caught.value)
+    return told(frames), str(caught.value)
+
+
+def written(batches=BATCHES, make=pa.ipc.new_stream, **options):
+    sink = io.BytesIO()
+    with make(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def parquet(table=TABLE, **options):
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+CONTAINERS = {
+    "stream": written(),
+    "file": written(make=pa.ipc.new_file),
+    "parquet": parquet(),
+    "legacy stream": written(use_legacy_format=True),
+    "lz4 stream": written(compression="lz4"),
+    "zstd file": written(make=pa.ipc.new_file, compression="zstd"),
+}
+EVERY = pytest.mark.parametrize("container", CONTAINERS)
+
+
+class OneWay(io.RawIOBase):
+    """A pipe: no seeking, and no more than a few bytes at a time."""
+
+    def __init__(self, content, at_once=7):
+        self._content, self._at_once = io.BytesIO(content), at_once
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        return self._content.readinto(memoryview(buffer)[: self._at_once])

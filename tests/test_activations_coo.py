@@ -1,0 +1,107 @@
+"""Lookups as coordinates, by themselves or inside TensorFlow's tensors, are those of the lists they stand for."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+
+RAGGED = [[0, 2], [], [4], [1, 1, 3]]
+ROWS, IDS = [0, 0, 2, 3, 3, 3], [0, 2, 4, 1, 1, 3]
+WEIGHTS = [0.5, 0.25, 3, 1, 0.3, 0.7]
+POSITIONS = [[0, 0], [0, 1], [2, 0], [3, 0], [3, 1], [3, 2]]
+
+
+def engine_of(combiner="mean", **feature):
+    table = ps.TableConfig(6, 2, name="t", combiner=combiner)
+    config = ps.EmbeddingConfig.from_features([ps.FeatureConfig(table, name="f", **feature)], 4, ps.SGD(1.0))
+    return ps.Engine(config)
+
+
+def seen(given, weights=None, **feature):
+    (activations,), dedup = engine_of(**feature).recv_activations([given], None if weights is None else [weights])
+    return activations.tobytes(), dedup
+
+
+def sparse(indices, values):
+    """What a tf.SparseTensor shows of itself."""
+    return SimpleNamespace(indices=np.array(indices), values=np.array(values), dense_shape=np.array([4, 3]))
+
+
+def ragged(values):
+    """What a tf.RaggedTensor shows of itself."""
+    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array([0, 2, 2, 3, 6]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ps.CooIds(ROWS, IDS),
+        ps.CooIds(jnp.array(ROWS), np.array(IDS, np.uint8)),
+        ps.CooIds(np.array(POSITIONS), IDS),
+        ps.CooIds(np.array(ROWS)[[3, 0, 4, 2, 1, 5]], np.array(IDS)[[3, 0, 4, 2, 1, 5]]),
+        ps.CooIds(np.array(POSITIONS)[::-1], IDS[::-1]),
+        sparse(POSITIONS, IDS),
+        ragged(IDS),
+    ],
+    ids=["lists", "arrays", "positions", "any order", "positions backwards", "SparseTensor", "RaggedTensor"],
+)
+@pytest.mark.parametrize("length", [0, 2])
+def test_they_look_up_what_the_ragged_lists_do(given, length):
+    found, dedup = seen(given, max_sequence_length=length)
+    wanted, of_lists = seen(RAGGED, max_sequence_length=length)
+    assert found == wanted
+    assert dedup.truncated == of_lists.truncated == (1 if length else 0)
+    assert dedup.ids(0, "t").tolist() == of_lists.ids(0, "t").tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "weights"),
+    [
+        (ps.CooIds(ROWS, IDS, WEIGHTS), None),
+        (ps.CooIds(ROWS, IDS), WEIGHTS),
+        (ps.CooIds(ROWS[::-1], IDS[::-1], np.array(WEIGHTS[::-1], np.float16)), None),
+        (sparse(POSITIONS, IDS), sparse(POSITIONS, WEIGHTS)),
+        (ragged(IDS), ragged(WEIGHTS)),
+    ],
+    ids=["with the ids", "beside them", "backwards", "SparseTensor", "RaggedTensor"],
+)
+def test_weights_go_with_their_ids(given, weights):
+    (found,), _ = engine_of().recv_activations([given], None if weights is None else [weights])
+    (wanted,), _ = engine_of().recv_activations([RAGGED], [[[0.5, 0.25], [], [3], [1, 0.3, 0.7]]])
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)  # of float16, and in another order
+
+
+def test_samples_may_have_several_axes():
+    engine = engine_of("sum", output_shape=(2, 2))
+    flat, deep = ps.CooIds([0, 3, 3], [1, 2, 3]), ps.CooIds([[0, 0, 0], [1, 1, 0], [1, 1, 1]], [1, 2, 3])
+    found = [engine.recv_activations([given])[0][0] for given in (flat, deep, [[1], [], [], [2, 3]])]
+    assert found[0].shape == (2, 2, 2)
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+def test_nothing_at_all_is_looked_up():
+    (activations,), _ = engine_of().recv_activations([ps.CooIds([], [])])
+    assert not activations.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "message"),
+    [
+        (ps.CooIds([0, 4], [1, 1]), None, r"feature 'f': expected rows below \[4\], got \[4\]"),
+        (ps.CooIds([0, -1], [1, 1]), None, r"feature 'f': expected rows below \[4\], got \[-1\]"),
+        (ps.CooIds([0], [1, 1]), None, r"feature 'f': expected rows of shape \[2\], or \[2, 2\].*got \[1\]"),
+        (ps.CooIds([[0, 0, 0]], [1]), None, "feature 'f': expected rows of shape"),
+        (ps.CooIds([0.5], [1]), None, "feature 'f': expected integers as rows, got float64"),
+        (ps.CooIds([0], [6]), None, "feature 'f': expected 0 <= id < 6, got 6"),
+        (ps.CooIds([0], [1.5]), None, "feature 'f': expected integer ids"),
+        (ps.CooIds([0], [1], [1, 2]), None, "feature 'f': 1 ids and 2 weights"),
+        (ps.CooIds([0], [1], [np.inf]), None, "feature 'f': expected weights that are finite"),
+        (ps.CooIds([0], [1], [1]), [[1]], "feature 'f': weights are given twice"),
+    ],
+)
+def test_what_does_not_fit_is_told(given, weights, message):
+    with pytest.raises(ValueError, match=message):
+        engine_of().recv_activations([given], None if weights is None else weights)

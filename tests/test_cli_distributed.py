@@ -1,0 +1,184 @@
+"""Real processes: ``replay --distributed`` and ``supervise``, with one of them killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+from checkpoints import ROWS, batch, commits, config_of, write
+
+from penstock.checkpoint.folder import Folder
+from penstock.cli.main import main
+from penstock.engine import Engine
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+LIMIT_S = 50
+
+
+@pytest.fixture
+def job(tmp_path):
+    """CONFIG and sources of a log that three workers wrote."""
+    config_of().save(tmp_path / "c.pbtxt")
+    logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(30)]) for n in range(3)]
+    return ["replay", str(tmp_path / "c.pbtxt"), *logs, "--num-required", "3"]
+
+
+@pytest.fixture
+def wanted(job, capsys):
+    """The state hash of one process."""
+    assert main([*job, "--merge", "round", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["state_hash"]
+
+
+def start(words, **popen):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [*PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **popen
+    )
+
+
+def ended(process):
+    """Exit code, stdout, stderr."""
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def ranks(job, count, *more):
+    flags = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
+    return [start([*job, *flags, "--process-id", str(rank), *more]) for rank in range(count)]
+
+
+def slow(job, tmp_path, steps=400):
+    """The same with logs that take a while: rows come several times, so that they are quick to make."""
+    batches = [batch(step, 0) for step in range(10)]
+    at = batches[0].schema.get_field_index("step")
+    for source in job[2:5]:
+        again = [batches[n % 10].set_column(at, "step", pa.array([n] * 40, pa.int64())) for n in range(steps)]
+        write(source, again)
+    return [*job, "--checkpoint", str(tmp_path / "saved"), "--every", "5"]
+
+
+def children(process):
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def wait_for_commit(folder, number, process):
+    until = time.monotonic() + LIMIT_S
+    while max(Folder(folder).numbers(), default=0) < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_two_processes_with_two_devices_each_end_as_one_does_and_the_first_speaks(job, wanted, tmp_path):
+    first, second = ranks(job, 2, "--devices", "2", "--json", "--out", str(tmp_path / "out"))
+    code, out, _ = ended(first)
+    assert (code, json.loads(out)["state_hash"]) == (0, wanted)
+    assert [os.path.basename(path) for path in json.loads(out)["out"]] == ["user.parquet", "item.parquet"]
+    assert ended(second)[:2] == (0, "")
+
+
+def test_a_bad_row_ends_every_process_with_the_same_line_and_code(job, tmp_path):
+    write(job[3], [batch(0, 1), batch(1, 1).set_column(3, "id", pa.array([ROWS] * 40))])
+    for process in ranks(job, 2):
+        code, _, err = ended(process)
+        assert code == 3
+        assert f"{job[3]}: batch 1, row 0, column 'id': expected 0 <= id < {ROWS}" in err
+
+
+def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
+    first, second = ranks(slow(job, tmp_path), 2)
+    wait_for_commit(tmp_path / "saved", 2, first)
+    second.kill()
+    second.communicate()
+    code, _, err = ended(first)
+    assert code == 6
+    assert "process 1 of 2 is gone" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(job, tmp_path, rank):
+    job = slow(job, tmp_path)
+    supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
+    wait_for_commit(tmp_path / "saved", 2, supervisor)
+    os.kill(children(supervisor)[rank], signal.SIGKILL)
+    code, out, err = ended(supervisor)
+    assert code == 0
+    assert f"process {rank} of 2 was killed (SIGKILL); starting again from commit" in err
+    assert json.loads(out)["skipped"] > 0
+    unbroken = Engine(config_of(), num_required=3)
+    unbroken.run(job[2:5], merge="round")
+    assert json.loads(out)["state_hash"] == unbroken.state_hash()
+
+
+def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
+    job = slow(job, tmp_path, 600)
+    supervisor = start(["supervise", "--processes", "2", "--", *job])
+    wait_for_commit(tmp_path / "saved", 2, supervisor)
+    supervisor.send_signal(signal.SIGTERM)
+    code, _, err = ended(supervisor)
+    assert code == 130
+    assert "interrupted after step" in err
+    kept = Engine.restore(tmp_path / "saved")
+    report = kept.run(job[2:5], merge="round", resume=True, limit=None)
+    unbroken = Engine(config_of(), num_required=3)
+    unbroken.run(job[2:5], merge="round")
+    assert 0 < report.skipped < 1800
+    assert kept.state_hash() == unbroken.state_hash()
+
+
+def test_a_job_that_cannot_go_well_is_not_started_again(job, tmp_path):
+    write(job[3], [batch(0, 1), batch(1, 1).set_column(3, "id", pa.array([ROWS] * 40))])
+    code, _, err = ended(start(["supervise", "--processes", "2", "--", *job, "--checkpoint", str(tmp_path / "saved")]))
+    assert code == 3
+    assert "starting again" not in err
+    assert commits(tmp_path / "saved")[-1] == "00000001.commit"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--coordinator", "127.0.0.1:1"], "--coordinator: needs --distributed"),
+        (["--distributed", "--processes", "2"], "--distributed: also give --coordinator"),
+        (
+            ["--distributed", "--coordinator", "here", "--process-id", "0", "--processes", "1"],
+            "--coordinator here: expected HOST:PORT",
+        ),
+        (
+            ["--distributed", "--coordinator", "h:1", "--process-id", "2", "--processes", "2"],
+            "--process-id 2: of 2 processes the last is 1",
+        ),
+        (["--distributed", "--merge", "step"], "--merge step: several processes take a frame of each source in turn"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_a_usage_error(job, capsys, words, problem):
+    assert main([*job, *words]) == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "give the command after --"),
+        (["--", "inspect", "x"], "only replay can be supervised, not inspect"),
+        (["--", "replay", "c", "a"], "give replay a --checkpoint DIR"),
+        (["--", "replay", "c", "-", "--checkpoint", "d"], "standard input cannot be read again"),
+        (["--", "replay", "c", "a", "--checkpoint", "d", "--distributed"], "says --distributed and its flags itself"),
+        (["--", "replay", "c", "a", "--unheard-of"], "unknown flag --unheard-of"),
+    ],
+)
+def test_what_cannot_be_supervised_is_a_usage_error(capsys, words, problem):
+    assert main(["supervise", *words]) == 2
+    assert problem in capsys.readouterr().err

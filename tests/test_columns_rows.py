@@ -1,0 +1,139 @@
+"""Every row of a batch is taken or refused for its reason; offsets and indices are validated; arrays are frames."""
+
+import io
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from columns import SIZES, TEXTS, TWO, batch_of, error_of, place_of, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InputError
+from penstock.io.arrays import one_frame
+from penstock.io.reader import FrameReader, ReadOptions
+
+# ---- validation
+
+
+def test_indices_outside_their_dictionary_are_an_error_not_a_read_beyond_it():
+    indices = pa.array([0, 9], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["user"]), safe=False)
+    error = error_of([batch_of(table=column)])
+    assert place_of(error) == (0, None, "table", None)
+    assert "corrupt Arrow data" in str(error)
+
+
+def test_offsets_outside_their_values_are_an_error_not_a_read_beyond_them():
+    batch = batch_of(gradient=pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32())))
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    offsets = np.array([0, 2, 4], np.int32).tobytes()
+    damaged = sink.getvalue().replace(offsets, offsets[:8] + b"\0\0\1\0")
+    error = error_of(io.BytesIO(damaged))
+    assert place_of(error) == (0, None, "gradient", None)
+    assert "corrupt Arrow data" in str(error)
+
+
+# ---- every row, against plain Python
+
+TABLES = ["user", "item", "other", None]
+floats = st.one_of(st.sampled_from([math.nan, math.inf, 1e39, None]), st.floats(-8, 8, width=16))
+
+
+@st.composite
+def row_lists(draw):
+    good = draw(st.booleans())
+    rows = []
+    for _ in range(draw(st.integers(0, 12))):
+        table = draw(st.sampled_from(TABLES[: 2 if good else 4]))
+        dim = TWO.get(table, (0, 2))[1]
+        if good:
+            row = (
+                table,
+                draw(st.integers(0, 49)),
+                draw(st.lists(st.floats(-8, 8, width=16), min_size=dim, max_size=dim)),
+            )
+        else:
+            ids = st.one_of(st.none(), st.integers(-2, 101))
+            row = (table, draw(ids), draw(st.one_of(st.none(), st.lists(floats, min_size=dim - 1, max_size=dim + 1))))
+        rows.append(row)
+    return rows
+
+
+def reason_of(table, i, gradient):
+    """The contract's reasons, in the order in which the first one is told."""
+    if table not in TWO:
+        return "unknown_table"
+    if i is None:
+        return "id_null"
+    if not 0 <= i < TWO[table][0]:
+        return "id_out_of_range"
+    if gradient is None or None in gradient:
+        return "gradient_null"
+    if len(gradient) != TWO[table][1]:
+        return "length_mismatch"
+    with np.errstate(over="ignore"):
+        return None if all(math.isfinite(np.float32(v)) for v in gradient) else "gradient_not_finite"
+
+
+@given(row_lists(), st.sampled_from(TEXTS), st.sampled_from([pa.list_, pa.large_list]), st.integers(0, 3))
+@settings(deadline=None, max_examples=150)
+def test_every_row_is_taken_or_dropped_for_its_reason_as_a_plain_loop_would(rows, text, make, start):
+    names = pa.array([t for t, _, _ in rows], pa.utf8()).cast(text)
+    grads = pa.array([g for _, _, g in rows], make(pa.float64()))
+    batch = batch_of(len(rows), id=pa.array([i for _, i, _ in rows], pa.int64()), gradient=grads, table=names)
+    wanted, dropped = {}, {}
+    for table, i, gradient in rows[start:]:
+        reason = reason_of(table, i, gradient)
+        if reason is None:
+            wanted.setdefault(table, []).append((i, [float(np.float32(v)) for v in gradient]))
+        else:
+            dropped[reason] = dropped.get(reason, 0) + 1
+    reader = FrameReader([batch.slice(start)], ReadOptions(TWO, on_bad_row="drop"))
+    frames = list(reader)
+    assert len(frames) == (1 if rows[start:] else 0)
+    for frame in frames:
+        assert rows_of(frame) == wanted
+        assert frame.dropped == dropped
+        assert frame.num_rows == len(rows[start:])
+    assert set(reader.first_bad) == set(dropped)
+    if dropped:
+        error = error_of([batch.slice(start)], TWO)
+        first = next(n for n, row in enumerate(rows[start:]) if reason_of(*row))
+        assert (error.row, error.reason) == (first, reason_of(*rows[start:][first]))
+
+
+# ---- arrays as one frame
+
+
+def test_arrays_of_either_byte_order_and_any_float_make_the_same_frame():
+    wanted = {"user": [(3, [0.5, -1.0]), (9, [2.0, 4.0])]}
+    for kind in ("<f2", "<f4", ">f4", "<f8", ">f8", "longdouble"):
+        for ids in ("<i8", ">i8", "u1", ">u2"):
+            values = np.array([[0.5, -1.0], [2.0, 4.0]], kind)
+            assert rows_of(one_frame({"user": (np.array([3, 9], ids), values)}, SIZES, None)) == wanted
+
+
+def test_a_bad_row_of_an_array_is_told_with_its_table_and_row():
+    with pytest.raises(InputError, match=r"apply\('user'\): row 1, column 'id': expected 0 <= id < 100") as caught:
+        one_frame({"user": ([3, 100], [[0.5, 1.0], [1.0, 1.0]])}, SIZES, 7)
+    assert caught.value.reason == "id_out_of_range"
+
+
+@pytest.mark.parametrize(
+    ("ids", "values", "message"),
+    [
+        ([1.5], [[1.0, 2.0]], "expected integers of shape"),
+        ([1], [1.0, 2.0], "expected floats of shape"),
+        ([1], [["a", "b"]], "expected floats of shape"),
+        ([1, 2], [[1.0, 2.0]], "expected as many gradients as ids, got 2 ids and 1 gradients"),
+        ([1], [[1.0, 2.0, 3.0]], "expected 2 floats"),
+    ],
+)
+def test_arrays_of_the_wrong_shape_or_type_are_refused(ids, values, message):
+    with pytest.raises(InputError, match=message):
+        one_frame({"user": (ids, values)}, SIZES, None)

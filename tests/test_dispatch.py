@@ -1,0 +1,197 @@
+"""How far the host may be ahead of a device, what waits for whom, and what comes out when a device fails."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from penstock.bridge.layout import Layout
+from penstock.bridge.staging import AHEAD, RING, Arena, Dispatcher
+from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.config import optimizers as o
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.tables import TableConfig
+from penstock.engine import Engine
+from penstock.errors import StateError
+from penstock.updates import UpdateRule
+
+
+class Fence:
+    """Stands for an output of a program."""
+
+    def __init__(self, error=None):
+        self.done, self.error, self.waited = threading.Event(), error, False
+
+    def block_until_ready(self):
+        self.waited = True
+        assert self.done.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+def table_of(mesh_of, rows=3000, dim=8, devices=1, rule=None, **options):
+    rule = rule or UpdateRule("adagrad", 1)
+    layout = Layout("t", rows, dim, rule.num_slots, devices, False)
+    return DeviceTable(make_mesh(mesh_of(devices)), layout, rule, [0.5] * rule.num_slots, variant="xla", **options)
+
+
+def test_an_arena_is_used_again_only_behind_its_fence():
+    arena, fence = Arena(), Fence()
+    arena.begin()
+    arena.read_by("table 't', step 1", fence)
+    began = threading.Event()
+    waiting = threading.Thread(target=lambda: (arena.begin(), began.set()))
+    waiting.start()
+    assert not began.wait(0.05)
+    fence.done.set()
+    assert began.wait(10)
+    waiting.join()
+
+
+def test_arenas_grow_to_what_is_asked_and_are_aligned():
+    arena = Arena()
+    first = arena.room((100, 3), np.float32)  # not yet the arena's own
+    arena.begin()
+    again, more = arena.room((100, 3), np.float32), arena.room((7,), np.int32)
+    assert again.shape == first.shape
+    assert again.ctypes.data % 64 == 0
+    assert not np.shares_memory(again, more)
+    places = []
+    for _ in range(2):  # now there is room for both, and no more is made
+        arena.begin()
+        places.append([arena.room((100, 3), np.float32).ctypes.data, arena.room((7,), np.int32).ctypes.data])
+    assert places[0] == places[1]
+    assert all(place % 64 == 0 for place in places[0])
+
+
+def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
+    dispatcher, hold, done = Dispatcher(), threading.Event(), []
+
+    def work(step):
+        assert hold.wait(10)
+        done.append(step)
+
+    for step in range(AHEAD):
+        dispatcher.submit(f"step {step}", lambda step=step: work(step))
+    one_more = threading.Thread(target=dispatcher.submit, args=("step", lambda: work(AHEAD)))
+    one_more.start()
+    one_more.join(0.05)
+    assert one_more.is_alive()  # back-pressure
+    hold.set()
+    one_more.join(10)
+    dispatcher.wait()
+    assert done == list(range(AHEAD + 1))
+
+
+def test_no_more_arenas_than_the_ring_has_are_alive():
+    dispatcher, fences = Dispatcher(), []
+    arenas = []
+    for _ in range(2 * RING):
+        arena = dispatcher.arena()
+        arenas.append(arena)
+        fences.append(Fence())
+        fences[-1].done.set()
+        arena.read_by("table 't', step 0", fences[-1])
+    assert len(set(map(id, arenas))) == RING
+    assert [fence.waited for fence in fences] == [True] * RING + [False] * RING
+
+
+def test_an_error_names_table_and_step_is_not_lost_and_stops_what_follows():
+    dispatcher, ran = Dispatcher(), []
+
+    def fail():
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    dispatcher.submit("table 'user', step 7", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^table 'user', step 7: INTERNAL: the device is gone"):
+        dispatcher.wait()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="table 'user', step 7"):
+        dispatcher.submit("table 'user', step 8", lambda: ran.append(8))
+    assert ran == []
+
+
+def test_an_error_behind_a_fence_names_table_and_step():
+    dispatcher, fence = Dispatcher(), Fence(jax.errors.JaxRuntimeError("INTERNAL: parity"))
+    fence.done.set()
+    dispatcher.arena().read_by("table 'item', step 3", fence)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^table 'item', step 3: INTERNAL: parity"):
+        dispatcher.wait()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="table 'item', step 3"):
+        dispatcher.drain()
+
+
+def engine_of(monkeypatch, rows=5000, **options):
+    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
+    config = EmbeddingConfig.from_tables([TableConfig(rows, 8, name="t")], o.Adagrad(0.1))
+    return Engine(config, **options)
+
+
+def frame(step, size=90, rows=5000):
+    rng = np.random.default_rng(step)
+    return {"t": (rng.permutation(rows)[:size], rng.standard_normal((size, 8), np.float32))}
+
+
+def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monkeypatch, mesh_of):
+    engine = engine_of(monkeypatch, mesh=mesh_of(1))
+    engine.apply(frame(0))
+    rows = engine._state.table("t")._rows
+
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    monkeypatch.setattr(rows._programs, "at", lambda *_: fail)
+    engine.apply(frame(1))  # the host is ahead: it does not know yet
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"table 't', step \d: RESOURCE_EXHAUSTED"):
+        engine.run(iter([]))
+    with pytest.raises(StateError, match="an earlier step failed half way"):
+        engine.apply(frame(2))
+
+
+def test_what_was_submitted_is_seen_by_who_looks(mesh_of):
+    table = table_of(mesh_of, devices=3)
+    for step in range(8):
+        table.apply(np.arange(10 * step, 10 * step + 10), np.ones((10, 8), np.float32), 0.1)
+    assert (table.read(np.arange(80), 1) == 1.5).all()
+    table.write(np.arange(80), np.zeros((80, 8), np.float32))
+    assert (table.read(np.arange(80)) == 0).all()
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled since the test began."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_after_warmup_nothing_is_compiled_and_no_table_copied_while_checkpointing_too(
+    layout, compilations, mesh_of, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    engine = engine_of(monkeypatch, rows=400, mesh=mesh_of(2))
+    assert engine.warmup() > 10
+    pointers = engine._state.table("t").pointers()
+    assert compilations
+    compilations.clear()
+    for step in range(12):
+        engine.apply(frame(step, [3, 40, 150, 400][step % 4] - step % 3, 400))
+        engine.lookup("t", range(step + 1))
+        if step % 5 == 2:
+            engine.save(tmp_path / "c")
+    engine.apply(frame(99, 5, 400))
+    assert compilations == []
+    assert engine._state.table("t").pointers() == pointers
+
+
+def test_warmup_changes_nothing(monkeypatch, mesh_of):
+    warm, cold = (engine_of(monkeypatch, rows=100, mesh=mesh_of(1)) for _ in range(2))
+    warm.warmup()
+    assert warm.state_hash() == cold.state_hash()

@@ -1,0 +1,167 @@
+"""What apply takes, parameters, tables and the hash: in and out of an engine."""
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+from engines import engine_of, frame, zeroed
+
+import penstock as ps
+
+# ---- what apply takes, parameters in and out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ids, grads: (ids, grads),
+        lambda ids, grads: (ids.astype(np.uint8), grads.astype(np.float64)),
+        lambda ids, grads: (ids.tolist(), grads.tolist()),
+        lambda ids, grads: (jnp.asarray(ids), jnp.asarray(grads, jnp.bfloat16)),
+        lambda ids, grads: (pa.array(ids), pa.array(grads.tolist(), pa.list_(pa.float32(), 2))),
+        lambda ids, grads: (pa.chunked_array([ids[:1], ids[1:]]), pa.array(grads.tolist(), pa.list_(pa.float16()))),
+    ],
+    ids=["numpy", "other dtypes", "lists", "jax", "arrow", "chunked"],
+)
+def test_apply_takes_arrays_of_any_kind(make):
+    engine = zeroed(engine_of())
+    engine.apply({"t": make(np.array([1, 2, 1]), np.array([[1, 2], [3, 4], [5, 6]], np.float32))})
+    assert engine.lookup("t", [1, 2]).tolist() == [[-6, -8], [-3, -4]]
+
+
+def test_parameters_come_out_as_they_went_in():
+    engine = engine_of(ps.Adagrad(0.1))
+    rows, slots = np.arange(20.0).reshape(10, 2), np.arange(20.0, 40).reshape(10, 2)
+    engine.load_parameters("t", rows, accumulators=slots)
+    state = engine.retrieve_parameters("t")
+    assert list(state) == ["parameters", "accumulators"]
+    assert state["parameters"].tolist() == rows.tolist()
+    assert np.asarray(engine.slots("t")["accumulators"]).tolist() == slots.tolist()
+    engine.load_parameters("t", [[7, 7]], ids=[3], accumulators=[[8, 8]])
+    assert engine.lookup("t", [3, 4, 3]).tolist() == [[7, 7], [8, 9], [7, 7]]
+
+
+def test_parameters_that_do_not_fit_are_refused_by_name():
+    engine = engine_of(ps.Adagrad(0.1))
+    rows = np.zeros((10, 2))
+    with pytest.raises(ps.UsageError, match="expected the slots accumulators; got none"):
+        engine.load_parameters("t", rows)
+    with pytest.raises(ps.UsageError, match=r"accumulators: expected shape \(10, 2\), got \(9, 2\)"):
+        engine.load_parameters("t", rows, accumulators=rows[1:])
+    with pytest.raises(ps.UsageError, match="occurs twice"):
+        engine.load_parameters("t", rows[:2], ids=[1, 1], accumulators=rows[:2])
+    with pytest.raises(ps.UsageError, match="expected 0 <= id < 10, got 10"):
+        engine.lookup("t", [0, 10])
+    with pytest.raises(ps.UsageError, match="no table 'x'"):
+        engine.table("x")
+
+
+def test_tables_written_and_read_again_are_the_same_state(tmp_path):
+    engine = engine_of(ps.Adagrad(0.1), tables=("t", "a/b"))
+    engine.apply({"t": frame([1, 2]), "a/b": frame([3])})
+    engine.write_tables(tmp_path)
+    other = engine_of(ps.Adagrad(0.1), tables=("t", "a/b"), seed=9)
+    other.read_tables(tmp_path)
+    assert (other.global_step, engine.global_step) == (0, 1)
+    for name in ("t", "a/b"):
+        for key, value in engine.retrieve_parameters(name).items():
+            assert other.retrieve_parameters(name)[key].tobytes() == value.tobytes()
+
+
+def test_tables_are_written_all_or_none(tmp_path, monkeypatch):
+    engine = zeroed(engine_of(tables=("t", "u")))
+    engine.write_tables(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    engine.apply({"t": frame([1]), "u": frame([1])})
+
+    def full(part):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(engine._state._tables["u"], "stream", full)
+    with pytest.raises(OSError, match="No space"):
+        engine.write_tables(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_hash_sees_every_part_of_the_state():
+    engine = zeroed(engine_of(ps.Adagrad(0.1, initial_accumulator_value=1.0)))
+    seen = {engine.state_hash()}
+    engine.load_parameters("t", [[0, 0]], ids=[9], accumulators=[[1, 2]])
+    seen.add(engine.state_hash())
+    engine.load_parameters("t", [[0, 1e-30]], ids=[9], accumulators=[[1, 2]])
+    seen.add(engine.state_hash())
+    engine.apply({})
+    seen.add(engine.state_hash())
+    assert len(seen) == 4
+
+
+def test_other_starts_than_the_default():
+    tables = [
+        ps.TableConfig(10, 2, name="rows", initializer=lambda shape, dtype: np.arange(20).reshape(shape).astype(dtype)),
+        ps.TableConfig(10, 2, name="t"),
+    ]
+    config = ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1))
+    assert ps.Engine(config).lookup("rows", [3]).tolist() == [[6, 7]]
+    proto = engine_of().config.to_engine_proto()
+    settings = proto.table.add(name="t")
+    settings.constant.value = 2.5
+    assert ps.Engine(ps.EmbeddingConfig.from_proto(proto)).lookup("t", [0]).tolist() == [[2.5, 2.5]]
+    settings.uniform.min, settings.uniform.max = 3.0, 4.0
+    drawn = ps.Engine(ps.EmbeddingConfig.from_proto(proto)).retrieve_parameters("t")["parameters"]
+    assert drawn.min() >= 3
+    assert drawn.max() < 4
+    assert len(np.unique(drawn)) == 20
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_large_blocks_split_over_threads_give_the_same_bits(threads):
+    rng = np.random.default_rng(1)
+    ids, grads = rng.zipf(1.2, 100_000) % 10, rng.standard_normal((100_000, 2), np.float32)
+    engine = zeroed(engine_of(tables=("t", "u"), threads=threads))
+    engine.apply({"t": (ids, grads), "u": (ids[::-1].copy(), grads)})
+    from penstock.pyx.reference import coalesce
+
+    for name, order in (("t", slice(None)), ("u", slice(None, None, -1))):
+        unique, sums, _ = coalesce([(ids[order], grads)], 2)
+        assert engine.lookup(name, unique).tobytes() == (0 - sums).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda e: e.apply([1]), "gradients: expected a mapping"),
+        (lambda e: e.apply({"t": np.array([1])}), "gradients: expected a mapping"),
+        (lambda e: e.apply({"t": frame([1])}, local_step=99.5), "local_step: expected a whole number, got 99.5"),
+        (lambda e: e.apply({"t": frame([1])}, local_step=2**80), "local_step: expected an int64"),
+        (lambda e: e.run([], limit=1.5), "limit: expected a whole number, got 1.5"),
+        (lambda e: e.run([], limit=-1), "limit: expected at least 0"),
+    ],
+)
+def test_calls_with_wrong_arguments_say_which(call, says):
+    engine = engine_of()
+    with pytest.raises(ps.UsageError, match=says):
+        call(engine)
+    assert engine.gate.num_accumulated == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_required": 0}, "num_required: expected at least 1"),
+        ({"num_required": "3"}, "num_required: expected a whole number, got '3'"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"mesh": 4}, "mesh: expected a jax.sharding.Mesh, got int"),
+        ({"reduction": "max"}, "reduction: expected 'mean' or 'sum'"),
+        ({"threads": 0}, "threads: expected at least 1"),
+    ],
+)
+def test_engine_arguments_out_of_range(options, says):
+    with pytest.raises(ps.UsageError, match=says):
+        engine_of(**options)
+
+
+def test_an_optimizer_without_a_public_formula_is_a_clear_error():
+    proto = engine_of().config.to_proto()
+    proto.table_descriptor[0].optimization_parameters.mdl_adagrad_light.l2 = 0.9
+    with pytest.raises(ps.ConfigError, match="cannot be run"):
+        ps.Engine(ps.EmbeddingConfig.from_proto(proto))

@@ -1,0 +1,59 @@
+"""``merge="round"``: a frame of each source in turn; the order that many processes keep, too."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from checkpoints import batch, engine_of, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.errors import InputError, StateError, UsageError
+from penstock.io.reader import FrameReader, ReadOptions
+
+SIZES = {"t": (100, 1)}
+
+
+def source_of(ids):
+    """One frame per id."""
+    gradients = pa.array([[1.0]], pa.list_(pa.float32(), 1))
+    return [pa.record_batch({"id": pa.array([i]), "gradient": gradients}) for i in ids]
+
+
+def order_of(sources, **options):
+    reader = FrameReader([iter(s) for s in sources], ReadOptions(SIZES, merge="round", **options))
+    return [(number, int(frame.rows["t"][0].ids[0])) for number, frame in reader.numbered()]
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=4))
+@settings(deadline=None, max_examples=30)
+def test_every_round_has_the_next_frame_of_every_source_that_goes_on(logs):
+    longest = max(map(len, logs))
+    wanted = [(n, log[k]) for k in range(longest) for n, log in enumerate(logs) if k < len(log)]
+    assert order_of(map(source_of, logs)) == wanted
+
+
+def test_frames_before_a_bad_one_come_out_and_those_behind_it_do_not():
+    logs = [source_of([1, 2]), source_of([3, 400]), source_of([5, 6])]
+    frames = iter(FrameReader(logs, ReadOptions(SIZES, merge="round")))
+    assert [int(next(frames).rows["t"][0].ids[0]) for _ in range(4)] == [1, 3, 5, 2]
+    with pytest.raises(InputError, match="expected 0 <= id < 100"):
+        next(frames)
+
+
+def test_a_resumed_run_goes_on_in_the_same_round(tmp_path):
+    logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(9)]) for n in range(3)]
+    whole = engine_of()
+    whole.run(logs, merge="round")
+    folder = tmp_path / "c"
+    engine_of().run(logs, limit=13, checkpoint=folder, merge="round")
+    engine = ps.Engine.restore(folder)
+    assert engine.run(logs, checkpoint=folder, merge="round", resume=True).skipped == 13
+    assert engine.state_hash() == whole.state_hash()
+    with pytest.raises(StateError, match="made with --merge round; resume it the same way"):
+        ps.Engine.restore(folder).run(logs, resume=True)
+
+
+def test_another_way_of_merging_is_refused():
+    with pytest.raises(UsageError, match="expected one of None, 'step', 'round', got 'rounds'"):
+        engine_of().run([np.zeros(0)], merge="rounds")

@@ -1,0 +1,190 @@
+"""Objects in memory as sources, and what is refused because it is something else."""
+
+import gzip
+import io
+import os
+import tempfile
+import threading
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from streams import BATCHES, CONTAINERS, FRAMES, TABLE, OneWay, frames_of, until_error, written
+
+from penstock.errors import InputError
+from penstock.io.sources import looks_like_arrow, open_source
+
+# ---- objects
+
+
+class Producer:
+    """Anything with the Arrow C stream interface."""
+
+    def __init__(self, reader):
+        self._reader = reader
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+
+def test_objects_in_memory():
+    for source in (
+        TABLE,
+        TABLE.to_reader(),
+        Producer(TABLE),
+        Producer(TABLE.to_reader()),
+        pa.ipc.open_stream(CONTAINERS["stream"]),
+        BATCHES,
+        tuple(BATCHES),
+        iter(BATCHES),
+        (batch for batch in BATCHES),
+    ):
+        assert frames_of(source) == FRAMES, source
+    assert frames_of(BATCHES[0]) == [[0, 0], [1]]
+
+
+def test_several_objects_are_several_sources():
+    assert frames_of([TABLE, io.BytesIO(CONTAINERS["file"]), Producer(TABLE)]) == FRAMES * 3
+
+
+def test_no_batches_at_all_are_no_frames():
+    assert frames_of([]) == []
+    assert frames_of(iter([])) == []
+    assert frames_of(TABLE.slice(0, 0)) == []
+    assert frames_of(io.BytesIO(written([BATCHES[0].slice(0, 0)]))) == []
+    schema_only = io.BytesIO()
+    pa.ipc.new_stream(schema_only, TABLE.schema).close()
+    assert frames_of(io.BytesIO(schema_only.getvalue())) == []
+
+
+@pytest.mark.parametrize("thing", [None, 7, b"bytes", {"id": []}, object()], ids=lambda t: type(t).__name__)
+def test_what_is_no_source_is_refused(thing):
+    with pytest.raises(InputError, match=f"expected a path, '-', a URI, .* got {type(thing).__name__}"):
+        open_source(thing)
+
+
+def test_an_iterator_of_something_else_is_refused_with_its_place():
+    frames, text = until_error(iter([BATCHES[0], "text"]))
+    assert frames == [[0, 0]]
+    assert text == "<batches>: batch 1: expected a pyarrow.RecordBatch, got str"
+
+
+def test_an_iterator_whose_schema_changes_says_how():
+    required = pa.schema([f.with_nullable(f.name != "id") for f in BATCHES[0].schema])
+    frames, text = until_error(iter([BATCHES[0], BATCHES[1].cast(required)]))
+    assert frames == [[0, 0]]
+    assert "batch 1: the schema changed: expected id: int64, gradient" in text
+    assert "got id: int64 not null, gradient" in text
+
+
+def test_a_producer_that_fails_is_an_input_error_without_its_traceback():
+    def failing():
+        yield BATCHES[0]
+        raise ValueError("the query was cancelled")
+
+    frames, text = until_error(Producer(pa.RecordBatchReader.from_batches(BATCHES[0].schema, failing())))
+    assert frames == [[0, 0]]
+    assert "batch 1: the stream failed" in text
+    assert "the query was cancelled" in text
+    assert "Traceback" not in text
+    assert "describes non-struct type" in until_error(pa.chunked_array([[1, 2]]))[1]
+
+
+def test_the_errors_of_a_users_own_generator_pass_unchanged():
+    def failing():
+        yield BATCHES[0]
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        frames_of(failing())
+
+
+def test_an_interrupt_passes_through_arrow():
+    class Interrupted(OneWay):
+        def readinto(self, buffer):
+            if self._content.tell() > 500:
+                raise KeyboardInterrupt
+            return super().readinto(buffer)
+
+    with pytest.raises(KeyboardInterrupt):
+        frames_of(Interrupted(CONTAINERS["stream"]))
+
+
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), EOFError("ended"), ConnectionResetError("gone")])
+def test_a_stream_that_cannot_be_read_on(failure):
+    class Failing(OneWay):
+        def readinto(self, buffer):
+            if self._content.tell() > len(CONTAINERS["stream"]) - 200:
+                raise failure
+            return super().readinto(buffer)
+
+    frames, text = until_error(Failing(CONTAINERS["stream"]))
+    assert frames == FRAMES[:2]
+    assert str(failure.args[-1]) in text
+
+
+def test_a_text_file_object_is_refused():
+    assert "expected a binary file, got one whose read() gives str" in until_error(io.StringIO("id,gradient"))[1]
+
+
+def test_a_stream_that_gives_more_than_it_was_asked_for_is_refused():
+    class Generous(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(size + 1)
+
+        def seekable(self):
+            return False
+
+    assert "read(8) gives 9 bytes" in until_error(Generous(CONTAINERS["stream"]))[1]
+
+
+@pytest.mark.parametrize("container", ["file", "parquet"])
+def test_no_room_for_what_must_be_kept_on_disk_is_no_fault_of_the_input(tmp_path, monkeypatch, container):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    os.mkfifo(tmp_path / "fifo")
+    producer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=(CONTAINERS[container],))
+    producer.start()
+    for source in (OneWay(CONTAINERS[container]), tmp_path / "fifo"):
+        with pytest.raises(OSError, match="missing"):
+            frames_of(source)
+    producer.join()
+
+
+# ---- what is something else
+
+OTHERS = {
+    "nothing": (b"", "(0 bytes)"),
+    "one byte": (b"A", "1 bytes: neither Arrow IPC nor Parquet"),
+    "text": (b"id,gradient\n1,2\n", "neither an Arrow IPC stream, an Arrow IPC file nor Parquet"),
+    "zeros": (bytes(100), "neither an Arrow IPC stream"),
+    "a configuration": (b"\x0a\x10\x0a\x03abc" * 20, "neither an Arrow IPC stream"),
+    "gzip": (gzip.compress(CONTAINERS["stream"]), "compressed with gzip; decompress it first"),
+    "feather v1": (b"FEA1" + bytes(50), "a Feather V1 file; write it as Arrow IPC (Feather V2)"),
+    "magic of a file only": (b"ARROW1\0\0", "no footer"),
+    "magic of Parquet only": (b"PAR1", "no footer"),
+    "Parquet's twice": (b"PAR1PAR1", "no footer"),
+    "Parquet without a footer's length": (b"PAR1" + bytes(8) + b"PAR1", "corrupt Parquet file"),
+    "noise in a footer": (b"ARROW1\0\0" + b"\xab" * 100 + b"\x40\0\0\0ARROW1", "corrupt Arrow IPC file"),
+    "a footer of negative length": (b"ARROW1\0\0" + bytes(50) + b"\xff\xff\xff\xffARROW1", "a footer of -1 bytes"),
+    "noise in a schema": (b"\xff\xff\xff\xff\x40\0\0\0" + b"\xab" * 100, "not an Arrow IPC stream"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_neither_arrow_nor_parquet_is_told(tmp_path, what):
+    content, message = OTHERS[what]
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    for source in (path, OneWay(content), io.BytesIO(content)):
+        frames, text = until_error(source)
+        assert frames == []
+        assert message in text
+
+
+def test_which_files_look_like_arrow(tmp_path):
+    path = tmp_path / "x"
+    for container, content in CONTAINERS.items():
+        path.write_bytes(content)
+        assert looks_like_arrow(path) == (container != "legacy stream")
+    path.write_bytes(b"tpu_embedding")
+    assert not looks_like_arrow(path)

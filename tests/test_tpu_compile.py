@@ -1,0 +1,82 @@
+"""What TPU's real compiler makes of the steps; and the parts of the matrix that need no compiler."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.bench import tpu_matrix as m
+
+HLO = """HloModule jit_local
+%fused (p: f32[8,2,128]) -> f32[8,2,128] {
+  %inside = f32[8,2,128]{2,1,0:T(2,128)} add(%p, %p)
+}
+ENTRY %main (table: f32[1000,2,128], lines: s32[1,4096]) -> f32[1000,2,128] {
+  %table = f32[1000,2,128]{2,1,0:T(2,128)} parameter(0)
+  %lines = s32[1,4096]{1,0:T(1,128)} parameter(1)
+  %near = s32[4096]{0:T(1024)S(1)} fusion(%lines), kind=kLoop, calls=%c
+  %taken = f32[4096,2,128]{2,1,0:T(2,128)S(1)} fusion(%table, %near), kind=kCustom, calls=%g
+  %sent-start = (f32[4096,128]{1,0:T(8,128)S(1)}, f32[4096,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%grads)
+  %sent = f32[4096,128]{1,0:T(8,128)S(1)} copy-done(%sent-start)
+  ROOT %new = f32[1000,2,128]{2,1,0:T(2,128)} fusion(%table, %near, %taken), kind=kCustom, calls=%s
+}
+"""
+
+
+def test_bytes_moved_are_those_in_hbm_and_of_a_table_the_lines_touched():
+    line = 2 * 128 * 4
+    numbers, gradient = 4, 128 * 4
+    assert m.hbm_bytes(HLO, [(2, 128)], 1000) == 4096 * (3 * line + gradient + numbers)
+
+
+def test_a_copy_of_a_table_is_found(monkeypatch):
+    layout = pytest.importorskip("penstock.bridge.layout").Layout("t", 4_194_304, 128, 1, 4, False, 128)
+
+    class Memory:
+        alias_size_in_bytes, temp_size_in_bytes = layout.nbytes // 4, 0
+
+    case = m.Case("v5e", "Adagrad", 128, "pallas")
+    (shape,) = layout.shapes
+    copied = f"  %c = f32[{layout.lines_per_device},{shape[1]},128]{{2,1,0:T(2,128)}} copy(%table)"
+    assert list(m.faults(case, layout, Memory, "")) == []
+    assert list(m.faults(case, layout, Memory, copied)) == [f"copies a table of {shape}"]
+    Memory.temp_size_in_bytes = 2 << 20
+    assert "beside the table" in next(m.faults(case, layout, Memory, ""))
+
+
+def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
+    from penstock.bridge.ahead import made, shapes
+    from penstock.bridge.layout import Layout
+    from penstock.bridge.tables import make_mesh
+    from penstock.updates import UpdateRule
+
+    mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
+    layout = Layout("t", 5000, 128, 2, 1, False, 128)
+    traced = made("apply", mesh, rule, layout.line, "pallas", layout.lines_per_device)
+    jaxpr = traced.trace(*shapes("apply", mesh, layout.line, layout.lines_per_device, 128)).jaxpr
+    assert m.dma_bytes(jaxpr) == 2 * 3 * 128 * 4
+
+
+def test_results_are_kept_and_the_table_goes_between_its_marks(tmp_path):
+    case = m.Case("v5e", "Adam", 128, "pallas")
+    result = m.Result(case, 0, 3588.0, 3588.0, 1.0)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{m.BEGIN}\nold\n{m.END}\nafter\n")
+    m.write(page, m.told([result]))
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB |" in text
+
+
+def test_a_sample_of_the_steps_compiles_for_every_generation():
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
+    command = [sys.executable, "-m", "penstock.bench.tpu_matrix", "--small"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
