@@ -47,6 +47,7 @@ def add(commands: Any) -> None:
         metavar="URI",
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, which is told)",
     )
+    command.set_defaults(peers=None)  # one process: what makes engines asks
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
     command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
     command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
