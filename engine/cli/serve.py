@@ -21,6 +21,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import Output, count, writing
 from penstock.cli.replay import check_checkpoint, check_writable, make_engine
+from penstock.cli.watching import LINE_EVERY_S, Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.flight_connection import Address
 from penstock.io.options import ReadOptions
@@ -57,6 +58,7 @@ def add(commands: Any) -> None:
     _add_saving(command)
     _add_access(command)
     _add_limits(command)
+    add_watching_options(command, ends=False)
     machine = command.add_argument_group("machine")
     machine.add_argument("--devices", type=whole(1, MAX_DEVICES), metavar="N", help="devices that share the tables")
     machine.add_argument("--threads", type=whole(1, MAX_THREADS), metavar="N", help="threads of the host")
@@ -155,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         if place is not None:
             check_writable(place)
     engine = make_engine(args, config)
+    watching = Watching(args, engine)  # before anybody comes in
     service = Service(
         engine,
         address,
@@ -166,10 +169,11 @@ def run(args: argparse.Namespace) -> int:
         tokens=tokens,
         per_steps=args.delta_steps,
     )
-    return _serve(args, service)
+    with watching:
+        return _serve(args, service, watching)
 
 
-def _serve(args: argparse.Namespace, service: Service) -> int:
+def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> int:
     """Until somebody says drain (exit code 0), or a signal comes (130)."""
     out = Output(args.json)
     engine = service.engine
@@ -177,7 +181,8 @@ def _serve(args: argparse.Namespace, service: Service) -> int:
     (sys.stderr if args.json else sys.stdout).flush()
     interrupted = False
     try:
-        service.wants_to_end.wait()
+        while not service.wants_to_end.wait(LINE_EVERY_S):
+            watching.tick()
     except KeyboardInterrupt:
         interrupted = True
     with suppress(KeyboardInterrupt), args.shield():  # a second signal changes nothing: the end is under way

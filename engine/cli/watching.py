@@ -28,7 +28,8 @@ MAX_HOT = 12
 MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
 
 
-def add_watching_options(command: argparse.ArgumentParser) -> None:
+def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) -> None:
+    """ends : the work has an end, of which a page can be written"""
     group = command.add_argument_group("watching")
     group.add_argument(
         "--ui",
@@ -38,9 +39,12 @@ def add_watching_options(command: argparse.ArgumentParser) -> None:
         help="show a live page in a browser while it works (default 127.0.0.1, any free port)",
     )
     group.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus' metrics there, at /metrics")
-    group.add_argument(
-        "--report", type=Path, metavar="DIR", help="write a page with plots of the run to DIR at the end"
-    )
+    if ends:
+        group.add_argument(
+            "--report", type=Path, metavar="DIR", help="write a page with plots of the run to DIR at the end"
+        )
+    else:
+        command.set_defaults(report=None)
     group.add_argument("--metrics-file", type=Path, metavar="FILE", help="append the metrics, a JSON line a second")
 
 
@@ -85,10 +89,14 @@ class Watching:
 
         def both(counters: Counters, gate: Gate, share: float | None) -> None:
             progress(counters, gate, share)
-            if time.monotonic() - self._written_s >= LINE_EVERY_S:
-                self._write()
+            self.tick()
 
         return both
+
+    def tick(self) -> None:
+        """Write a line of metrics where it is time for one."""
+        if self._path is not None and time.monotonic() - self._written_s >= LINE_EVERY_S:
+            self._write()
 
     def live(self) -> dict[str, Any]:
         """What the page draws, of one moment."""

@@ -83,6 +83,7 @@ class Intake:
         self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
         self._on_failure = failed
         self.counters = Counters()
+        self.first_bad: dict[str, str] = {}  # the first row left out, or frame refused, for each reason
         self._streams: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
         self.ended = threading.Event()
@@ -152,6 +153,11 @@ class Intake:
                 return
             self._apply(stream, _named(frame, stream.contributor))
             self._tell_if_done(stream)
+
+    def refused(self, error: InputError) -> None:
+        """A frame was not taken: the first of its kind is remembered for whoever looks."""
+        with self._engine.gate.still():
+            self.first_bad.setdefault(error.reason or "refused", str(error))
 
     def finish(self, stream: Stream) -> bool:
         """The producer has sent its last: commit soon what it waits for. False where it waits for nothing."""
@@ -259,9 +265,11 @@ class Intake:
     # ---- inside
 
     def _apply(self, stream: Stream, frame: Frame) -> None:
-        step = self._engine.global_step
+        step, watch = self._engine.global_step, self._engine.watch
         try:
-            self._engine._push(frame, self._rates, self.counters)
+            with watch.applying():
+                self._engine._push(frame, self._rates, self.counters)
+            watch.took(frame, self._engine.gate, self._engine._last_rates or ())
         except BaseException as error:
             if self._engine._failed is not None:  # else nothing of the frame is in
                 self._fail(error)
@@ -273,7 +281,8 @@ class Intake:
             if self._engine.global_step != step:
                 self._steps.stepped()
             if self._saves is not None:
-                self._saves.took()
+                with watch.saving():
+                    self._saves.took()
         except BaseException as error:
             self._fail(error)
             raise

@@ -65,10 +65,15 @@ class Producers:
             every = not ends and self._batches_are_frames(reader.schema)
             watched = _Watched(context, stream, reader, queue, name, every, ends)
             part = chunks_part(watched, name, ends)
-            with closing(FrameReader(Source(name, lambda: _one(part)), self._options).numbered()) as numbered:
+            frames = FrameReader(Source(name, lambda: _one(part)), self._options)
+            frames.first_bad = self._intake.first_bad
+            with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
                     self._intake.take(stream, frame)
                     watched.frame_taken()
+        except InputError as error:
+            self._intake.refused(error)
+            raise
         finally:
             queue.keep(0)
 

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +95,14 @@ class Service:
         self.readers = Readers(engine, self.intake, self.log, limits)
         self.door = Doorkeeper(tokens, limits.calls)
         self._started_s = time.monotonic()
+        self._watched = ExitStack()
+        self._watched.enter_context(engine.watch.run(self.intake.counters, lambda: None, self.intake.first_bad))
         try:
             with _listening(address):
                 self._front = _Front(self, address, tls or [])
         except BaseException:
             self.intake.end()
+            self._watched.close()
             raise
         self.address = Address(address.host, self._front.port, address.tls)
 
@@ -114,6 +117,7 @@ class Service:
             if self.intake.error is not None:
                 raise self.intake.error
         finally:
+            self._watched.close()
             empty = self.door.wait_until_empty(grace_s)
             if empty:
                 self._front.shutdown()

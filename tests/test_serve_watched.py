@@ -1,0 +1,54 @@
+"""``penstock serve --ui --metrics``: who looks on sees what producers were told."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import VOCABULARY, config_of, frame
+
+from penstock.io.flight import connect
+
+
+@pytest.fixture
+def serving(tmp_path):
+    """(uri, url of the page, url of the metrics, folder) of a service in a process of its own."""
+    config_of().save(tmp_path / "tables.pbtxt")
+    words = ["serve", "tables.pbtxt", "--ui", "--metrics", "127.0.0.1:0", "--metrics-file", "metrics.jsonl"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as process:
+        page, metrics = (process.stderr.readline().split()[1] for _ in range(2))
+        uri = process.stdout.readline().split()[1].rstrip(",")
+        yield uri, page, metrics, tmp_path
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+
+
+def fetched(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_metrics_and_page_show_what_came_in_and_what_was_refused(serving):
+    uri, page, metrics, folder = serving
+    bad = pa.record_batch({"id": [VOCABULARY], "gradient": frame(0).column("gradient").slice(0, 1)})
+    with connect(uri) as client:
+        client.put([frame(n) for n in range(6)], "trainer")
+        with pytest.raises((flight.FlightError, ValueError), match="id_out_of_range"):
+            client.put([bad], "other")
+        status = client.status()
+    numbers = dict(re.findall(r"^(penstock_[a-z_]+) ([\d.e+]+)$", fetched(metrics), re.MULTILINE))
+    for name, counted in (("rows", "rows"), ("frames", "frames"), ("steps", "steps")):
+        assert float(numbers[f"penstock_{name}_total"]) == status[counted] > 0
+    live = json.loads(fetched(page + "live.json"))
+    assert live["metrics"]["penstock_frames_total"] == 6
+    assert any("id_out_of_range" in error for error in live["errors"])
+    assert len(live["hot"]) > 0
+    assert "<html" in fetched(page)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["penstock_frames_total"] == 0
