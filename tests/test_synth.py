@@ -22,7 +22,7 @@ command_line = importlib.import_module("penstock.cli.main")
 @pytest.fixture
 def penstock(monkeypatch):
     """The command line, with this command only: the others load jax."""
-    monkeypatch.setattr(command_line, "COMMANDS", ("synth",))
+    monkeypatch.setattr(command_line, "COMMANDS", {"synth": command_line.COMMANDS["synth"]})
     return command_line.main
 
 
