@@ -1,5 +1,8 @@
+from typing_extensions import disjoint_base
+
 from typing_extensions import Buffer
 
+@disjoint_base
 class Digest:
     def __init__(self) -> None: ...
     def update(self, data: Buffer) -> None: ...
