@@ -1,6 +1,4 @@
-from typing_extensions import disjoint_base
-
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 @disjoint_base
 class Digest:
