@@ -120,4 +120,6 @@ setup(
             "cdivision": True,
         },
     ),
+    # The compiler works on as many files at once as there are CPUs.
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )
