@@ -194,7 +194,12 @@ def ipc_stream_part(
         part.verified = check is not None and check.closed
 
     def fraction() -> float | None:
-        return None if not size else 1.0 if file.closed else file.tell() / size
+        if not size:
+            return None
+        try:
+            return float(file.tell()) / size
+        except (OSError, ValueError):  # closed, maybe by a thread that reads while another asks
+            return 1.0
 
     container = "log with checksums (Arrow IPC stream)" if is_log(schema) else "Arrow IPC stream"
     part = Part(name, schema, True, batches, container=container, fraction=fraction)

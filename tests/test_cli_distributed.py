@@ -45,7 +45,7 @@ def start(words, **popen):
 def ended(process):
     """Exit code, stdout, stderr."""
     out, err = process.communicate(timeout=LIMIT_S)
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     return process.returncode, out, err
 
 
