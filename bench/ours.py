@@ -120,7 +120,7 @@ class Coalesce(Ours):
 
     @staticmethod
     def _refuse(*_: Any, **__: Any) -> bool:
-        raise NotImplementedError
+        raise AssertionError("frames are pushed into the pipeline, not through its gate")
 
 
 def batches_of(steps: Sequence[Step], numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
