@@ -134,6 +134,12 @@ def layouts():
                         assert tables.read(part, ids).tobytes() == values.tobytes()
                         assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
                         done += 3
+                ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
+                copied = np.full((tables.num_parts, len(ids), 7), np.nan, np.float32)
+                tables.step.copy_all(ids, copied)
+                assert tables.run() == []
+                for part in range(tables.num_parts):
+                    assert copied[part].tobytes() == tables.read(part)[ids].tobytes()
                 some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
                 assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
     return done
