@@ -52,7 +52,7 @@ class Operations:
         return os.write(file, data)
 
     def write_along(self, file: int, first: int, num_bytes: int) -> None:
-        """Begin to write these bytes to the disk, where the system can be asked to; waits for nothing, promises nothing."""
+        """Begin to write these bytes to the disk, where the system can be asked to. Waits for nothing."""
         # This advice makes Linux begin to write them, and drop those that it has: nobody reads them soon.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file, first, num_bytes, os.POSIX_FADV_DONTNEED)
