@@ -40,7 +40,8 @@ checked: .venv/installed
 	$(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and folds. Exit code 66: a race.
-# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
+# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold; "--break rows":
+# of an update, given ids that are not distinct).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 

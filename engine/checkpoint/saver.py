@@ -110,6 +110,8 @@ class Saver:
             and self.folder.path.is_dir()
             and folder.path.samefile(self.folder.path)
             and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
+            # Not another run's commit of the same number, copied over ours.
+            and (self.last is None or folder.load(self.last.number).files == self.last.files)
         )
 
     def open(self, keep: int = KEEP) -> None:

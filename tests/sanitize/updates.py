@@ -3,6 +3,8 @@
 Every rule, target, dim around the vectors' widths, number of rows around a claim's, on one thread and several, on one
 device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
 are late or refuse, frames that are wrong. The results of one rule must be the same bits however it was run.
+
+--break rows shows that ThreadSanitizer watches: ids that are not distinct, so that two threads update the same rows.
 """
 
 import sys
@@ -81,9 +83,21 @@ class Tables:
 def main() -> int:
     assert any(word in update.__file__ for word in ("asan", "tsan")), f"not the sanitized build: {update.__file__}"
     assert fake_xla.version(TOUCH) == fake_xla.version(CREATE) == 3
+    if sys.argv[1:] == ["--break", "rows"]:
+        return same_rows()
     num = every_rule() + layouts() + outside() + pools() + wrong_frames()
     assert not {"jax", "pyarrow"} & set(sys.modules)
     print(f"sanitize: {num} calls of the update's handlers, nothing reported, results are right")
+    return 0
+
+
+def same_rows() -> int:
+    """What ``update`` forbids: the ids of one segment again in the next one."""
+    ids, grads = gradients(0, 20_000, 40_000, 16)
+    tables = Tables("adagrad", 16, 40_000, threads=4)
+    for _ in range(20):
+        assert tables.update([(ids, grads), (ids[::-1].copy(), grads)]) == []
+    print("tsan: everything ran, with rows broken")
     return 0
 
 
