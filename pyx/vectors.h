@@ -18,8 +18,8 @@ typedef int64_t longs2_t __attribute__((vector_size(16)));
 #define ROWS_AHEAD 16 /* sums whose memory is asked for before it is needed: no cache holds those of a large table */
 
 /* Gradients are read once, in the order in which they lie but for the rows of other parts. The processor's prefetcher
-   stops at every page and starts anew, so what comes in BYTES_AHEAD is asked for by hand: into the first-level cache,
-   the others' hints halve the speed (docs/performance.md). */
+   stops at every page and starts anew, so what comes BYTES_AHEAD is asked for by hand, and into the first-level cache:
+   the hint that passes by the caches halves the speed (ARCHITECTURE.md). */
 #define BYTES_AHEAD 2048
 
 static inline __attribute__((always_inline)) long rows_in_bytes_ahead(size_t row_bytes) {
