@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench import cases, check, duel, limit, machine, meet, ours, peers, report, runner, sides, traffic
+from penstock.bench import cases, check, doput, duel, limit, machine, meet, ours, peers, report, runner, sides, traffic
 from penstock.bench.draws import hot, reused, spread, uniform, zipf
 from penstock.bench.peers import of_jax, of_numpy
-from penstock.bench.table import markdown, written
+from penstock.bench.table import cell_of, markdown, peers_of, written
 from penstock.bench.workloads import TableSize, Workload, make
 from penstock.cli import main
 from penstock.errors import UsageError
@@ -266,6 +266,22 @@ def test_the_table_has_a_row_per_kind_and_names_the_best_peer(result):
     assert lines[2] == "| SGD | 10 ms, 0.5× torch, 40% of limit | – |"
     assert lines[3] == "| Adagrad | – | 10 ms, 4× fbgemm, 40% of limit |"
     assert lines[-1].startswith("2 threads of ")
+
+
+def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
+    settings = duel.Settings(1, 2, [], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    assert not run["failed"]
+    assert set(run["sides"]) == {"penstock", "penstock_replay"}
+    assert cell_of(run).endswith("% of replay's rows/s")
+    assert not peers_of(run)
+
+
+def test_a_service_that_does_not_come_up_is_a_result_and_not_a_hang(workload, monkeypatch):
+    monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
+    settings = duel.Settings(1, 2, [], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    assert run["failed"]["penstock"] == "RuntimeError: penstock serve: no port"
 
 
 def test_the_table_says_when_the_machine_was_not_quiet(result):
