@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.bridge.ahead import Programs
 from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout, bucket
+from penstock.bridge.stacks import Stack
 from penstock.bridge.tables import DeviceTable, make_mesh
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
@@ -64,9 +65,9 @@ def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, mesh_of):
-    mesh = make_mesh(mesh_of(devices))
+    mesh, rule = make_mesh(mesh_of(devices)), UpdateRule("adagrad", 1)
     layout = Layout("t", 200_000, 32, 1, devices, False)
-    memory = Programs(mesh, layout, UpdateRule("adagrad", 1), "xla").at("apply", 256).memory_analysis()
+    memory = Programs(mesh, Stack.of([layout], rule), rule, "xla").at("apply", 256).memory_analysis()
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 20
 
@@ -104,7 +105,11 @@ def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, varian
 @pytest.mark.parametrize("devices", [1, 3])
 def test_an_update_of_every_row_needs_no_second_table(devices, mesh_of):
     layout = Layout("t", 1_000_000, 32, 2, devices, False)
-    memory = Programs(make_mesh(mesh_of(devices)), layout, NON_LAZY, "xla").at("sweep").memory_analysis()
+    memory = (
+        Programs(make_mesh(mesh_of(devices)), Stack.of([layout], NON_LAZY), NON_LAZY, "xla")
+        .at("sweep")
+        .memory_analysis()
+    )
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 23
 

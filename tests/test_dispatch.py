@@ -140,7 +140,7 @@ def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monk
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr(rows._programs, "at", lambda *_: fail)
+    monkeypatch.setattr(rows.among.programs, "at", lambda *_: fail)
     engine.apply(frame(1))  # the host is ahead: it does not know yet
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"table 't', step \d: RESOURCE_EXHAUSTED"):
         engine.run(iter([]))
