@@ -292,7 +292,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
 
 def test_what_is_no_variant_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
-    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, got 'cuda'"):
+    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, sparsecore, got 'cuda'"):
         engine_of("")
 
 
