@@ -6,7 +6,6 @@ An open service on an address that others reach is refused unless it was said in
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from penstock.io.flight_connection import Address
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
     """Raise UsageError where others could reach the service unseen or unasked, and nobody said that they may."""
-    if insecure or is_loopback(address.host):
+    if insecure or address.is_loopback:
         return
     lacks = [
         *([] if address.tls else ["encryption (grpc+tls:// with --tls-cert and --tls-key)"]),
@@ -32,13 +31,6 @@ def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
             f"--listen {address.uri}: others can reach this address, and it lacks {' and '.join(lacks)}; "
             "give it, listen on 127.0.0.1, or say --insecure"
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def certificates(address: Address, cert: Path | None, key: Path | None) -> list[tuple[bytes, bytes]]:
