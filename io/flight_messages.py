@@ -31,6 +31,9 @@ GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
 
+# What is said beside Arrow: in a batch's metadata, and in a ticket, command or action. Beyond it nobody reads it.
+MAX_WORDS_BYTES, MAX_SAID_BYTES = 4096, 2 << 20
+
 # RecursionError: brackets in brackets, deeper than anybody means.
 _NO_JSON = (ValueError, RecursionError)
 
@@ -140,13 +143,12 @@ def read_words(metadata: Any) -> Words:
     if text == END.encode():
         return Words(True)
     try:
-        said = json.loads(text) if text.startswith(b"{") else {}
+        said = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_WORDS_BYTES else {}
     except _NO_JSON:
         said = {}
-    number, place = said.get(FRAME), said.get(PLACE)
-    if not (isinstance(place, list) and [type(n) for n in place] == [int, int]):
-        place = None
-    return Words(bool(said.get(END)), number if type(number) is int else None, place and Place(*place))
+    number, at = said.get(FRAME), said.get(PLACE)
+    place = Place(*at) if isinstance(at, list) and [type(n) for n in at] == [int, int] else None
+    return Words(bool(said.get(END)), number if type(number) is int else None, place)
 
 
 def encoded(said: Mapping[str, Any]) -> bytes:
@@ -155,6 +157,9 @@ def encoded(said: Mapping[str, Any]) -> bytes:
 
 def decoded(text: Any, what: str) -> dict[str, Any]:
     """A JSON object. Raises UsageError."""
+    size = memoryview(text).nbytes
+    if size > MAX_SAID_BYTES:
+        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_SAID_BYTES:,} at most")
     try:
         said = json.loads(memoryview(text).tobytes())
     except _NO_JSON as error:

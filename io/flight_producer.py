@@ -53,6 +53,7 @@ class Producer:
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
         self._stream: _PutStream | None = None
+        self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
         position = client.position(contributor)
         if first is not None and not 1 <= first <= position + 1:
@@ -65,6 +66,8 @@ class Producer:
         """Send a frame; its number. Waits where too much is on its way."""
         batches = [frame] if isinstance(frame, pa.RecordBatch) else list(frame)
         _check_one_frame(batches)
+        self._schema = self._schema or batches[0].schema
+        _check_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in _cut(batch)]
         size = sum(batch.nbytes for batch in batches)
         while not self._is_done() and self._kept_bytes + size > self._window_bytes:
@@ -140,8 +143,7 @@ class Producer:
     def _begin(self) -> _PutStream:
         """A new stream, from the first frame that the service has not applied."""
         position = int(self._client.act("position", {"contributor": self._contributor})["position"])
-        oldest = next(iter(self._kept.values()))
-        first = oldest.number
+        first = next(iter(self._kept), self._last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
@@ -151,7 +153,8 @@ class Producer:
         request = PutRequest(
             contributor=self._contributor, first=position + 1, ends=True, memory=self._client.shares_memory
         )
-        return _PutStream(client, options, request, oldest.pieces[0].schema)
+        assert self._schema is not None
+        return _PutStream(client, options, request, self._schema)
 
     def _forget(self, stream: _PutStream) -> None:
         """What is acknowledged need not be sent again."""
@@ -167,6 +170,7 @@ class Producer:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+            self._forget(stream)  # its last word may have come while it was let go
 
 
 class _PutStream:
@@ -276,6 +280,13 @@ def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
             seen = pa.chunked_array([batch.column(column) for batch in batches])
             if len(pc.unique(seen)) > 1:
                 raise InputError("expected one frame: all its rows have one value", column=column)
+
+
+def _check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
+    for batch in batches:
+        if not batch.schema.equals(schema):
+            of = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
+            raise InputError(f"expected the columns of the frames before ({of[0]}), got {of[1]}; take another producer")
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

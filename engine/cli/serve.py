@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -152,6 +153,7 @@ def _add_limits(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say on stderr we say, in one line
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,15 @@ def certificates(address: Address, cert: Path | None, key: Path | None) -> list[
         return []
     if cert is None or key is None:
         raise UsageError(f"--listen {address.uri}: give --tls-cert FILE and --tls-key FILE")
-    return [(_read(cert, "--tls-cert"), _read(key, "--tls-key"))]
+    pair = (_read(cert, "--tls-cert"), _read(key, "--tls-key"))
+    try:  # gRPC would only say that it cannot listen
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+    except (ssl.SSLError, ValueError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(
+            f"--tls-cert {cert}, --tls-key {key}: not a PEM certificate with its key, unencrypted ({reason})"
+        ) from None
+    return [pair]
 
 
 def tokens_of(file: Path | None) -> tuple[bytes, ...]:
