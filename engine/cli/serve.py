@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -140,11 +141,19 @@ def _add_limits(command: Parser) -> None:
         help="of frames that are not whole yet, of all producers (default 4194304)",
     )
     limits.add_argument(
+        "--shared-memory",
+        type=whole(0),
+        default=256,
+        metavar="MB",
+        help="for producers on this machine, 32 for each (default 256; 0: none)",
+    )
+    limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say on stderr we say, in one line
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
@@ -238,5 +247,6 @@ def _limits(args: argparse.Namespace) -> Limits:
         calls=args.max_calls,
         message_bytes=args.max_message * MB,
         queued_rows=args.max_queued_rows,
+        memory_bytes=args.shared_memory * MB,
         delta_bytes=args.delta_memory * MB,
     )
