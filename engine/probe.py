@@ -92,7 +92,7 @@ class Budget:
         self._clock, self._began_s, self._spent_s = clock, clock(), 0.0
 
     def may(self) -> bool:
-        """Asked for every frame and step, and mostly answered no: a comparison, because a ``with`` costs ten times that."""
+        """Asked for every frame and step, and mostly answered no: hence a comparison, and not a ``with``."""
         return self._spent_s <= (ALLOWANCE_S + SHARE * (self._clock() - self._began_s)) / 2
 
     @contextmanager

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from services import config_of, frame, service_of
@@ -77,7 +78,8 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def test_the_readmes_python_runs_from_top_to_bottom(capsys):
+def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     names = {}
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec"), names)
@@ -179,6 +181,19 @@ def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
     said = []
     found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
     assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
+
+
+def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "README.md").read_text().partition("### Your own file")[2]
+    python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
+    exec(compile(python, "README.md", "exec"), {"np": np})
+    (tmp_path / "mine.pbtxt").write_text(text)
+    run_commands(console)
+    said = capsys.readouterr().out
+    assert "nothing to remark" in said
+    assert "6 steps" in said
+    assert (tmp_path / "mine" / "user.parquet").exists()
 
 
 def test_the_readmes_commands_parse():
