@@ -6,6 +6,7 @@ PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``); PEN
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -23,6 +24,7 @@ PACKAGE_DIR = {
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.config": "engine/config",
+    "penstock.distributed": "engine/distributed",
     "penstock.io": "io",
     "penstock.pyx": "pyx",
     "penstock.service": "engine/service",
@@ -109,6 +111,7 @@ setup(
             for name, path in MODULES.items()
         ],
         include_path=[link_tree()],
+        quiet="-q" in sys.argv,
         build_dir="build/checked" if CHECKED else "build/release",
         compiler_directives={
             "language_level": 3,

@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
 def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     """argparse's answer, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
     first = next((word for word in words if not word.startswith("-")), None)
+    before = words[: words.index(first)] if first is not None else words
+    for word in before:
+        if word.startswith("-") and word not in top.flags():
+            top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
         top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
     args, rest = top.parse_known_args(words)
@@ -46,7 +50,7 @@ def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     if rest and not hasattr(args, "sources"):
         command.error(f"unexpected argument '{rest[0]}'")
     if rest:
-        args.sources += rest
+        args.sources = [*args.sources, *rest]
     return args
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from penstock.cli.options import (
     make_devices,
     whole,
 )
-from penstock.cli.output import Output, ProgressLine, count, writing
+from penstock.cli.output import Output, ProgressLine, check_writable, count, writing
 from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
@@ -243,15 +241,3 @@ def say_report(out: Output, report: Report) -> None:
     out.say("input     " + ("verified: every checksum fits" if report.verified else unread))
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")
-
-
-def check_writable(directory: Path) -> None:
-    """Raise OSError now rather than after the work."""
-    with writing(directory):
-        existing = directory.absolute()
-        while not existing.exists():
-            existing = existing.parent
-        if not existing.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(existing))
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "permission denied", str(existing))

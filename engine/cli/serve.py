@@ -20,8 +20,8 @@ from penstock.cli.options import (
     learning_rates_of,
     whole,
 )
-from penstock.cli.output import Output, count, writing
-from penstock.cli.replay import check_checkpoint, check_writable, make_engine
+from penstock.cli.output import Output, check_writable, count, writing
+from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.cli.watching import LINE_EVERY_S, Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.flight_connection import Address
