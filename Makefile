@@ -23,9 +23,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 
 types: .venv/installed
-	cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock
-	cd build/tree && ../../$(BIN)/mypy --config-file ../../pyproject.toml --allow-untyped-defs --allow-untyped-calls \
-		--allow-incomplete-defs ../../tests/typing_examples.py
+	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
 		penstock.pyx.accumulator penstock.pyx.digest penstock.pyx.handlers penstock.pyx.id_table \
