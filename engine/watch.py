@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from penstock.frames import Frame
@@ -110,39 +110,30 @@ class Watch:
                 self.stage_s["read"] += self.clock() - started
             yield frame
 
-    @contextmanager
-    def applying(self) -> Iterator[None]:
+    def applying(self) -> AbstractContextManager[Any]:
         """A frame is taken in; what of it is neither step nor saving is the stage "sum"."""
-        started, others = self.clock(), self.stage_s["step"] + self.stage_s["save"]
-        try:
-            yield
-        finally:
-            others = self.stage_s["step"] + self.stage_s["save"] - others
-            self.stage_s["sum"] += self.clock() - started - others
+        return _Timed(self, "sum", ("step", "save"))
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        started = self.clock()
-        try:
-            yield
-        finally:
-            self.stage_s["save"] += self.clock() - started
+    def saving(self) -> AbstractContextManager[Any]:
+        return _Timed(self, "save")
 
-    @contextmanager
-    def step(self, coalesced: Stepped) -> Iterator[None]:
-        """Around a step, under the gate's lock. One that fails is not counted."""
+    def step(self, coalesced: Stepped, step: Callable[[], None]) -> None:
+        """Do a step, under the gate's lock. One that fails is not counted."""
         probe = self.probe
         if probe is not None:
             probe.before(coalesced)
         started = self.clock()
-        with self._span("penstock.step"):
-            yield
+        if self.tracer is None:
+            step()
+        else:
+            with self._span("penstock.step"):
+                step()
         seconds = self.clock() - started
         self.num_steps += 1
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
         for name, several in coalesced.items():
-            self.updated[name] += sum(len(ids) for rows in several for ids, _ in rows.parts)
+            self.updated[name] += sum([rows.num_ids for rows in several])
         if probe is not None:
             probe.after()
 
@@ -159,3 +150,24 @@ class Watch:
         else:
             with self.tracer.start_as_current_span(name):
                 yield
+
+
+class _Timed:
+    """Seconds in here belong to a stage, but for those that ``others`` count meanwhile."""
+
+    __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
+
+    def __init__(self, watch: Watch, stage: str, others: tuple[str, ...] = ()) -> None:
+        self._watch, self._stage, self._others = watch, stage, others
+
+    def __enter__(self) -> None:
+        self._outside_s = self._others_s()
+        self._started_s = self._watch.clock()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self._watch.clock() - self._started_s
+        self._watch.stage_s[self._stage] += seconds - (self._others_s() - self._outside_s)
+
+    def _others_s(self) -> float:
+        stage_s = self._watch.stage_s
+        return sum([stage_s[other] for other in self._others])

@@ -41,7 +41,7 @@ class ExampleRoles(Roles):
         return [feature.name for feature in self.features] + [f.name for f in fields if f is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ExamplePlace(Place):
     """Where a batch of examples stood."""
 

@@ -100,20 +100,25 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
     """How sources are to be read."""
     reading = command.add_argument_group("reading")
-    reading.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
-    add_column_option(reading)
+    add_row_options(reading)
     reading.add_argument(
         "--contribution-rows",
         type=whole(1),
         metavar="N",
         help="a frame is N rows: needed for Parquet without a 'step' column",
     )
-    reading.add_argument(
+    add_end_option(reading)
+
+
+def add_row_options(to: Any) -> None:
+    """What rows do not say of themselves, whatever they come from."""
+    to.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
+    add_column_option(to)
+    to.add_argument(
         "--gradient-dtype",
         choices=("bfloat16", "float16", "float32", "float64"),
         help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
     )
-    add_end_option(reading)
 
 
 def add_column_option(to: Any) -> None:
