@@ -35,6 +35,8 @@ class Watch:
     recent_s : of the last steps of all runs. On an accelerator a step's time is that of its dispatch
     counters, share, first_bad : of the run that goes on or was the last; how much of its input is read (None: unknown),
         and by reason the first row that was left out
+    num_skipped : frames of that run that were left out, because the checkpoint held them already
+    queued_rows : of a service: how many wait in frames that are not whole yet; None where nothing is pushed
     tracer : OpenTelemetry's, or what has its ``start_as_current_span``; None: no spans
     """
 
@@ -47,6 +49,8 @@ class Watch:
         self.counters = Counters()
         self.share: Callable[[], float | None] = lambda: None
         self.first_bad: Mapping[str, str] = {}
+        self.num_skipped = 0
+        self.queued_rows: Callable[[], int] | None = None
         self.started_s: float | None = None
         self.ended_s: float | None = None
         self.probe: Probe | None = None
@@ -64,7 +68,7 @@ class Watch:
         """Around a run."""
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
-        self.updated = Counter()
+        self.updated, self.num_skipped = Counter(), 0
         self.started_s, self.ended_s = self.clock(), None
         log.info("run began")
         try:
