@@ -136,10 +136,13 @@ class State:
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Whether a step with these rows changes any."""
-        return any(
-            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
-            for name, several in coalesced.items()
-        )
+        for name, several in coalesced.items():
+            if self.specs[name].rule.non_lazy:
+                return True
+            for rows in several:
+                if rows.num_ids:
+                    return True
+        return False
 
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""

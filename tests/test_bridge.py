@@ -24,20 +24,6 @@ DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["ffi", "xla"])
 
 
-@pytest.fixture
-def compilations():
-    """How many programs XLA has compiled since the test began."""
-    seen = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def device_table(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
     layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
     rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
@@ -56,8 +42,9 @@ def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
     table.fill(lambda first, count: np.ones((count, 8), np.float32))
     pointers = table.pointers()
     assert len(set(pointers)) == devices
+    sizes = [1, 101, 900, 2901]  # XLA compiles a program for each
     for step in range(30):
-        table.apply(*some_rows(step, 1 + 100 * step, 5000, 8), 0.1)
+        table.apply(*some_rows(step, sizes[step % 4], 5000, 8), 0.1)
         table.read(np.arange(3))  # what was read must not keep the table from being donated
     table.wait()
     assert table.pointers() == pointers
@@ -84,7 +71,7 @@ def whole_table(rows, dim, devices, variant):
 
 
 @both_variants
-@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("devices", [1, 3, 8])
 def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, variant, mesh_of):
     # On few devices more rows each than are swept at once, and no multiple of that.
     table = whole_table(30_011, 4, mesh_of(devices), variant)

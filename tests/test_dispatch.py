@@ -157,20 +157,6 @@ def test_what_was_submitted_is_seen_by_who_looks(mesh_of):
     assert (table.read(np.arange(80)) == 0).all()
 
 
-@pytest.fixture
-def compilations():
-    """How many programs XLA has compiled since the test began."""
-    seen = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_after_warmup_nothing_is_compiled_and_no_table_copied_while_checkpointing_too(
     layout, compilations, mesh_of, monkeypatch, tmp_path

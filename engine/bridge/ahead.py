@@ -25,7 +25,7 @@ from penstock.updates import UpdateRule
 class Programs:
     """The programs of one stack of tables.
 
-    variant : who makes ``apply``: "xla" or "pallas"; the others are XLA's
+    variant : who makes ``apply``: "xla", "pallas" or "sparsecore"; the others are XLA's
     """
 
     def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
@@ -74,6 +74,10 @@ def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_
             from penstock.bridge import tensorcore  # only where it is asked for: Pallas takes long to load
 
             return tensorcore.apply(mesh, rule, line)
+        case "apply" if variant == "sparsecore":
+            from penstock.bridge import sparsecore
+
+            return sparsecore.apply(mesh, rule, line)
         case "apply":
             return programs.apply(mesh, rule, line)
         case "sweep":
@@ -95,7 +99,7 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     def scalar(dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((), dtype, sharding=same)
 
-    table = tuple(split(num_lines, strips, line.strip, dtype=line.dtype) for strips in line.groups)
+    table = tuple(split(num_lines, *shape, dtype=dtype) for shape, dtype in line.forms)
     numbers = split(mesh.size, size)
     words = split(mesh.size, size, line.halves * line.width)
     step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))

@@ -10,7 +10,6 @@ and slots side by side, so that one gather brings both. On a TPU a line is as wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +58,7 @@ class Layout:
     mod : MOD sharding; else DIV (fact sheet of TensorFlow's shape util)
     lanes : a line's width is a multiple of so many elements: 128 on TPU, else 1
     bfloat16 : weights are kept in 16 bits, two rows' in a word; slots stay float32
+    halved : as in line.py, for tables that XLA updates
     """
 
     name: str
@@ -69,6 +69,7 @@ class Layout:
     mod: bool
     lanes: int = 1
     bfloat16: bool = False
+    halved: bool = False
 
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:
@@ -100,13 +101,13 @@ class Layout:
         """What programs know of a line. Ids only where they count: else tables of one form share their programs."""
         shards = (self.shards_per_device, self.rows_per_shard)
         places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards) if self.bfloat16 else None
-        return Line(self.dim, self.num_slots, self.lanes, places)
+        return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Of the physical arrays, whose first axes are cut evenly over the devices."""
         lines = self.num_devices * self.lines_per_device
-        return tuple((lines, strips, self.line.strip) for strips in self.line.groups)
+        return tuple((lines, *shape) for shape, _ in self.line.forms)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -116,7 +117,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return sum(4 * math.prod(shape) for shape in self.shapes)
+        return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
 
     def place(self, ids: Int64) -> tuple[Int32, Int32, Int64]:
         """The device of every id, its row there, and how many rows each device has."""

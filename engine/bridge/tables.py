@@ -73,8 +73,8 @@ class DeviceTable:
         among: StagedStack | None = None,
     ) -> None:
         self._mesh, self._outside = mesh, outside or mesh
-        self.layout = layout
         self.variant = variant or variants.choose(mesh, layout, rule)
+        self.layout = layout = variants.formed(layout, self.variant)
         self._rows: direct.DirectTable | StagedTable
         if self.variant == "ffi":
             self._rows = direct.DirectTable(mesh, layout, rule, starts, threads, target)
