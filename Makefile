@@ -39,7 +39,8 @@ checked: .venv/installed
 	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and folds. Exit code 66: a race.
-# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
+# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold; "--break rows":
+# of an update, given ids that are not distinct).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
