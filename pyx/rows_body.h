@@ -55,6 +55,8 @@
         T *sums, long dim, const int64_t *order, const T *const *rows, long n) {                                       \
         ISA(odd_##SUFFIX) odd = {{0}, {0}, 0};                                                                         \
         for (long k = 0; k < n; k++) {                                                                                 \
+            if (k + rows_in_bytes_ahead(dim * sizeof(T)) < n)                                                          \
+                fetch_for_read(rows[k + rows_in_bytes_ahead(dim * sizeof(T))], dim * sizeof(T));                       \
             if (k + ROWS_AHEAD < n) {                                                                                  \
                 int64_t next = order[k + ROWS_AHEAD];                                                                  \
                 if (next >= 0)                                                                                         \

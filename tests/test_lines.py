@@ -52,6 +52,26 @@ def started(table):
     return table
 
 
+# ---- arrays
+
+
+def test_for_xla_an_array_of_one_strip_is_kept_as_halves_of_words_in_as_many_bytes(mesh_of):
+    for num_slots, by_xla, by_kernel in ((0, ["int16"], ["float32"]), (2, ["float32", "int16"], ["float32"] * 2)):
+        rule = rule_of("adam" if num_slots else "stochastic_gradient_descent")
+        tables = [table_of(mesh_of, rule, 300, 128, variant=variant) for variant in ("xla", "pallas")]
+        assert [[str(a.dtype) for a in t._rows.arrays] for t in tables] == [by_xla, by_kernel]
+        assert len({sum(a.nbytes for a in t._rows.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
+
+
+@pytest.mark.parametrize("dim", [8, 128])
+def test_halves_of_words_keep_every_bit(dim, mesh_of):
+    values = np.random.default_rng(3).integers(0, 2**32, (300, dim), np.uint32)
+    values[values == UNTOUCHED] = 0
+    table = table_of(mesh_of, rule_of("stochastic_gradient_descent"), 300, dim)
+    table.write(np.arange(300), values.view(np.float32), 0)
+    assert table.read(np.arange(300), 0).tobytes() == values.tobytes()
+
+
 # ---- lines that rows share
 
 
@@ -292,7 +312,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
 
 def test_what_is_no_variant_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
-    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, got 'cuda'"):
+    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, sparsecore, got 'cuda'"):
         engine_of("")
 
 

@@ -59,6 +59,21 @@ def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
     assert m.dma_bytes(jaxpr) == 2 * 3 * 128 * 4
 
 
+def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
+    from penstock.bridge.ahead import made, shapes
+    from penstock.bridge.layout import Layout
+    from penstock.bridge.sparsecore import block_of
+    from penstock.bridge.tables import make_mesh
+    from penstock.updates import UpdateRule
+
+    mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
+    layout = Layout("t", 5000, 128, 2, 1, False, 128)
+    traced = made("apply", mesh, rule, layout.line, "sparsecore", layout.lines_per_device)
+    jaxpr = traced.trace(*shapes("apply", mesh, layout.line, layout.lines_per_device, 128)).jaxpr
+    numbers, gradient = 4, 128 * 4
+    assert m.dma_bytes(jaxpr, block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + numbers
+
+
 def test_results_are_kept_and_the_table_goes_between_its_marks(tmp_path):
     case = m.Case("v5e", "Adam", 128, "pallas")
     result = m.Result(case, 0, 3588.0, 3588.0, 1.0)

@@ -10,6 +10,10 @@ gradient of 0 is a gradient, the neighbours in a line stay as they are, and no m
 A TPU lays the last two axes of an array out in tiles of (8, 128), or of (4 | 2 | 1, 128) where there are so many. So a
 plane wider than 128 is several strips of that width, and the strips of a line are shared out to arrays of 8, 4, 2 and
 1: the three planes of Adam are two arrays, and no byte is padding.
+
+XLA's scatter takes an array of one strip for a matrix, whose tiles hold 8 lines, and fetches and writes a whole tile
+for each line. For XLA such an array is kept as the halves of its words, ``int16[lines, 2, 128]`` (``halved``): the same
+bytes, whose tiles are one line each.
 """
 
 from __future__ import annotations
@@ -60,12 +64,14 @@ class Line:
     """The form of a table's lines; hashable, because programs are kept by it.
 
     places : of a table whose weights have 16 bits
+    halved : an array of one strip is kept as the halves of its words
     """
 
     dim: int
     num_slots: int
     lanes: int = 1
     places: Places | None = None
+    halved: bool = False
 
     @property
     def width(self) -> int:
@@ -109,6 +115,15 @@ class Line:
     def dtype(self) -> Any:
         return jnp.float32 if self.halves == 1 else jnp.int32
 
+    @property
+    def forms(self) -> tuple[tuple[tuple[int, int], Any], ...]:
+        """The (shape, dtype) of a line in each of the arrays."""
+        cut = self.halved and self.lanes > 1
+        return tuple(
+            ((2, self.strip), np.int16) if cut and strips == 1 else ((strips, self.strip), self.dtype)
+            for strips in self.groups
+        )
+
     def offsets(self, rows: Int32) -> Int64:
         """Where the elements of a device's rows begin among the words of their lines (of ``halves * width``)."""
         inside = rows.astype(np.int64) % self.group
@@ -122,8 +137,11 @@ class Line:
         Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator would still trip
         jax_debug_nans.
         """
-        fill = 1.0 if self.halves == 1 else TWO_ONES
-        return self.planes([array.at[lines].get(mode="fill", fill_value=fill, unique_indices=True) for array in arrays])
+        fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
+        parts = [
+            array.at[lines].get(mode="fill", fill_value=fills[array.dtype], unique_indices=True) for array in arrays
+        ]
+        return self.planes(parts)
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
         """The arrays with the planes of some lines put back, in place where they are donated."""
@@ -134,13 +152,23 @@ class Line:
         )
 
     def planes(self, parts: Sequence[jax.Array]) -> Planes:
-        """What the arrays hold of some lines, (n, strips, strip) each, as planes (n, width)."""
-        return self.joined([part[:, number] for part in parts for number in range(part.shape[1])])
+        """What the arrays hold of some lines, as planes (n, width)."""
+        words = [self._words(part) if part.dtype == jnp.int16 else part for part in parts]
+        return self.joined([part[:, number] for part in words for number in range(part.shape[1])])
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """``planes`` backwards."""
         strips, ends = self.cut(planes), accumulate(self.groups, initial=0)
-        return [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
+        parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
+        return [
+            _cut_words(part) if dtype == np.int16 else part for part, (_, dtype) in zip(parts, self.forms, strict=True)
+        ]
+
+    def _words(self, halves: jax.Array) -> jax.Array:
+        """int16 (n, 2, strip), the low halves first → (n, 1, strip), the words."""
+        low, high = (halves[:, half : half + 1].astype(jnp.int32) for half in range(2))
+        words = low & 0xFFFF | jax.lax.shift_left(high, 16)
+        return words if self.halves > 1 else _floats(words)
 
     def joined(self, strips: Planes) -> Planes:
         """Strips (n, strip) as planes."""
@@ -202,6 +230,12 @@ class Line:
             return [plane[:, : self.dim] for plane in planes]
         at = (inside * self.dim)[:, None] + jnp.arange(self.dim)
         return [jnp.take_along_axis(plane, at, axis=1) for plane in planes]
+
+
+def _cut_words(part: jax.Array) -> jax.Array:
+    """``Line._words`` backwards."""
+    words = part if part.dtype == jnp.int32 else _bits(part)
+    return jnp.concatenate([words, jax.lax.shift_right_logical(words, 16)], axis=1).astype(jnp.int16)
 
 
 def _floats(words: jax.Array) -> jax.Array:

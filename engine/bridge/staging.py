@@ -23,6 +23,8 @@ import numpy.typing as npt
 RING = 3
 # Steps of a table that wait for the thread, beside the one that it is at.
 AHEAD = 2
+# What the thread's work is called in a trace of JAX's profiler.
+DISPATCH = "penstock dispatch"
 # What jax and the DMA engines behind it like best.
 ALIGNMENT = 64
 
@@ -113,7 +115,8 @@ class Dispatcher:
         """What follows a failed dispatch is not tried: it would meet arrays that are gone."""
         self._check()
         try:
-            named(reader, work)
+            with jax.profiler.TraceAnnotation(DISPATCH, work=reader):
+                named(reader, work)
         except BaseException as error:
             self._error = self._error or error
             raise
@@ -131,7 +134,7 @@ def named(reader: str, work: Callable[[], Any]) -> None:
     try:
         work()
     except jax.errors.JaxRuntimeError as error:
-        if str(error).startswith("table '"):
+        if str(error).startswith(("table '", "tables '")):
             raise
         raise jax.errors.JaxRuntimeError(f"{reader}: {error}") from error
 

@@ -43,6 +43,11 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--short", action="store_true", help="small and quick: to see it work, not to quote")
     command.add_argument("--report", metavar="DIR", help="write the result, plots and a page that shows them")
+    command.add_argument(
+        "--trace",
+        metavar="DIR",
+        help="measure no case: write a trace of a few steps for Perfetto, and say how much the host works meanwhile",
+    )
 
 
 def positive(text: str) -> float:
@@ -60,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.bench import cases, peers, runner
 
     out = Output(args.json)
+    if args.trace is not None:
+        return traced(args, out)
     names = cases.select(args.sources)
     if args.list:
         for name in names if args.sources else cases.CASES:
@@ -83,13 +90,39 @@ def run(args: argparse.Namespace) -> int:
     result = runner.as_json(plan, found) | {"absent": absent}
     say_end(out, found)
     if report is not None:
-        from penstock.bench.report import write_report
+        from penstock.bench.report import NO_PLOTS, can_plot, write_report
 
         with writing(report):
             index = write_report(report, result)
         out.say(f"report    {index}")
+        if not can_plot():
+            out.say(f"plots     {NO_PLOTS}")
     out.result(result)
     return int(bool(found.failed))
+
+
+def traced(args: argparse.Namespace, out: Output) -> int:
+    """``--trace DIR``."""
+    others = [
+        flag for flag, value in (("CASE", args.sources), ("--list", args.list), ("--report", args.report)) if value
+    ]
+    if others:
+        raise UsageError(f"--trace measures no case: leave {others[0]} out")
+    directory = checked_report(args.trace)
+    assert directory is not None
+    from penstock.bench import trace
+
+    rows = args.rows or (trace.SHORT_ROWS if args.short else trace.ROWS)
+    with writing(directory):
+        found = trace.trace(directory, rows, trace.SHORT_STEPS if args.short else trace.STEPS)
+    out.say(f"trace     {found.path}: open it at ui.perfetto.dev")
+    out.say(
+        f"overlap   {found.steps} steps of {count(found.rows)} rows ({found.variant}) in {found.seconds:.2f} s: "
+        f"the caller coalesced for {found.coalesce:.2f} s, the dispatching thread worked for {found.dispatch:.2f} s, "
+        f"both at once for {found.both:.2f} s"
+    )
+    out.result({"trace": found.as_json()})
+    return 0
 
 
 def checked_report(text: str | None) -> Path | None:
