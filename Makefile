@@ -66,7 +66,7 @@ bench: .venv/installed
 # The site, in build/site: every warning is an error, and nothing is fetched while it is built.
 docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
 # Every step compiled for every generation of TPU, and the table of docs/tpu.md (about half an hour of one core; what is
 # done is kept, so that it can be cut short). tpu-small is the part that CI looks at.
