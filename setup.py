@@ -5,7 +5,9 @@ PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``); PEN
 -O3, for builds that are watched (``make sanitize``, ``make tsan``): CFLAGS stand before what is said here.
 """
 
+import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -13,6 +15,8 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
+
+CPUS = os.cpu_count() or 1
 
 PACKAGE_DIR = {
     "penstock": "engine",
@@ -23,6 +27,7 @@ PACKAGE_DIR = {
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.config": "engine/config",
+    "penstock.distributed": "engine/distributed",
     "penstock.io": "io",
     "penstock.pyx": "pyx",
     "penstock.service": "engine/service",
@@ -109,6 +114,8 @@ setup(
             for name, path in MODULES.items()
         ],
         include_path=[link_tree()],
+        quiet="-q" in sys.argv,
+        nthreads=CPUS if multiprocessing.get_start_method() == "fork" else 0,  # elsewhere each would run this file
         build_dir="build/checked" if CHECKED else "build/release",
         compiler_directives={
             "language_level": 3,
@@ -121,5 +128,5 @@ setup(
         },
     ),
     # The compiler works on as many files at once as there are CPUs.
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    options={"build_ext": {"parallel": CPUS}},
 )

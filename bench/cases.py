@@ -16,7 +16,7 @@ from penstock.bench.sides import SLOTS
 from penstock.bench.workloads import STEP_ROWS, WORKLOADS, TableSize, Workload, make, one_table, with_batches_of
 from penstock.errors import UsageError
 
-KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay")
+KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput")
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
 GROWTH = tuple(f"growth/{what}" for what in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
 CASES = (*COMPARED, *GROWTH, "latency")
@@ -53,6 +53,8 @@ class Point:
     def num_bytes(self) -> int:
         """Memory that ours needs at least: the steps, the tables with their slots, what the gate holds."""
         parts = 1 + SLOTS.get(self.kind, 1)
+        if self.kind == "doput":
+            parts *= 2  # the service's, and those of the replay beside it
         tables = 0 if self.kind == "coalesce" else parts * self.workload.table_bytes
         return (self.workload.num_steps + 2) * self.workload.step_bytes + tables
 

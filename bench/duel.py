@@ -17,12 +17,13 @@ from typing import Any
 from penstock.bench import limit, machine
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
+from penstock.bench.doput import DoPut
 from penstock.bench.meet import Timing, take_turns
 from penstock.bench.ours import Coalesce, Latency, Replay, Update
-from penstock.bench.sides import UPDATES, PerTable, Side, Way
+from penstock.bench.sides import UPDATES, WAYS_IN, PerTable, Side, Way
 from penstock.bench.workloads import Step
 
-OURS = "penstock"
+OURS, REPLAY = "penstock", "penstock_replay"
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
 
 Say = Callable[..., None]
@@ -66,6 +67,10 @@ def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folde
     timings: list[tuple[int, str, Timing]] = []
     for number, wave in enumerate(waves(ways, steps)):
         standing: dict[str, Side] = {OURS: ours}
+        if point.kind == "doput":
+            with tried(REPLAY, settings.say, failed):
+                standing[REPLAY] = Replay(point.workload, steps, settings.threads, folder)
+                check(standing[REPLAY], point.kind, steps)
         for way in wave:
             with tried(way.name, settings.say, failed):
                 standing[way.name] = checked(way, point, steps)
@@ -82,6 +87,8 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
         return Coalesce(point.workload, steps, threads)
     if point.kind == "replay":
         return Replay(point.workload, steps, threads, folder)
+    if point.kind == "doput":
+        return DoPut(point.workload, steps, threads, folder)
     return Update(point.workload, point.kind, steps, threads)
 
 
@@ -188,6 +195,5 @@ def described(point: Point, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def kinds_with_limits(points: Sequence[Point]) -> list[str]:
-    return sorted(
-        {"adagrad" if p.kind == "replay" else p.kind for p in points if p.kind in (*UPDATES, "coalesce", "replay")}
-    )
+    kinds = {"adagrad" if p.kind in WAYS_IN else p.kind for p in points}
+    return sorted(kinds & {"coalesce", *UPDATES})

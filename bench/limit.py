@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.bench import traffic
-from penstock.bench.sides import SLOTS
+from penstock.bench.sides import SLOTS, WAYS_IN
 from penstock.bench.workloads import Step, TableSize, Workload
 
 STREAM_BYTES = 1 << 28
@@ -92,8 +92,8 @@ def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
 
 
 def limit_ms(kind: str, step: Step, rates: Rates) -> float:
-    """Of one step. replay is limited as the Adagrad that it does: its file is read instead of the arrays."""
-    kind = "adagrad" if kind == "replay" else kind
+    """Of one step. replay and doput are limited as the Adagrad that they do: a file or messages are read once."""
+    kind = "adagrad" if kind in WAYS_IN else kind
     seconds = step.workload.step_bytes / rates.read
     for table in step.workload.tables:
         unique = step.num_unique[table.name]

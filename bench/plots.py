@@ -11,6 +11,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from penstock.bench.table import peers_of
+
 OURS = "penstock"
 Run = dict[str, Any]
 
@@ -39,7 +41,7 @@ def ratios(title: str, runs: Sequence[Run]) -> Figure:
     """One workload: for every kind the peers, as multiples of our time. runs : of one number of threads"""
     bars: list[tuple[str, str, float] | None] = []
     for run in runs:
-        peers = sorted((side["ratio"], name) for name, side in run["sides"].items() if "ratio" in side)
+        peers = sorted(peers_of(run))
         if peers:
             kind = run["kind"].replace("_", "-")
             bars += [(kind if not n else "", name, ratio) for n, (ratio, name) in enumerate(peers)]
@@ -108,7 +110,7 @@ def shares(title: str, runs: Sequence[Run]) -> Figure:
         ours = 100 * run["limit_ms"] / run["sides"][OURS]["median_ms"]
         axes.barh(y, ours, color=OUR_COLOUR, height=0.7)
         axes.text(ours + 0.5, y, f"{ours:.0f} %", va="center", fontsize=8, color=INK)
-        peers = [side["median_ms"] for side in run["sides"].values() if "ratio" in side]
+        peers = [run["sides"][name]["median_ms"] for _, name in peers_of(run)]
         if peers:
             best = 100 * run["limit_ms"] / min(peers)
             axes.plot([best, best], [y - 0.35, y + 0.35], color=COLOURS["torch"], linewidth=3)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import GROWTH
-from penstock.bench.table import cell_of
+from penstock.bench.table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 
 OURS = "penstock"
-NO_PLOTS = "No plots: matplotlib was not installed (pip install 'penstock[bench]'); result.json has all numbers."
+NO_PLOTS = "none: matplotlib was not installed (pip install 'penstock[bench]'); result.json has all numbers"
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -27,7 +27,7 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     pictures = []
-    if importlib.util.find_spec("matplotlib") is not None:
+    if can_plot():
         for name, figure in figures(result):
             figure.savefig(folder / f"{name}.png", dpi=150)
             drawn = io.StringIO()
@@ -39,6 +39,10 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     return index
 
 
+def can_plot() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def figures(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """(name, figure) of every plot that the result has numbers for."""
     from penstock.bench import plots
@@ -48,7 +52,7 @@ def figures(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         of = [run for run in runs if run["threads"] == threads]
         for workload in WORKLOADS:
             its = [r for r in of if r["case"].startswith(f"{workload}/")]
-            if any("ratio" in side for run in its for side in run["sides"].values()):
+            if any(peers_of(run) for run in its):
                 title = f"{workload}, {its[0]['workload']['title']}; {threads_text(threads)}"
                 yield f"{workload}-{threads}", plots.ratios(title, its)
         compared = [r for r in of if r["case"].split("/")[0] in WORKLOADS]
@@ -77,7 +81,7 @@ def page(result: dict[str, Any], pictures: list[str]) -> str:
         f"<p>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
         f"{result['sizes']['rows']:,} rows a step.</p>",
         *problems(result),
-        *(f"<p>{picture}</p>" for picture in pictures or [NO_PLOTS]),
+        *(f"<p>{picture}</p>" for picture in pictures or [f"Plots: {escape(NO_PLOTS)}."]),
         "<h2>Every case</h2>",
         *(run_table(run) for run in result["runs"]),
     ]

@@ -16,8 +16,9 @@ from penstock.bench.draws import Int64
 from penstock.bench.workloads import Float32, Step, TableSize, Workload
 
 # The kinds of cases: what is done with a step, and the slots that it needs beside the weights.
-SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2, "replay": 1}
+SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2, "replay": 1, "doput": 1}
 UPDATES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
+WAYS_IN = ("replay", "doput")  # Adagrad again, whose gradients come another way
 
 # What every side starts from and learns with; ``expected`` in check.py says what must come of it. The weight is
 # small: thousands of small steps added to a large one, one by one, would be lost to rounding.

@@ -16,7 +16,7 @@ from penstock.bench.cases import KINDS
 from penstock.bench.workloads import WORKLOADS
 
 BEGIN, END = "<!-- penstock.bench.table: begin -->\n", "<!-- penstock.bench.table: end -->\n"
-OURS = "penstock"
+OURS, REPLAY = "penstock", "penstock_replay"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -25,6 +25,7 @@ NAMES = {
     "adam": "Adam",
     "ftrl": "FTRL",
     "replay": "replay of a file, Adagrad",
+    "doput": "DoPut over loopback, Adagrad",
 }
 WORKLOAD_NAMES = {"w1": "zipf", "w2": "no reuse", "w3": "hot ids", "w4": "32 uneven tables"}
 
@@ -50,13 +51,20 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
         return None
     ours = run["sides"][OURS]["median_ms"]
     parts = [f"{ours:.3g} ms"]
-    peers = [(side["ratio"], name) for name, side in run["sides"].items() if "ratio" in side]
+    peers = peers_of(run)
     if peers:
         ratio, name = min(peers)
         parts.append(f"{ratio:.2g}× {name.split('_')[0]}")
+    if REPLAY in run["sides"]:
+        parts.append(f"{run['sides'][REPLAY]['ratio']:.0%} of replay's rows/s")
     if "limit_ms" in run:
         parts.append(f"{run['limit_ms'] / ours:.0%} of limit")
     return ", ".join(parts)
+
+
+def peers_of(run: dict[str, Any]) -> list[tuple[float, str]]:
+    """(time as a multiple of ours, name) of the other libraries."""
+    return [(side["ratio"], n) for n, side in run["sides"].items() if "ratio" in side and not n.startswith(OURS)]
 
 
 def told(result: dict[str, Any], threads: int) -> str:

@@ -29,10 +29,10 @@ class Crew:
     def run(self, tasks: Iterable[Task], alone: bool = False) -> bool:
         """All tasks, begun in the order given. Returns whether all returned True; one that raises is raised here,
         when all have ended. alone : on the calling thread."""
+        if alone or self._pool is None:
+            return False not in [task() for task in tasks]
         left = deque(tasks)
-        others = 0 if alone or self._pool is None else min(self.threads, len(left)) - 1
-        if others <= 0 or self._pool is None:
-            return _work(left)
+        others = min(self.threads, len(left)) - 1
         helping = [self._pool.submit(_work, left) for _ in range(others)]
         try:
             good = _work(left)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
@@ -73,7 +73,7 @@ class Engine:
         self.config = config
         self.seed = whole("seed", seed)
         self._failed: str | None = None
-        self._rates = LearningRates(config.num_tags, None, config.schedules)
+        self._rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self._last_rates: tuple[float, ...] | None = None
         self._state = self._make_state(mesh, num_threads(threads))
         self._counters = Counters()  # of apply and flush, which report nothing
@@ -292,19 +292,24 @@ class Engine:
     def _take_in(self, frame: Frame, learning_rates: Given) -> bool:
         """One frame from memory. False where it was stale."""
         self._check_ready()
-        self._rates = rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules).complete()
+        rates = self._own_rates
+        if learning_rates is not None:
+            rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        self._rates = rates.complete()
         return self._push(frame, rates, self._counters)[1]
 
     def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        with self.watch.saving():
-            self._saves.before_step(coalesced)
-        for watcher in self._watchers:
+        step = self._gate.global_step
+        watchers = list(self._watchers) if self._watchers else ()
+        if self._saves.follows_steps:
+            with self.watch.saving():
+                self._saves.before_step(coalesced)
+        for watcher in watchers:
             watcher.before_change()
-        with self.watch.step(coalesced):
-            self._state.apply(coalesced, rates, self.global_step)
+        self.watch.step(coalesced, lambda: self._state.apply(coalesced, rates, step))
         if self._state.touches(coalesced):
-            self._changed_step = self.global_step + 1
-        for watcher in self._watchers:
+            self._changed_step = step + 1
+        for watcher in watchers:
             watcher.stepped(coalesced)
         self._last_rates = rates
 
@@ -324,8 +329,11 @@ class Engine:
             yield
         except BaseException as error:
             if began():
-                self._failed = f"{type(error).__name__}: {error}"
+                self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = f"{type(error).__name__}: {error}"
 
     def _begin(self, rates: LearningRates) -> tuple[Begin, Callable[[], bool]]:
         """What the pipeline asks before it changes anything, and whether it has asked."""
@@ -344,8 +352,14 @@ class Engine:
     def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
         """Returns the frame as it was taken in, rows that are bad left out, and whether it was: else it was stale."""
         begin, began = self._begin(rates)
-        with self._whole(began), suppress(BadRowsError):
+        try:
             return self._pipeline.push(frame, begin, counters)
+        except BadRowsError:
+            pass
+        except BaseException as error:
+            if began():
+                self._fail(error)
+            raise
         return self._push(frame.audited(), rates, counters)
 
     def _flush(self, counters: Counters) -> bool:

@@ -148,6 +148,7 @@ class Flow:
             engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
             engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit) as saving,
         ):
+            engine.watch.num_skipped = self._skipped = saving.skipped
             try:
                 yield from self._applied(saving)
             except GeneratorExit:
@@ -158,7 +159,6 @@ class Flow:
                 raise
             yield from self._rest()
         engine._wait()
-        self._skipped = saving.skipped
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
         engine, counters, watch = self._engine, self._counters, self._engine.watch

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import CancelledError, StateError, UsageError
@@ -58,7 +58,7 @@ class Gate:
         self._counted = counted
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: what runs under it (a schedule) may look at the gate
-        self._changes = False  # someone is inside _changing
+        self._changes = False  # someone is inside _change
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
         self._tell: list[Callable[[], None]] = []
         self._standing: Callable[[int], None] | None = None
@@ -76,7 +76,8 @@ class Gate:
 
         Where add raises, nothing is counted. Raises CancelledError where the gate is closed.
         """
-        with self._changing():
+
+        def change() -> bool:
             self._check_open()
             if local_step is not None and self.is_stale(local_step):
                 self._stale.count(contributor, local_step, self.global_step)
@@ -85,12 +86,17 @@ class Gate:
             add()
             self.num_accumulated += 1
             count_by(self._contributors, contributor)
-        return True
+            return True
+
+        return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
         """Whatever it was: backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
-        with self._changing():
+
+        def change() -> None:
             self.global_step = global_step
+
+        self._change(change)
 
     def open_into(self, standing: Callable[[int], None]) -> None:
         """Set the standing taker: called with num_accumulated at ``num_required`` while nobody queues.
@@ -110,10 +116,13 @@ class Gate:
         if num_required < 1:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         future: Future[T] = Future()
-        with self._changing():
+
+        def change() -> None:
             self._check_open()
             self._queue[future] = _Ticket(num_required, produce, self._clock())
             future.add_done_callback(self._leave)
+
+        self._change(change)
         return future
 
     def close(self) -> None:
@@ -126,11 +135,9 @@ class Gate:
             if future.cancel():
                 future.set_running_or_notify_cancel()
 
-    @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> AbstractContextManager[Any]:
         """While in here nothing enters and nothing opens."""
-        with self._lock:
-            yield
+        return self._lock
 
     @property
     def num_stale(self) -> int:
@@ -173,10 +180,13 @@ class Gate:
             stale = Stale.from_state(state["stale"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not the state of a gate: {type(error).__name__}: {error}") from None
-        with self._changing():
+
+        def change() -> None:
             put()
             self.global_step, self.num_accumulated = step, num
             self._contributors, self._stale = contributors, stale
+
+        self._change(change)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
@@ -185,9 +195,9 @@ class Gate:
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock; then serve whom the change allows, and tell them when the lock is free."""
+    def _change(self, change: Callable[[], T]) -> T:
+        """Hold the lock for a change; then serve whom it allows, and tell them when the lock is free."""
+        # No context manager: every small step comes through here, and a generator costs more than the lock does.
         tell: list[Callable[[], None]] = []
         try:
             with self._lock:
@@ -195,8 +205,9 @@ class Gate:
                     raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
                 self._changes, self._tell = True, tell
                 try:
-                    yield
+                    result = change()
                     self._serve()
+                    return result
                 finally:
                     self._changes = False
         finally:
@@ -241,6 +252,9 @@ class Gate:
             with self._lock:
                 if self._changes:
                     return  # by what runs inside; who changes the gate serves the queue when done
-            with self._changing():
+
+            def change() -> None:
                 if self._queue.pop(future, None) is not None:
                     future.set_running_or_notify_cancel()
+
+            self._change(change)

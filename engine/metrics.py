@@ -89,6 +89,9 @@ class Metrics:
             "reason",
             of.dropped,
         )
+        yield counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", of.truncated)
+        skipped = "frames read again and left out: the checkpoint held them already"
+        yield counter("penstock_skipped_frames_total", skipped, watch.num_skipped)
         yield counter("penstock_steps_total", "openings of the gate", of.steps)
         yield gauge("penstock_run_seconds", "how long the run goes on, or went on", seconds)
         yield gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
@@ -103,6 +106,9 @@ class Metrics:
         yield gauge("penstock_global_steps", "openings of the gate since the tables were new", gate.global_step)
         yield gauge("penstock_pending_frames", "frames that the gate holds", gate.num_accumulated)
         yield gauge("penstock_required_frames", "frames that open the gate", gate.num_required or 0)
+        queued = self._engine.watch.queued_rows
+        if queued is not None:
+            yield gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", queued())
         rates = self._engine._last_rates or ()
         yield labelled(
             "penstock_learning_rate_ratio", "gauge", "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))

@@ -16,6 +16,8 @@ from penstock.store import TableStore
 
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
+# What of a frame outlives it: step, contributor, learning rates, source.
+_Last = tuple[int | None, Contributor, tuple[float, ...] | None, str]
 
 # Below this many rows a second thread costs more than it saves.
 ROWS_WORTH_SPLITTING = 1 << 14
@@ -66,7 +68,7 @@ class Pipeline:
         self._step = step
         self._crew = Crew(threads)
         self._most_parts = 1 << self._crew.threads.bit_length() - 1  # a power of two
-        self.last: Frame | None = None  # the last one admitted, without its rows
+        self._last: _Last | None = None  # of the last one admitted
         self._num_admitted = 0
         self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and whom the step counts for
         gate.open_into(self._open)
@@ -91,9 +93,10 @@ class Pipeline:
     def flush(self, begin: Begin, counters: Counters) -> bool:
         """Open the gate for what it holds. False where it holds nothing, or others queue for it."""
         with self.gate.still():
-            if self.last is None or not self.gate.num_accumulated:
+            if self._last is None or not self.gate.num_accumulated:
                 return False
-            self._opening = begin(self.last, True), counters
+            step, contributor, rates, source = self._last
+            self._opening = begin(Frame({}, 0, step, contributor, rates, source=source), True), counters
             future = self.gate.take(1, self._open)
         if future.cancel():
             return False
@@ -102,25 +105,24 @@ class Pipeline:
 
     def get_state(self) -> dict[str, Any]:
         """What is behind the gate beside the stores, as plain data: frames admitted, what counts of the last one."""
-        last = self.last and [self.last.local_step, self.last.contributor, self.last.learning_rates]
-        return {"num_admitted": self._num_admitted, "last": last}
+        return {"num_admitted": self._num_admitted, "last": self._last and list(self._last[:3])}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take up what ``get_state`` gave, or its copy through JSON."""
         self._num_admitted = int(state["num_admitted"])
-        self.last = None
+        self._last = None
         if state["last"] is not None:
             step, contributor, rates = state["last"]
-            self.last = Frame({}, 0, step, contributor, None if rates is None else tuple(rates))
+            self._last = step, contributor, None if rates is None else tuple(rates), ""
 
     def close(self) -> None:
         self._crew.close()
 
     def _add(self, frame: Frame, begin: Begin, counters: Counters) -> None:
-        num_rows = {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()}
+        num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in frame.rows.items()}
         total = sum(num_rows.values())
         # The largest first, so that no thread begins with a large table when the others are done.
-        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
+        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True) if len(num_rows) > 1 else list(num_rows)
         stores = [self.stores[table] for table in tables]
         required = self.gate.num_required
         tasks = []
@@ -128,7 +130,7 @@ class Pipeline:
             for store, table in zip(stores, tables, strict=True):
                 parts = self._parts(num_rows[table], total)
                 tasks += store.begin(frame.rows[table], self._num_admitted + 1, parts)
-            vacant = all(store.vacant for store in stores)
+            vacant = False not in [store.vacant for store in stores]
             if frame.audit is not None and not vacant:
                 self._check(stores, total)
             opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
@@ -146,7 +148,8 @@ class Pipeline:
             store.end()
         self._opening = opening
         self._num_admitted += 1
-        self.last = frame_without_rows(frame)
+        # Not the frame: its rows may hold a whole batch in memory.
+        self._last = frame.local_step, frame.contributor, frame.learning_rates, frame.source
 
     def _parts(self, num_rows: int, total: int) -> int:
         """How many tasks a table's rows are split into: one, unless it would keep the others waiting."""
@@ -161,12 +164,7 @@ class Pipeline:
 
     def _open(self, _: int) -> None:
         rates, counters = self._opening
-        held = sum(store.nbytes for store in self.stores.values())
+        held = sum([store.nbytes for store in self.stores.values()])
         counters.held_bytes = max(counters.held_bytes, held)
         self._step({name: store.drain() for name, store in self.stores.items()}, rates)
         counters.steps += 1
-
-
-def frame_without_rows(frame: Frame) -> Frame:
-    """What of a frame outlives it: not the rows, they may hold a whole batch in memory."""
-    return Frame({}, 0, frame.local_step, frame.contributor, frame.learning_rates, {}, frame.source)

@@ -30,7 +30,7 @@ ALLOWANCE_S = 0.005  # and so much at the start, so that short runs are seen, to
 SAMPLED_ROWS = 256  # that a look measures the movement of, per table
 SAMPLED_IDS = 2048  # that a look counts, per table
 KEPT_IDS = 4096  # that are counted at a time
-MAX_MOMENTS = 512  # of the history; beyond, every second one is forgotten
+MAX_MOMENTS = 256  # of the history; beyond, every second one is forgotten
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,15 @@ class Budget:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began_s, self._spent_s = clock, clock(), 0.0
 
+    def may(self) -> bool:
+        """Asked for every frame and step, and mostly answered no: hence a comparison, and not a ``with``."""
+        return self._spent_s <= (ALLOWANCE_S + SHARE * (self._clock() - self._began_s)) / 2
+
     @contextmanager
-    def look(self, must: bool = False) -> Iterator[bool]:
-        """What is done in here is timed. must : it has been begun, and is to be ended"""
+    def look(self) -> Iterator[None]:
+        """What is done in here is timed."""
         started = self._clock()
-        yield must or self._spent_s <= (ALLOWANCE_S + SHARE * (started - self._began_s)) / 2
+        yield
         self._spent_s += self._clock() - started
 
 
@@ -118,8 +122,10 @@ class Probe:
     def before(self, coalesced: Stepped) -> None:
         """Remember some of the rows that a step is about to change."""
         self._rows = {}
-        with self._for_rows.look() as may:
-            for name, several in coalesced.items() if may else ():
+        if not self._for_rows.may():
+            return
+        with self._for_rows.look():
+            for name, several in coalesced.items():
                 ids = [part for rows in several for part, _ in rows.parts if len(part)]
                 if ids:
                     some = self._some(ids[int(self._rng.integers(len(ids)))], SAMPLED_ROWS)
@@ -127,15 +133,19 @@ class Probe:
 
     def after(self) -> None:
         """How far they have moved."""
-        with self._for_rows.look(must=True):
+        if not self._rows:
+            return
+        with self._for_rows.look():
             for name, (ids, rows) in self._rows.items():
                 moved = self._read(name, ids) - rows
                 self.norms[name] = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
             self._rows = {}
 
     def took(self, frame: Frame) -> None:
-        with self._for_ids.look() as may:
-            for name, blocks in frame.rows.items() if may else ():
+        if not self._for_ids.may():
+            return
+        with self._for_ids.look():
+            for name, blocks in frame.rows.items():
                 if blocks:
                     ids = blocks[int(self._rng.integers(len(blocks)))].ids
                     self.hot.count(name, self._some(ids, SAMPLED_IDS))

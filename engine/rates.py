@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from penstock.errors import ConfigError, UsageError
@@ -59,7 +60,7 @@ class LearningRates:
         self._given = check_given(given, num_tags)
         self._schedules = schedules
 
-    @property
+    @cached_property
     def missing(self) -> tuple[int, ...]:
         """The tags that have a value nowhere but in the frames."""
         return tuple(t for t in range(self.num_tags) if t not in self._given and t not in self._schedules)
@@ -77,6 +78,8 @@ class LearningRates:
         """One value per tag. frame_rates : of the frame that opens the gate."""
         if frame_rates is not None and len(frame_rates) != self.num_tags:
             raise UsageError(f"learning_rates: expected {self.num_tags} values, got {len(frame_rates)}")
+        if not self.num_tags:
+            return ()
         return tuple(self._value(tag, global_step, frame_rates) for tag in range(self.num_tags))
 
     def _value(self, tag: int, global_step: int, frame_rates: Sequence[float] | None) -> float:

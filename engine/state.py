@@ -56,15 +56,14 @@ class State:
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import variants
         from penstock.bridge.layout import Layout
-        from penstock.bridge.staging import Dispatcher
-        from penstock.bridge.tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.tables import check_memory, make_mesh
+        from penstock.bridge.together import Wanted, make_tables
 
         self.specs = {spec.name: spec for spec in config.tables}
-        self._tables: dict[str, DeviceTable] = {}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(_least_bytes(spec) for spec in self.specs.values()))
-        lanes, dispatcher = variants.lanes(mesh), Dispatcher()
+        lanes = variants.lanes(mesh)
         layouts = {
             name: Layout(
                 name,
@@ -79,11 +78,15 @@ class State:
             for name, spec in self.specs.items()
         }
         check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
+        wanted = [
+            Wanted(layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate))
+            for name, spec in self.specs.items()
+        ]
+        self._together = make_tables(mesh, wanted, outside, threads)
+        made = {name: table for together in self._together for name, table in together.tables.items()}
+        self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
         for name, spec in self.specs.items():
-            starts = [start for _, start in spec.slots]
-            table = DeviceTable(mesh, layouts[name], spec.rule, starts, outside, threads=threads, dispatcher=dispatcher)
-            table.fill(self.start_of(spec, seed))
-            self._tables[name] = table
+            self._tables[name].fill(self.start_of(spec, seed))
 
     def table(self, name: str) -> DeviceTable:
         """The table on the devices. Raises UsageError for a name that the configuration has not."""
@@ -111,23 +114,35 @@ class State:
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
-        for name, contributions in coalesced.items():
-            spec = self.specs[name]
-            rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
-            assert rate is not None  # a valid configuration has one or the other
-            for turn, rows in enumerate(contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])):
-                self._tables[name].apply_segments(rows.parts, rate, step, turn)
+        for together in self._together:
+            brought = {name: self._brought(name, coalesced[name]) for name in together.tables if name in coalesced}
+            for turn in range(max(map(len, brought.values()), default=0)):
+                segments = [(name, several[turn].parts) for name, several in brought.items() if turn < len(several)]
+                together.apply(segments, self._rate(segments[0][0], rates), step, turn)
+
+    def _brought(self, name: str, contributions: list[Coalesced]) -> list[Coalesced]:
+        spec = self.specs[name]
+        return contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])
+
+    def _rate(self, name: str, rates: tuple[float, ...]) -> float:
+        spec = self.specs[name]
+        rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
+        assert rate is not None  # a valid configuration has one or the other
+        return rate
 
     def warm(self) -> int:
         """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
-        return sum(table.warm() for table in self._tables.values())
+        return sum(together.warm() for together in self._together)
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Whether a step with these rows changes any."""
-        return any(
-            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
-            for name, several in coalesced.items()
-        )
+        for name, several in coalesced.items():
+            if self.specs[name].rule.non_lazy:
+                return True
+            for rows in several:
+                if rows.num_ids:
+                    return True
+        return False
 
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""

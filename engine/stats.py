@@ -87,7 +87,8 @@ class Counters:
         self.rows += frame.num_rows
         self.frames += 1
         self.truncated += frame.truncated
-        self.dropped.update(frame.dropped)
+        if frame.dropped:
+            self.dropped.update(frame.dropped)
 
     @property
     def num_dropped(self) -> int:

@@ -94,8 +94,10 @@ class TableStore:
     @property
     def nbytes(self) -> int:
         """Bytes held behind the gate."""
-        whole = sum(ids.nbytes + sums.nbytes for frame in self._whole for ids, sums in frame.parts)
-        return self._accumulator.nbytes + whole
+        held = self._accumulator.nbytes
+        for frame in self._whole:
+            held += sum(ids.nbytes + sums.nbytes for ids, sums in frame.parts)
+        return held
 
     def start_counting(self) -> None:
         """Forget the counts of the run before. What is held from then counts again only where it comes again."""

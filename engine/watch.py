@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from penstock.frames import Frame
@@ -35,6 +35,8 @@ class Watch:
     recent_s : of the last steps of all runs. On an accelerator a step's time is that of its dispatch
     counters, share, first_bad : of the run that goes on or was the last; how much of its input is read (None: unknown),
         and by reason the first row that was left out
+    num_skipped : frames of that run that were left out, because the checkpoint held them already
+    queued_rows : of a service: how many wait in frames that are not whole yet; None where nothing is pushed
     tracer : OpenTelemetry's, or what has its ``start_as_current_span``; None: no spans
     """
 
@@ -47,6 +49,8 @@ class Watch:
         self.counters = Counters()
         self.share: Callable[[], float | None] = lambda: None
         self.first_bad: Mapping[str, str] = {}
+        self.num_skipped = 0
+        self.queued_rows: Callable[[], int] | None = None
         self.started_s: float | None = None
         self.ended_s: float | None = None
         self.probe: Probe | None = None
@@ -64,7 +68,7 @@ class Watch:
         """Around a run."""
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
-        self.updated = Counter()
+        self.updated, self.num_skipped = Counter(), 0
         self.started_s, self.ended_s = self.clock(), None
         log.info("run began")
         try:
@@ -106,39 +110,30 @@ class Watch:
                 self.stage_s["read"] += self.clock() - started
             yield frame
 
-    @contextmanager
-    def applying(self) -> Iterator[None]:
+    def applying(self) -> AbstractContextManager[Any]:
         """A frame is taken in; what of it is neither step nor saving is the stage "sum"."""
-        started, others = self.clock(), self.stage_s["step"] + self.stage_s["save"]
-        try:
-            yield
-        finally:
-            others = self.stage_s["step"] + self.stage_s["save"] - others
-            self.stage_s["sum"] += self.clock() - started - others
+        return _Timed(self, "sum", ("step", "save"))
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        started = self.clock()
-        try:
-            yield
-        finally:
-            self.stage_s["save"] += self.clock() - started
+    def saving(self) -> AbstractContextManager[Any]:
+        return _Timed(self, "save")
 
-    @contextmanager
-    def step(self, coalesced: Stepped) -> Iterator[None]:
-        """Around a step, under the gate's lock. One that fails is not counted."""
+    def step(self, coalesced: Stepped, step: Callable[[], None]) -> None:
+        """Do a step, under the gate's lock. One that fails is not counted."""
         probe = self.probe
         if probe is not None:
             probe.before(coalesced)
         started = self.clock()
-        with self._span("penstock.step"):
-            yield
+        if self.tracer is None:
+            step()
+        else:
+            with self._span("penstock.step"):
+                step()
         seconds = self.clock() - started
         self.num_steps += 1
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
         for name, several in coalesced.items():
-            self.updated[name] += sum(len(ids) for rows in several for ids, _ in rows.parts)
+            self.updated[name] += sum([rows.num_ids for rows in several])
         if probe is not None:
             probe.after()
 
@@ -155,3 +150,24 @@ class Watch:
         else:
             with self.tracer.start_as_current_span(name):
                 yield
+
+
+class _Timed:
+    """Seconds in here belong to a stage, but for those that ``others`` count meanwhile."""
+
+    __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
+
+    def __init__(self, watch: Watch, stage: str, others: tuple[str, ...] = ()) -> None:
+        self._watch, self._stage, self._others = watch, stage, others
+
+    def __enter__(self) -> None:
+        self._outside_s = self._others_s()
+        self._started_s = self._watch.clock()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self._watch.clock() - self._started_s
+        self._watch.stage_s[self._stage] += seconds - (self._others_s() - self._outside_s)
+
+    def _others_s(self) -> float:
+        stage_s = self._watch.stage_s
+        return sum([stage_s[other] for other in self._others])

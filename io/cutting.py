@@ -7,7 +7,6 @@ however the stream is chopped into batches. Opens nothing and reads nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +30,7 @@ Key = tuple[int | None, Any]  # step, contributor
 UNSEEN_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen, and what flows is not either: frames.py says why
 class Place:
     """Where a batch stood."""
 
@@ -101,7 +100,7 @@ class Held:
     num_rows: int = 0
     num_units: int = 0
     rows: dict[str, list[Rows]] = field(default_factory=dict)
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: dict[str, int] = field(default_factory=dict)
     aside: list[pa.RecordBatch] = field(default_factory=list)
     rates: tuple[float, ...] | None = None
     truncated: int = 0
@@ -120,7 +119,7 @@ class Held:
             step,
             contributor,
             self.rates,
-            dropped=dict(self.dropped),
+            dropped=self.dropped,
             source=self.source,
             bad_rows=tuple(self.aside),
             audit=audit,
@@ -155,19 +154,20 @@ class FrameBuilder:
     def end(self) -> Iterator[Frame]:
         """The frame held, if any, is whole."""
         if self._held.num_units:
-            unseen = any(piece.unseen for piece in self._pieces)
-            audit = partial(self._audited, self._sure, tuple(self._pieces)) if unseen else None
-            yield self._held.frame(audit)
+            held, pieces, sure = self._held, self._pieces, self._sure
+            unseen = any(piece.unseen for piece in pieces)
+            yield held.frame(partial(self._audited, sure, tuple(pieces)) if unseen else None)
             self._begin()
 
     def _begin(self) -> None:
-        self._held, self._sure = Held(), Held()
+        self._held = Held()
+        self._sure: Held | None = None  # what has been looked at of it
         self._pieces: list[Piece] = []  # those of the frame that are not in _sure
         self._kept_bytes = 0
 
-    def _audited(self, sure: Held, pieces: tuple[Piece, ...]) -> Frame:
+    def _audited(self, sure: Held | None, pieces: tuple[Piece, ...]) -> Frame:
         """The frame of these pieces, after those that are sure, after a look at every value."""
-        sure = sure.copy()
+        sure = Held() if sure is None else sure.copy()
         for piece in pieces:
             self._take(sure, piece.audited(self._options.sizes))
         return sure.frame(None)
@@ -177,16 +177,20 @@ class FrameBuilder:
         if not self._options.unseen:
             return
         self._pieces.append(piece)
+        if self._options.on_bad_row == "error":
+            return
         self._kept_bytes += piece.num_bytes
-        if self._options.on_bad_row != "error" and self._kept_bytes > UNSEEN_BYTES:
+        if self._kept_bytes > UNSEEN_BYTES:
+            sure = self._sure or Held()
             for kept in self._pieces:
-                self._take(self._sure, kept.audited(self._options.sizes))
-            self._held, self._pieces, self._kept_bytes = self._sure.copy(), [], 0
+                self._take(sure, kept.audited(self._options.sizes))
+            self._held, self._sure, self._pieces, self._kept_bytes = sure.copy(), sure, [], 0
 
     def _take(self, held: Held, piece: Piece) -> None:
         if not held.num_units:
             held.key, held.source = piece.key, piece.place.source
-        self._take_rates(held, piece)
+        if piece.decoded.rates is not None:
+            self._take_rates(held, piece)
         held.num_rows += piece.stop - piece.start
         held.num_units += piece.num_units
         held.truncated += piece.decoded.truncated(piece.units)
@@ -207,7 +211,7 @@ class FrameBuilder:
                 raise _bad_row(piece, int(np.argmax(bad != 0)), self._options)
             if reason not in self.first_bad:
                 self.first_bad[reason] = str(_bad_row(piece, int(np.argmax(bad == code)), self._options))
-            held.dropped[reason] += int((bad == code).sum())
+            held.dropped[reason] = held.dropped.get(reason, 0) + int((bad == code).sum())
         if self._options.on_bad_row == "quarantine":
             place = (piece.place.source, piece.place.batch, piece.place.first_row)
             held.aside += bad_rows(piece.batch, piece.decoded.by_row(), piece.roles, place, bad, piece.start)

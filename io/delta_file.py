@@ -13,6 +13,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import StateError, UsageError
-from penstock.io import durable
+from penstock.io.growing import GrowingFile, grows_again, part_of
 from penstock.io.log import LogWriter
 
 # What of the committed end of a file is looked at before it is gone on with.
@@ -58,10 +59,9 @@ class DeltaWriter:
     ) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """After an error in here nothing more is written."""
         raise NotImplementedError
-        yield
 
 
 class DeltaFile(DeltaWriter):
@@ -76,61 +76,42 @@ class DeltaFile(DeltaWriter):
     """
 
     def __init__(self, path: Path, schema: pa.Schema, step: int, committed: Mapping[str, int] | None = None) -> None:
-        self._path, self._working = path, _working(path)
-        self._committed = committed is not None  # then what is in the file outlives this writer
+        self._path, self._part = path, part_of(path)
         if committed is None:
             check_new(path)
         else:
             self._take_up(committed, step)
-        durable.make_folders(path.parent)
         kept_bytes = committed["bytes"] if committed else None
-        self._file = durable.File(self._working, path, kept_bytes)
-        log = LogWriter(self._file, schema, committed if kept_bytes else None)
+        self._growing = GrowingFile(path, committed is not None, kept_bytes)
+        log = LogWriter(self._growing.file, schema, committed if kept_bytes else None)
         super().__init__(str(path), log, step)
         if kept_bytes:
             self._check_schema(log.schema)
 
     def commit(self) -> Mapping[str, int]:
-        with self._all_or_nothing():
-            self._file.sync()
-            if not self._committed:
-                durable.sync_folder(self._path.parent)
-        self._committed = True
+        self._growing.commit()
         state = self._log.state
-        return {**state, "tail": _tail(self._working, state["bytes"]), "step": self._step}
+        return {**state, "tail": _tail(self._part, state["bytes"]), "step": self._step}
 
     def close(self) -> None:
-        if self._file.closed:
+        if self._growing.closed:
             return
         with self._all_or_nothing():
             self._log.close()
-            self._file.finish()
-            durable.rename(self._working, self._path)
-            durable.sync_folder(self._path.parent)
+        self._growing.finish()
 
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """After an error in here nothing more is written, and nothing is left but what was committed."""
-        try:
-            yield
-        except BaseException:
-            self._file.give_up()
-            if not self._committed:
-                durable.discard(self._working)
-            raise
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        return self._growing.all_or_nothing()
 
     def _take_up(self, committed: Mapping[str, int], step: int) -> None:
-        if not self._working.exists() and self._path.exists():
-            durable.rename(self._path, self._working)  # of a run that ended
-        elif self._working.exists():
-            check_new(self._path)
+        grows_again(self._path, check_new)
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
                 "between went on without it; give another name, and take the tables anew where it is read"
             )
         try:
-            same = _tail(self._working, committed["bytes"]) == committed["tail"]
+            same = _tail(self._part, committed["bytes"]) == committed["tail"]
         except OSError as error:
             raise StateError(f"{self._path}: the deltas of the checkpoint cannot be read: {error.strerror}") from error
         if not same:
@@ -139,9 +120,9 @@ class DeltaFile(DeltaWriter):
 
     def _check_schema(self, schema: pa.Schema) -> None:
         written = schema.serialize().to_pybytes()
-        with open(self._working, "rb") as file:
+        with open(self._part, "rb") as file:
             if file.read(len(written)) != written:
-                self._file.give_up()
+                self._growing.file.give_up()
                 raise StateError(
                     f"{self._path}: its deltas have other columns; go on with the slots they were made with"
                 )
@@ -187,7 +168,7 @@ def open_deltas(
     text = os.fspath(target)
     path = Path(text)
     if not is_stream(text):
-        known = path.exists() or _working(path).exists()
+        known = path.exists() or part_of(path).exists()
         return DeltaFile(path, schema, step, committed if known else None)
     if keeps:
         raise UsageError(
@@ -214,10 +195,6 @@ def check_new(path: Path) -> None:
     """Raise UsageError where there is such a file: its deltas may be all that somebody has to go by."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path}: exists; deltas are never written over: move them, or give another name")
-
-
-def _working(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 def _tail(path: Path, num_bytes: int) -> int:

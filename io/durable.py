@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,24 @@ class File(io.BufferedWriter):
 def unfinished(path: Path) -> Path:
     """Where a file is written before it has its name: beside it, hidden, this thread's own."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+
+
+def discard_orphans(path: Path) -> None:
+    """Remove what processes of this machine left of a file when they were killed."""
+    for part in path.parent.glob(f".{escape(path.name)}.*-*.part"):
+        process = part.name.rsplit(".", 2)[1].partition("-")[0]
+        if process.isdecimal() and not _lives(int(process)):
+            discard(part)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 @contextmanager

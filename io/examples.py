@@ -41,7 +41,7 @@ class ExampleRoles(Roles):
         return [feature.name for feature in self.features] + [f.name for f in fields if f is not None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ExamplePlace(Place):
     """Where a batch of examples stood."""
 
@@ -63,7 +63,10 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     known = [feature for feature in options.features if feature.name in {field.name for field in structs}]
     if not known:
         names = [feature.name for feature in options.features if feature.name]
-        wanted = f"one of its features ({', '.join(names)})" if names else "any feature"
+        nameless = "a feature: none of its features has a name; give them their columns' (FeatureConfig(…, name=))"
+        wanted = (
+            f"one of its features ({', '.join(names)})" if names else nameless if options.features else "any feature"
+        )
         near = suggestion(structs[0].name, names)
         problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
         raise InputError(problem, source=source, column=structs[0].name)

@@ -44,22 +44,33 @@ class TableAt(NamedTuple):
     lineage: str
 
 
-def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
+def connect(
+    uri: str,
+    token: str | None = None,
+    *,
+    roots: str | None = None,
+    patience_s: float = 30.0,
+    share_memory: bool = True,
+) -> Client:
     """A client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
     token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     patience_s : how long a service that is away is waited for
+    share_memory : whether gradients go to a service on this machine through memory that both share, where it has some
     Raises UsageError; whether anybody is there shows the first call.
     """
-    return Client(Address.of(uri), token, roots, patience_s)
+    return Client(Address.of(uri), token, roots, patience_s, share_memory)
 
 
 class Client:
     """One service. For one thread at a time; make another one for another thread."""
 
-    def __init__(self, address: Address, token: str | None, roots: str | None, patience_s: float) -> None:
+    def __init__(
+        self, address: Address, token: str | None, roots: str | None, patience_s: float, share_memory: bool
+    ) -> None:
         self._address, self._token, self._roots, self._patience_s = address, token, roots, patience_s
+        self.shares_memory = share_memory and address.is_loopback
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
 
     # ---- gradients in

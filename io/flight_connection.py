@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import time
@@ -54,6 +55,14 @@ class Address:
     def uri(self) -> str:
         """Without the path."""
         return f"{'grpc+tls' if self.tls else 'grpc'}://{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it can only be this machine's."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 def dial(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -26,9 +26,16 @@ from penstock.errors import (
 
 END = "penstock.end"
 FRAME = "penstock.frame"
+PLACE = "penstock.place"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
+
+# What is said beside Arrow: in a batch's metadata, and in a ticket, command or action. Beyond it nobody reads it.
+MAX_WORDS_BYTES, MAX_SAID_BYTES = 4096, 2 << 20
+
+# RecursionError: brackets in brackets, deeper than anybody means.
+_NO_JSON = (ValueError, RecursionError)
 
 # An error's kind travels as its class's name, so that both sides raise the same.
 _KINDS: dict[str, type[PenstockError]] = {
@@ -44,16 +51,18 @@ class PutRequest:
     contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
     first : the number of the stream's first frame, counted from 1
     ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
+    memory : whether memory is wanted that both share
     """
 
     kind: str = GRADIENTS
     contributor: str | None = None
     first: int | None = None
     ends: bool = False
+    memory: bool = False
 
     def descriptor(self) -> flight.FlightDescriptor:
-        said = {self.kind: {"contributor": self.contributor, "first": self.first, "ends": self.ends}}
-        return flight.FlightDescriptor.for_command(encoded(said))
+        said = {"contributor": self.contributor, "first": self.first, "ends": self.ends, "memory": self.memory}
+        return flight.FlightDescriptor.for_command(encoded({self.kind: said}))
 
     @classmethod
     def of(cls, descriptor: flight.FlightDescriptor) -> PutRequest:
@@ -72,7 +81,7 @@ class PutRequest:
             raise UsageError(f"contributor: expected a name of 1 to {MAX_NAME} bytes, got {str(contributor)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        return cls(kind, contributor, first, bool(said[kind].get("ends", False)))
+        return cls(kind, contributor, first, *(bool(said[kind].get(word, False)) for word in ("ends", "memory")))
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,34 @@ class Ack:
     step: int
     closing: bool = False
 
-    def encoded(self) -> bytes:
-        return encoded({"ack": vars(self)})
+    def said(self) -> dict[str, Any]:
+        return {"ack": vars(self)}
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Ack:
         return cls(**said["ack"])
+
+
+class Place(NamedTuple):
+    """Where in shared memory a batch lies: an Arrow IPC stream of its own, schema and dictionaries included."""
+
+    offset: int
+    length: int
+
+
+class Words(NamedTuple):
+    """What a producer says with a batch.
+
+    ends : whether it closes its frame; number : that frame's, where it is said; place : where the batch lies instead
+    """
+
+    ends: bool = False
+    number: int | None = None
+    place: Place | None = None
+
+    def encoded(self) -> bytes:
+        said = {END: self.ends or None, FRAME: self.number, PLACE: self.place}
+        return encoded({word: value for word, value in said.items() if value is not None})
 
 
 def _is_name(name: Any) -> bool:
@@ -106,25 +137,18 @@ def _is_name(name: Any) -> bool:
         return False
 
 
-def last_of_frame(number: int) -> bytes:
-    """What is sent with the last batch of a numbered frame."""
-    return encoded({FRAME: number, END: True})
-
-
-def read_batch_metadata(metadata: Any) -> tuple[bool, int | None]:
-    """Whether a batch closes its frame, and the frame's number where it is said.
-
-    The text ``penstock.end`` alone does as well as JSON; other programs' metadata says nothing to us.
-    """
+def read_words(metadata: Any) -> Words:
+    """The text ``penstock.end`` alone does as well as JSON; other programs' metadata says nothing to us."""
     text = b"" if metadata is None else memoryview(metadata).tobytes()
     if text == END.encode():
-        return True, None
+        return Words(True)
     try:
-        said = json.loads(text) if text.startswith(b"{") else {}
-    except ValueError:
+        said = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_WORDS_BYTES else {}
+    except _NO_JSON:
         said = {}
-    number = said.get(FRAME)
-    return bool(said.get(END)), number if type(number) is int else None
+    number, at = said.get(FRAME), said.get(PLACE)
+    place = Place(*at) if isinstance(at, list) and [type(n) for n in at] == [int, int] else None
+    return Words(bool(said.get(END)), number if type(number) is int else None, place)
 
 
 def encoded(said: Mapping[str, Any]) -> bytes:
@@ -133,9 +157,12 @@ def encoded(said: Mapping[str, Any]) -> bytes:
 
 def decoded(text: Any, what: str) -> dict[str, Any]:
     """A JSON object. Raises UsageError."""
+    size = memoryview(text).nbytes
+    if size > MAX_SAID_BYTES:
+        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_SAID_BYTES:,} at most")
     try:
         said = json.loads(memoryview(text).tobytes())
-    except ValueError as error:
+    except _NO_JSON as error:
         raise UsageError(f"{what}: expected a JSON object ({error})") from None
     if not isinstance(said, dict):
         raise UsageError(f"{what}: expected a JSON object, got {type(said).__name__}")

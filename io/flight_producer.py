@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,8 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight_connection import PASSING, Patience
-from penstock.io.flight_messages import Ack, PutRequest, decoded, from_flight, last_of_frame
+from penstock.io.flight_memory import Room
+from penstock.io.flight_messages import Ack, PutRequest, Words, decoded, from_flight
 
 if TYPE_CHECKING:
     from penstock.io.flight import Client
@@ -52,6 +53,7 @@ class Producer:
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
         self._stream: _PutStream | None = None
+        self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
         position = client.position(contributor)
         if first is not None and not 1 <= first <= position + 1:
@@ -64,6 +66,8 @@ class Producer:
         """Send a frame; its number. Waits where too much is on its way."""
         batches = [frame] if isinstance(frame, pa.RecordBatch) else list(frame)
         _check_one_frame(batches)
+        self._schema = self._schema or batches[0].schema
+        _check_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in _cut(batch)]
         size = sum(batch.nbytes for batch in batches)
         while not self._is_done() and self._kept_bytes + size > self._window_bytes:
@@ -139,15 +143,18 @@ class Producer:
     def _begin(self) -> _PutStream:
         """A new stream, from the first frame that the service has not applied."""
         position = int(self._client.act("position", {"contributor": self._contributor})["position"])
-        oldest = next(iter(self._kept.values()))
-        first = oldest.number
+        first = next(iter(self._kept), self._last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
         client, options = self._client.opened()
-        return _PutStream(client, options, self._contributor, position + 1, oldest.pieces[0].schema)
+        request = PutRequest(
+            contributor=self._contributor, first=position + 1, ends=True, memory=self._client.shares_memory
+        )
+        assert self._schema is not None
+        return _PutStream(client, options, request, self._schema)
 
     def _forget(self, stream: _PutStream) -> None:
         """What is acknowledged need not be sent again."""
@@ -163,22 +170,24 @@ class Producer:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+            self._forget(stream)  # its last word may have come while it was let go
 
 
 class _PutStream:
     """One DoPut: frames out, acknowledgements in on a thread of its own. next : the number of the frame to be sent"""
 
     def __init__(
-        self, client: flight.FlightClient, options: flight.FlightCallOptions, name: str, first: int, schema: pa.Schema
+        self, client: flight.FlightClient, options: flight.FlightCallOptions, request: PutRequest, schema: pa.Schema
     ) -> None:
-        request = PutRequest(contributor=name, first=first, ends=True)
+        assert request.first is not None
         self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
-        self.next, self._name = first, name
+        self.next, self._name = request.first, request.contributor
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._over = self._ended = False
         self.acked: Ack | None = None
         self._heard: Ack | None = None
+        self._room: Room | None = None  # where the service shares memory with us
         self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
         self._listener.start()
 
@@ -189,9 +198,22 @@ class _PutStream:
             if self._ended:
                 raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
             for piece in before:
-                self._writer.write_batch(piece)
-            self._writer.write_with_metadata(last, last_of_frame(frame.number))
+                self._send(piece, Words())
+            self._send(last, Words(ends=True, number=frame.number))
         self.next = frame.number + 1
+
+    def _send(self, batch: pa.RecordBatch, words: Words) -> None:
+        room = self._room
+        size = None if room is None else room.size_of(batch)
+        if room is None or size is None:
+            self._writer.write_with_metadata(batch, words.encoded())
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or room.has(size))
+            if self._is_over:
+                raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
+            place = room.put(batch, size)
+        self._writer.write_metadata(words._replace(place=place).encoded())
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -207,9 +229,13 @@ class _PutStream:
             self._heard = self.acked
             return came
 
+    @property
+    def _is_over(self) -> bool:
+        return self._over or (self.acked is not None and self.acked.closing)
+
     def check(self) -> None:
         """Raise what ended the stream, where something did."""
-        if self._over or (self.acked is not None and self.acked.closing):
+        if self._is_over:
             self._writer.close()
             raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
 
@@ -225,17 +251,24 @@ class _PutStream:
     def _listen(self) -> None:
         try:
             while (said := self._reader.read()) is not None:
-                ack = Ack.of(decoded(said, "an acknowledgement"))
                 with self._changed:
-                    self.acked = ack
+                    self._take(decoded(said, "an acknowledgement"))
                     self._changed.notify_all()
-                if ack.closing:
+                if self.acked is not None and self.acked.closing:
                     self.end()  # the service waits for this, and whoever sends may be busy elsewhere
         except (flight.FlightError, pa.ArrowException, OSError):
             pass  # the writer says what it was
         with self._changed:
             self._over = True
             self._changed.notify_all()
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if "ack" in said:
+            self.acked = Ack.of(said)
+        if "memory" in said:
+            self._room = Room.found(said["memory"])
+        if "taken" in said and self._room is not None:
+            self._room.taken(said["taken"])
 
 
 def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
@@ -247,6 +280,13 @@ def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
             seen = pa.chunked_array([batch.column(column) for batch in batches])
             if len(pc.unique(seen)) > 1:
                 raise InputError("expected one frame: all its rows have one value", column=column)
+
+
+def _check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
+    for batch in batches:
+        if not batch.schema.equals(schema):
+            of = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
+            raise InputError(f"expected the columns of the frames before ({of[0]}), got {of[1]}; take another producer")
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError
 from penstock.io.flight_connection import Address, dial
-from penstock.io.flight_messages import flight_errors, from_flight, read_batch_metadata
+from penstock.io.flight_messages import flight_errors, from_flight, read_words
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
 from penstock.io.sources import Parts, Source
 
@@ -70,7 +70,7 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
         index = first_row = 0
         while (chunk := _next_chunk(reader, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(data, index, first_row, read_batch_metadata(chunk.app_metadata)[0])
+            yield Batch(data, index, first_row, read_words(chunk.app_metadata).ends)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)

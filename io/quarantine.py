@@ -7,9 +7,8 @@ is cut off. Which rows are bad, and what is said of them, is told in ``bad_rows`
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
-from penstock.io import durable
 from penstock.io.bad_rows import SCHEMA
+from penstock.io.growing import GrowingFile, grows_again
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")
@@ -55,9 +54,7 @@ class QuarantineWriter:
 
     def __init__(self, path: Path, committed: Mapping[str, int] | None = None) -> None:
         self._path = _checked(path)
-        self._working = path.with_name(f".{path.name}.part")
         self._is_file = path.suffix in _FILES
-        self._committed = committed is not None  # then what is in the file outlives this writer
         self._sink = _Sink()
         self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
@@ -66,8 +63,8 @@ class QuarantineWriter:
         else:
             self._take_up(committed)
         self._last = dict(committed or {})  # what is on disk
-        durable.make_folders(path.parent)
-        self._file = durable.File(self._working, kept_bytes=None if committed is None else self._sink.num_bytes)
+        known = committed is not None
+        self._growing = GrowingFile(path, known, self._sink.num_bytes if known else None)
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """The bad rows of one frame, as one batch: read again, they are one frame."""
@@ -81,62 +78,42 @@ class QuarantineWriter:
     def commit(self) -> dict[str, int]:
         """Everything appended is on disk. Returns what a later run goes on from, as plain numbers."""
         if self._position() != self._last:  # a run commits often, and bad rows are few
-            with self._all_or_nothing():
-                self._file.sync()
-                if not self._committed:
-                    durable.sync_folder(self._path.parent)
-            self._committed, self._last = True, self._position()
+            self._growing.commit()
+            self._last = self._position()
         return self._last
 
     def close(self) -> None:
         """The file is whole, on disk and under its name. After an error only what was committed is left."""
-        if self._file.closed:
+        if self._growing.closed:
             return
         self._writer.close()
         self._write()
-        with self._all_or_nothing():
-            self._file.finish()
-            durable.rename(self._working, self._path)
-            durable.sync_folder(self._path.parent)
+        self._growing.finish()
 
     def _position(self) -> dict[str, int]:
         return {"bytes": self._sink.num_bytes, "crc": self._sink.crc, "rows": self.num_rows}
 
     def _write(self) -> None:
         """What Arrow has made goes into the file."""
-        with self._all_or_nothing():
+        with self._growing.all_or_nothing():
             for piece in self._sink.take():
-                self._file.write(piece)
-
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """After an error in here nothing more is written, and nothing is left but what was committed."""
-        try:
-            yield
-        except BaseException:
-            self._file.give_up()
-            if not self._committed:
-                durable.discard(self._working)
-            raise
+                self._growing.file.write(piece)
 
     def _take_up(self, committed: Mapping[str, int]) -> None:
         """Feed the writer what is in the file already, so that it knows where every batch lies."""
-        if not self._working.exists() and self._path.exists():
-            durable.rename(self._path, self._working)  # of a run that ended
-        elif self._working.exists():
-            check_new(self._path)
+        part = grows_again(self._path, check_new)
         wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
             if wanted["bytes"]:
-                self._feed(wanted["bytes"], wanted["crc"])
+                self._feed(part, wanted["bytes"], wanted["crc"])
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
         if self._position() != wanted:
             problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 
-    def _feed(self, num_bytes: int, crc: int) -> None:
-        with pa.memory_map(str(self._working)) as file:
+    def _feed(self, part: Path, num_bytes: int, crc: int) -> None:
+        with pa.memory_map(str(part)) as file:
             data = file.read_buffer(num_bytes)
             if zlib.crc32(data) != crc:  # looked at before Arrow is
                 return

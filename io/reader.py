@@ -16,9 +16,10 @@ from typing import Any
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
-from penstock.io.decode import Content, decode_rows, find_bad_rows, may_be_bad
+from penstock.io.decode import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
 from penstock.io.examples import ExampleRoles, decode_examples, of_examples, resolve_examples
 from penstock.io.options import ReadOptions
+from penstock.io.plain import PlainColumns, plain_columns
 from penstock.io.schema import Roles, column_hint, resolve
 from penstock.io.sources import Batch, Part, Source, open_sources
 
@@ -109,9 +110,10 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
+                plain = self._plain(roles)
                 with closing(part.batches(roles.names())) as batches:
                     for batch in batches:
-                        for piece in self._pieces(part, batch, roles):
+                        for piece in self._pieces(part, batch, roles, plain):
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):
                             yield from builder.end()
@@ -150,19 +152,29 @@ class FrameReader:
             return self.options.table
         return next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
 
-    def _pieces(self, part: Part, batch: Batch, roles: Roles) -> Iterator[Piece]:
+    def _plain(self, roles: Roles) -> PlainColumns | None:
+        """What batches are decoded by where they are plain, if they may be."""
+        if isinstance(roles, ExampleRoles) or not self.options.unseen:
+            return None
+        return plain_columns(roles, self._default_table(roles), self.options.sizes)
+
+    def _pieces(self, part: Part, batch: Batch, roles: Roles, plain: PlainColumns | None = None) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         if batch.data.num_rows == 0:
             return
         self._check_frames_are_known(part, roles)
         place, ends = Place(part.name, batch.index, batch.first_row), None
         decoded: Content
+        seen = None if plain is None else plain.decode(batch.data, lambda: self._decoded(part, batch, roles))
+        if seen is not None:
+            for start, stop, key in run_keys(seen):
+                yield Piece(seen, None, start, stop, key, roles, place, batch.data, True)
+            return
         if isinstance(roles, ExampleRoles):
             place = decode_examples(batch.data, roles, self.options, place)
             decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
         else:
-            where = {"source": part.name, "batch": batch.index}
-            decoded = rows = decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
+            decoded = rows = self._decoded(part, batch, roles)
             doubtful = may_be_bad(rows, self.options.sizes)
         unseen = self.options.unseen and not doubtful
         bad = None if unseen else find_bad_rows(decoded.by_row(), self.options.sizes)
@@ -172,6 +184,10 @@ class FrameReader:
             yield piece if ends is None else of_examples(piece, ends)
         if unknown is not None:
             raise place.error(unknown.row, unknown.problem, unknown.column)
+
+    def _decoded(self, part: Part, batch: Batch, roles: Roles) -> Decoded:
+        where = {"source": part.name, "batch": batch.index}
+        return decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
 
     def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
         if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:

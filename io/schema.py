@@ -81,7 +81,10 @@ def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradien
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
     for role, found in fields.items():
         if found is not None and not _fits(role, found.type, bfloat16):
-            raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)
+            wanted = f"expected {WANTED[role]}, got {found.type}"
+            if role == "gradient" and gradient_dtype == "bfloat16" and is_float_list(storage_type(found.type)):
+                wanted = f"declared as bfloat16, which Arrow holds as uint16, but it is {found.type}: do not declare it"
+            raise InputError(wanted, source=source, column=found.name)
     if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
         wanted = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
         raise InputError(wanted, source=source, column=gradient.name)

@@ -8,6 +8,7 @@ batches is the business of ``files`` and ``streams``, how objects do of ``object
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -108,7 +109,7 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
         fs, path = _filesystem(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
-            raise InputError("no such file or directory", source=text)
+            raise InputError(f"no such file or directory{_near(text)}", source=text)
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
     reading = _Reading(len(files))
 
@@ -118,6 +119,19 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
                 yield reading.begin(number, open_file(fs, at, name, stack, allow_missing_end))
 
     return Source(text, parts, reading.fraction)
+
+
+def _near(text: str) -> str:
+    """What lies beside it under nearly the same name, or what to give."""
+    folder, name = os.path.split(text)
+    try:
+        beside = [] if "://" in text else os.listdir(folder or ".")
+    except OSError:
+        beside = []
+    near = difflib.get_close_matches(name, beside, 1, 0.75)
+    if near:
+        return f"; did you mean '{os.path.join(folder, near[0])}'?"
+    return "; give an Arrow or Parquet file, a directory of them, or a URI"
 
 
 def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:

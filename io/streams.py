@@ -248,7 +248,7 @@ def _check_head(head: bytes, name: str) -> None:
     elif 0 < _uint32(head[:4]) < _MAX_SCHEMA_BYTES and _uint32(head[4:]) < _MAX_ROOT:
         return
     else:
-        what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet"
+        what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
     raise InputError(what, source=name)
 
 

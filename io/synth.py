@@ -50,6 +50,7 @@ LEARNING_RATE = 0.05
 GRADIENT_STDDEV = np.float32(0.01)
 
 CONFIG_SUFFIX = ".pbtxt"
+NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # who asks for these would not get them
 FILE_SUFFIXES = (".arrow", ".feather")
 
 # Rank → id, so that the frequent ids do not lie side by side. A bijection: the multiplier is a prime above every
@@ -336,5 +337,7 @@ def _check_out(path: Path) -> None:
         raise UsageError(f"OUT: expected a file, {path} is a device or a pipe")
     if path.name == "-":
         raise UsageError("OUT: expected the name of a file: a configuration is written beside it, not to stdout")
+    if path.suffix.lower() in NOT_ARROW:
+        raise UsageError(f"OUT: {path}: logs are Arrow or Parquet; give it another suffix, such as .arrows or .parquet")
     if path.suffix.lower() == CONFIG_SUFFIX:
         raise UsageError(f"OUT: {path} is the name of the configuration; give the log another suffix, such as .arrows")

@@ -68,6 +68,8 @@ class TablesWriter:
                     durable.rename(unfinished, path)
                     self.written.append(path)
                 durable.sync_folder(self._directory)
+                for path in self.written:
+                    durable.discard_orphans(path)
         finally:
             for unfinished, _path in self._unfinished:
                 durable.discard(unfinished)

@@ -83,26 +83,17 @@ def pad(const int32_t[::1] owners not None, const int32_t[::1] rows not None,  #
     row ``rows_per_owner + j`` with gradient 0: distinct, so that row numbers stay unique, and
     dropped by the scatter.
     """
-    out_rows = np.empty((num_owners, capacity), np.int32)
-    out_grads = np.empty((num_owners, capacity, grads.shape[1]), np.float32)
-    pad_into(owners, rows, grads, rows_per_owner, out_rows, out_grads)
-    return out_rows, out_grads
-
-
-def pad_into(const int32_t[::1] owners not None, const int32_t[::1] rows not None,  # IN
-             const grad_t[:, ::1] grads not None, id_t rows_per_owner,
-             int32_t[:, ::1] out_rows not None, grad_t[:, :, ::1] out_grads not None):  # OUT
-    """``pad`` into arrays of the caller's."""
     cdef Py_ssize_t i, j, owner, dim = grads.shape[1], n = owners.shape[0]
-    cdef Py_ssize_t num_owners = out_rows.shape[0], capacity = out_rows.shape[1]
     if rows.shape[0] != n or grads.shape[0] != n:
         raise ValueError(f"expected {n} rows and gradients, got {rows.shape[0]} and {grads.shape[0]}")
-    if out_grads.shape[0] != num_owners or out_grads.shape[1] != capacity or out_grads.shape[2] != dim:
-        raise ValueError(f"expected room for ({num_owners}, {capacity}, {dim}) floats")
     if n and np.bincount(owners, minlength=num_owners).max() > capacity:
         raise ValueError(f"an owner has more rows than the capacity of {capacity}")
     used = np.zeros(num_owners, np.int64)
+    rows_there = np.empty((num_owners, capacity), np.int32)
+    grads_there = np.empty((num_owners, capacity, dim), np.float32)
     cdef id_t[::1] filled = used
+    cdef int32_t[:, ::1] out_rows = rows_there
+    cdef grad_t[:, :, ::1] out_grads = grads_there
     with nogil:
         for i in range(n):
             owner = owners[i]
@@ -115,25 +106,23 @@ def pad_into(const int32_t[::1] owners not None, const int32_t[::1] rows not Non
                 out_rows[owner, j] = <int32_t>(rows_per_owner + j)
             if filled[owner] < capacity:
                 memset(&out_grads[owner, filled[owner], 0], 0, (capacity - filled[owner]) * dim * sizeof(grad_t))
+    return rows_there, grads_there
 
 
-def fill(const id_t[::1] lines not None, const id_t[::1] offsets not None,  # IN
-         const grad_t[:, ::1] grads not None, int32_t untouched, int32_t[:, ::1] out not None):  # OUT
-    """Lay the bits of rows into lines of words that several of them may share; the rest is ``untouched``.
+def lay(const id_t[::1] lines not None, const id_t[::1] offsets not None,  # IN
+        const grad_t[:, ::1] grads not None, int32_t[:, ::1] out not None):  # OUT
+    """Lay the bits of rows into lines of words that several of them may share. The other words stay.
 
     lines, offsets : int64, shape (n,): row i goes to ``out[lines[i], offsets[i]:]``, its bits as int32
     grads : float32, shape (n, dim)
     """
-    cdef Py_ssize_t i, j, n = lines.shape[0], dim = grads.shape[1]
+    cdef Py_ssize_t i, n = lines.shape[0], dim = grads.shape[1]
     if offsets.shape[0] != n or grads.shape[0] != n:
         raise ValueError(f"expected {n} offsets and rows, got {offsets.shape[0]} and {grads.shape[0]}")
     for i in range(n):
         if lines[i] < 0 or lines[i] >= out.shape[0] or offsets[i] < 0 or offsets[i] > out.shape[1] - dim:
             raise ValueError(f"row {i} of {dim} words does not fit at ({lines[i]}, {offsets[i]}) of {out.shape[0]} lines")
     with nogil:
-        for i in range(out.shape[0]):
-            for j in range(out.shape[1]):
-                out[i, j] = untouched
         for i in range(n):
             memcpy(&out[lines[i], offsets[i]], &grads[i, 0], dim * sizeof(grad_t))
 

@@ -119,9 +119,8 @@ def pad(
     return out_rows, out_grads
 
 
-def fill(lines: Int64, offsets: Int64, grads: Float32, untouched: int, out: Int32) -> None:
-    """Lay the bits of rows into lines of words; the rest is ``untouched``."""
-    out[:] = untouched
+def lay(lines: Int64, offsets: Int64, grads: Float32, out: Int32) -> None:
+    """Lay the bits of rows into lines of words; the other words stay."""
     for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):
         out[line, offset : offset + len(grad)] = grad.view(np.int32)
 

@@ -25,6 +25,20 @@ def mesh_of():
 
 
 @pytest.fixture
+def compilations():
+    """How many programs XLA has compiled since the test began."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
 def shared():
     """shared("golden/x.json"): a file of the recorded results that lie beside a development checkout."""
 

@@ -1,32 +1,16 @@
-"""recv_activations and send_gradients: combiners, sequences, every form of input, what is refused and how."""
-
-from dataclasses import replace
+"""recv_activations and send_gradients: combiners, sequences, every form of input, the way back, one step behind."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
+from lookups import RAGGED, config_of, engine_of
 
 import penstock as ps
 from penstock import expand
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.pyx import reference
-
-RAGGED = [[0, 2], [], [4], [1, 1, 3]]
-
-
-def config_of(combiner="mean", rows=6, dim=2, batch=4, optimizer=None, table=None, **feature):
-    config = ps.TableConfig(rows, dim, name="t", combiner=combiner, **(table or {}))
-    return ps.EmbeddingConfig.from_features(
-        [ps.FeatureConfig(config, name="f", **feature)], batch, optimizer or ps.SGD(1.0)
-    )
-
-
-def engine_of(rows=6, dim=2, **options):
-    engine = ps.Engine(config_of(rows=rows, dim=dim, **options))
-    engine.load_parameters("t", np.arange(rows * dim, dtype=np.float32).reshape(rows, dim))
-    return engine
 
 
 def change(engine, send):
@@ -241,183 +225,6 @@ def test_the_same_gradients_are_not_applied_twice():
     engine.send_gradients([None], deduplication_data=dedup)
     with pytest.raises(ps.StateError, match="sent before"):
         engine.send_gradients([None], deduplication_data=dedup)
-
-
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        ([[[0], [1], [2]]], "feature 'f': expected ids for 4 samples"),
-        ([np.zeros((4, 2, 2), int)], r"feature 'f': expected ids of shape \[4\] or \[4, k\], got \[4, 2, 2\]"),
-        ([np.zeros(4)], "feature 'f': expected integer ids, got float64"),
-        ([np.array([0, 1, 2, 6])], "feature 'f': expected 0 <= id < 6, got 6"),
-        ([[[-1], [], [], []]], "feature 'f': expected 0 <= id < 6, got -1"),
-        ([[[1], [2**70], [], []]], "feature 'f': expected 0 <= id < 6, got 1180591620717411303424"),
-        ([[1, 2, 3, 2**64]], "feature 'f': expected 0 <= id < 6, got 18446744073709551616"),
-        ([[[[1], [2, 3]], [], [], []]], "feature 'f': expected ids of a sample as a flat list"),
-        ([pa.array([[1], [None], [], []])], "feature 'f': ids hold 1 nulls"),
-        ([RAGGED, RAGGED], "features: expected 1 entries, nested like the features, got 2"),
-        ({"g": RAGGED}, r"features: expected a mapping with the features' keys \(f\), got keys g"),
-        ([None], "feature 'f': expected ids as an array or a list per sample, got NoneType"),
-        (7, "features: expected a sequence of 1, nested like the features, got int"),
-    ],
-)
-def test_bad_features_are_named(features, message):
-    with pytest.raises(ValueError, match=message):
-        engine_of().recv_activations(features)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([[[1], [], [1], [1, 1, 1]]], "feature 'f': sample 0 has 2 ids and 1 weights"),
-        ([[[1, np.nan], [], [1], [1, 1, 1]]], "feature 'f': expected weights that are finite"),
-    ],
-)
-def test_bad_weights_are_named(weights, message):
-    with pytest.raises(ValueError, match=message):
-        engine_of().recv_activations([RAGGED], weights=weights)
-
-
-def test_a_weight_that_makes_a_gradient_infinite_is_told_of_its_feature():
-    engine = engine_of(combiner="sum")
-    _, dedup = engine.recv_activations([RAGGED], weights=[[[1e38, 1], [], [1], [1, 1, 1]]])
-    with pytest.raises(ps.InputError, match="gradient of feature 'f': times a weight it is not finite"):
-        engine.send_gradients([np.full((4, 2), 100, np.float32)], deduplication_data=dedup)
-
-
-def test_a_sequence_takes_no_weights():
-    with pytest.raises(ps.UsageError, match="feature 'f': a sequence feature"):
-        engine_of(max_sequence_length=2).recv_activations([RAGGED], weights=[RAGGED])
-
-
-def infinite():
-    gradient = np.zeros((4, 2), np.float32)
-    gradient[2, 1] = np.inf
-    return gradient
-
-
-@pytest.mark.parametrize(
-    ("gradients", "message"),
-    [
-        ([np.zeros((4, 3), np.float32)], r"gradient of feature 'f': expected shape \[4, 2\], got \[4, 3\]"),
-        ([np.zeros((4, 2))], "gradient of feature 'f': expected float32, got float64"),
-        ([infinite()], r"gradient of feature 'f': expected finite values, got inf at \[2, 1\]"),
-        ([], "gradients: expected 1 entries"),
-    ],
-)
-def test_bad_gradients_are_named_and_nothing_is_applied(gradients, message):
-    engine = engine_of()
-    _, dedup = engine.recv_activations([RAGGED])
-    before = engine.state_hash()
-    with pytest.raises(ValueError, match=message):
-        engine.send_gradients(gradients, deduplication_data=dedup)
-    assert engine.state_hash() == before
-    assert engine.send_gradients([np.zeros((4, 2), np.float32)], deduplication_data=dedup)
-
-
-@pytest.mark.parametrize(
-    ("rates", "message"),
-    [([0.5, 0.5], "expected 0 values"), ([np.zeros(1)], r"expected scalars, one per dynamic tag, got shape \(1,\)")],
-)
-def test_the_number_and_shape_of_rates_is_checked(rates, message):
-    engine = engine_of()
-    _, dedup = engine.recv_activations([RAGGED])
-    with pytest.raises(ps.UsageError, match=message):
-        engine.send_gradients([np.zeros((4, 2), np.float32)], rates, dedup)
-
-
-def test_gradients_need_the_data_of_their_own_step_configuration_and_send():
-    engine, zeros = engine_of(), [np.zeros((4, 2), np.float32)]
-    with pytest.raises(ps.StateError, match="needs deduplication_data="):
-        engine.send_gradients(zeros)
-    _, old = engine.recv_activations([RAGGED])
-    _, new = engine.recv_activations([RAGGED])
-    engine.send_gradients(zeros, deduplication_data=new)
-    with pytest.raises(ps.StateError, match="of step 0, and the engine's step is 1"):
-        engine.send_gradients(zeros, deduplication_data=old)
-    with pytest.raises(ps.StateError, match="another configuration"):
-        engine_of(dim=3).send_gradients(zeros, deduplication_data=old)
-
-
-def test_a_configuration_without_features_says_so():
-    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(6, 2, name="t")], ps.SGD())
-    with pytest.raises(ps.ConfigError, match="the configuration has no features"):
-        ps.Engine(config).recv_activations([RAGGED])
-
-
-# ---- deduplication data, packed
-
-
-def test_packed_and_unpacked_it_does_the_same():
-    ours, other = engine_of(combiner="sqrtn"), engine_of(combiner="sqrtn")
-    gradient = [np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)]
-    _, dedup = ours.recv_activations([RAGGED])
-    integers, floats, mask = dedup.pack()
-    assert (integers.dtype, floats.dtype, mask.dtype) == (np.uint32, np.float32, np.int32)
-    again = ps.DeduplicationData.unpack(ours.config, integers, floats, mask)
-    other.recv_activations([RAGGED])
-    ours.send_gradients(gradient, deduplication_data=dedup)
-    other.send_gradients(gradient, deduplication_data=again)
-    assert ours.state_hash() == other.state_hash()
-
-
-def test_it_packs_where_nothing_is_looked_up():
-    engine = engine_of(combiner="sum")
-    _, dedup = engine.recv_activations([[[], [], [], []]])
-    again = ps.DeduplicationData.unpack(engine.config, *dedup.pack())
-    assert engine.send_gradients([None], deduplication_data=again)
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "message"),
-    [
-        (lambda i, f, m: (i[:-1], f, m), ps.InputError, "element 4"),
-        (lambda i, f, m: (np.append(i, i[:1]), f, m), ps.InputError, "1 integers and 0 floats are left over"),
-        (lambda i, f, m: (i, f, m[:-1]), ps.InputError, "left over"),
-        (lambda i, f, m: (i, f, m + 2), ps.InputError, "element 0: expected type 0 or 1, got 2"),
-        (lambda i, f, m: (i[None], f, m), ps.InputError, "expected a vector of integers"),
-        (lambda i, f, m: (i, f, m.reshape(-1)), ps.InputError, r"expected integers of shape \(elements, 2\)"),
-        (lambda i, f, m: ([], [], np.zeros((0, 2), np.int32)), ps.InputError, "expected a vector of integers"),
-    ],
-)
-def test_damaged_packed_data_is_refused(damage, error, message):
-    engine = engine_of()
-    _, dedup = engine.recv_activations([RAGGED])
-    with pytest.raises(error, match=message):
-        ps.DeduplicationData.unpack(engine.config, *damage(*dedup.pack()))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"unique_ids": {"t": np.array([0, 1, 2, 3, 6])}}, "table 't': expected 0 <= id < 6, got 6"),
-        ({"unique_ids": {"t": np.array([-1, 1, 2, 3, 4])}}, "table 't': expected 0 <= id < 6, got -1"),
-        ({"rows": [0, 2, 5, 1, 1, 3]}, "feature 'f': row 5 of 5 unique ids"),
-        ({"samples": [0, 9, 2, 3, 3, 3]}, "feature 'f': sample 9 of 4 samples"),
-        ({"samples": [0, 0, 2]}, "feature 'f': expected as many of each, got 6 rows, 3 samples, 6 gains"),
-        ({"gains": [1.0]}, "feature 'f': expected as many of each, got 6 rows, 6 samples, 1 gains"),
-    ],
-)
-def test_data_that_was_tampered_with_is_refused_before_anything_is_summed(change, message):
-    engine = engine_of()
-    _, dedup = engine.recv_activations([RAGGED])
-    kinds = {"rows": np.uint32, "samples": np.uint32, "gains": np.float32}
-    uses = {key: np.array(value, kinds[key]) for key, value in change.items() if key in kinds}
-    whole = {key: value for key, value in change.items() if key not in kinds}
-    data = replace(dedup, features=(replace(dedup.features[0], **uses),), **whole)
-    with pytest.raises(ps.InputError, match=message):
-        engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=data)
-    with pytest.raises(ps.InputError, match=r"feature|table|expected"):
-        ps.DeduplicationData.unpack(engine.config, *data.pack())
-
-
-def test_packed_data_of_another_configuration_is_refused():
-    _, dedup = engine_of().recv_activations([RAGGED])
-    with pytest.raises(ps.StateError, match="another configuration"):
-        ps.DeduplicationData.unpack(config_of(dim=3), *dedup.pack())
 
 
 # ---- twins

@@ -1,23 +1,16 @@
-"""``penstock bench``: what is measured, that wrong results are seen, what a result says. No timing is asserted."""
+"""``penstock bench``: what is measured, and that wrong results are seen. No timing is asserted."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from penstock.bench import cases, check, duel, limit, machine, meet, ours, peers, report, runner, sides, trace, traffic
+from penstock.bench import cases, check, doput, duel, limit, machine, meet, ours, runner, sides, traffic
 from penstock.bench.draws import hot, reused, spread, uniform, zipf
 from penstock.bench.peers import of_jax, of_numpy
-from penstock.bench.table import markdown, written
+from penstock.bench.table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload, make
-from penstock.cli import main
-from penstock.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[1]
 WAYS = of_numpy.ways(1) + of_jax.ways(1)
 
 
@@ -229,201 +222,20 @@ def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
     assert limit.limit_ms("rowwise_adagrad", step, rates) == pytest.approx(1e3 * (read + 1.15e-6 * (a + b)))
 
 
-# ---- what is shown
+# ---- over the network
 
 
-def test_readmes_table_is_what_the_kept_result_says():
-    newest = max((ROOT / "bench" / "results").glob("bench-*.json"))
-    readme = (ROOT / "README.md").read_text()
-    assert written(readme, markdown(json.loads(newest.read_text()))) == readme
+def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
+    settings = duel.Settings(1, 2, [], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    assert not run["failed"]
+    assert set(run["sides"]) == {"penstock", "penstock_replay"}
+    assert cell_of(run).endswith("% of replay's rows/s")
+    assert not peers_of(run)
 
 
-def fake_run(case, kind, x=None, threads=2, **peers_ms):
-    def side(ms):
-        return {"median_ms": ms, "min_ms": ms * 0.9, "max_ms": ms * 1.2, "clean": 3, "samples_ms": [ms] * 3}
-
-    others = {name: side(ms) | {"ratio": ms / 10.0} for name, ms in peers_ms.items()}
-    workload = {"title": "made up", "rows": 1000, "unique": 10, "reuse": 100, "step_mb": 1, "tables_mb": 1}
-    sides_ = {"penstock": side(10.0)} | others
-    of = {"case": case, "kind": kind, "x": x, "threads": threads, "workload": workload}
-    return of | {"sides": sides_, "failed": {"torch_x": "wrong <result>"}, "limit_ms": 4.0}
-
-
-@pytest.fixture
-def result():
-    """Two compared cases, and one that grows."""
-    runs = [
-        fake_run("w1/sgd", "sgd", numpy_reduceat=30.0, torch_add=5.0),
-        fake_run("w2/adagrad", "adagrad", fbgemm_tbe=40.0),
-        *(fake_run("growth/rows", "adagrad", x) for x in (1000, 10_000)),
-    ]
-    return runner.as_json(plan(), runner.Found(runs=runs, unusable={"polars": "broken"})) | {"absent": ["duckdb"]}
-
-
-def test_the_table_has_a_row_per_kind_and_names_the_best_peer(result):
-    lines = markdown(result).splitlines()
-    assert lines[0] == "| ms per step | W1 zipf | W2 no reuse |"
-    assert lines[2] == "| SGD | 10 ms, 0.5× torch, 40% of limit | – |"
-    assert lines[3] == "| Adagrad | – | 10 ms, 4× fbgemm, 40% of limit |"
-    assert lines[-1].startswith("2 threads of ")
-
-
-def test_the_table_says_when_the_machine_was_not_quiet(result):
-    assert "disturbed" not in markdown(result)
-    result["runs"][0]["sides"]["penstock"]["clean"] = 1
-    assert "Other work on the machine disturbed 1 of 4 cases." in markdown(result)
-
-
-def test_the_page_needs_no_other_file_and_says_what_failed(result, tmp_path):
-    page = report.write_report(tmp_path / "new" / "folder", result).read_text()
-    for text in ("growth/rows 10,000", "wrong &lt;result&gt;", "Not installed: duckdb", "Left out, polars: broken"):
-        assert text in page
-    assert "src=" not in page
-    assert "href=" not in page.replace("xlink:href", "")
-
-
-def test_every_case_with_numbers_is_drawn(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    report.write_report(tmp_path, result)
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {"w1-2.png", "w2-2.png", "limit-2.png", "growth-rows.png"}
-
-
-# ---- the command
-
-
-def test_names_and_globs_choose_cases():
-    assert cases.select(["w1/adagrad"]) == ["w1/adagrad"]
-    assert cases.select(["*/coalesce", "w2/*"])[:3] == ["w1/coalesce", "w2/coalesce", "w2/sgd"]
-    assert cases.select([]) == list(cases.COMPARED)
-    with pytest.raises(UsageError, match="did you mean w1/adagrad"):
-        cases.select(["w1/adagrda"])
-    for case in cases.CASES:
-        assert cases.points(case, cases.Sizes(), 2), case
-
-
-def test_peers_are_chosen_by_name():
-    assert peers.chosen("none") == ([], False)
-    assert peers.chosen("torch, numpy") == (["torch", "numpy"], True)
-    assert peers.chosen("all")[1]
-    assert not peers.chosen(None)[1]
-    with pytest.raises(UsageError, match="--peers scipy: expected numpy"):
-        peers.chosen("scipy")
-
-
-SMALL = ["--short", "--rows", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
-
-
-def test_the_command_measures_and_reports(tmp_path, capsys):
-    folder = tmp_path / "report"
-    argv = ["bench", "w4/sgd", "w1/coalesce", *SMALL, "--peers", "numpy", "--json", "--report", str(folder)]
-    assert main(argv) == 0
-    said = capsys.readouterr()
-    result = json.loads(said.out)
-    assert [run["case"] for run in result["runs"]] == ["w1/coalesce", "w4/sgd"]
-    for run in result["runs"]:
-        assert set(run["sides"]) > {"penstock"}
-        assert run["failed"] == {}
-        assert run["limit_ms"] > 0
-    assert result["failed"] == []
-    assert result["versions"]["numpy"] == np.__version__
-    assert "w4/sgd, 1 thread:" in said.err
-    assert json.loads((folder / "result.json").read_text()) == result
-    page = (folder / "index.html").read_text()
-    assert "numpy_reduceat_fancy" in page
-    assert "<svg" in page or "matplotlib was not installed" in page
-
-
-def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
-    assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6
-    said = capsys.readouterr().err
-    assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in said
-
-
-def test_list_measures_nothing(capsys):
-    assert main(["bench", "--list"]) == 0
-    assert capsys.readouterr().out.split() == list(cases.CASES)
-    assert main(["bench", "w3/*", "--list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cases"] == [f"w3/{kind}" for kind in cases.KINDS]
-
-
-BAD = {
-    "w9/adagrad": "there is none of that name",
-    "w1/sgd --threads 0": "at least 1",
-    "w1/sgd --threads 1,x": "whole number",
-    "w1/sgd --threads 1000": "may use",
-    "w1/sgd --peers torhc": "--peers torhc: expected numpy",
-    "w1/sgd --rounds 0": "at least 1",
-    "w1/sgd --vocabulary-scale -1": "above 0",
-    "w1/sgd --vocabulary-scale nan": "above 0",
-}
-
-
-@pytest.mark.parametrize("flags", BAD)
-def test_a_wrong_flag_is_a_usage_error(flags, capsys):
-    assert main(["bench", *flags.split()]) == 2
-    assert BAD[flags] in capsys.readouterr().err
-
-
-def plan(**changes):
-    return runner.Plan(**({"cases": ["w1/sgd"], "threads": [1], "rounds": 1, "sizes": cases.SHORT} | changes))
-
-
-def test_a_peer_that_kills_its_process_is_told_and_the_rest_is_measured(monkeypatch):
-    heard = [
-        runner.Heard([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
-        runner.Heard([["w1/adagrad", None]]),
-    ]
-    orders = []
-    monkeypatch.setattr(runner, "listen", lambda plan, order, found: orders.append(order) or heard.pop(0))
-    found = runner.run(plan(cases=["w1/sgd", "w1/adagrad"], peers=["torch"]))
-    assert orders[1]["points"] == [["w1/adagrad", None]]
-    assert orders[1]["without"] == ["torch_bad"]
-    assert found.died == {"torch_bad in w1/adagrad": "the process was killed by signal 6: abort"}
-    assert found.failed == []
-
-
-def test_our_own_death_fails_the_case(monkeypatch):
-    monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
-    found = runner.run(plan())
-    assert found.failed == ["w1/sgd"]
-    assert found.runs[0]["failed"] == {"penstock": "gone"}
-
-
-def test_a_child_that_dies_is_heard(monkeypatch):
-    monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
-    assert heard.ended == "the process ended with exit code 1: it said nothing"
-
-
-def test_thread_settings_come_before_any_import():
-    code = "import sys, penstock.bench.child; print(*[m for m in ('numpy', 'jax', 'pyarrow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-    assert machine.environment(3)["OMP_NUM_THREADS"] == "3"
-
-
-# ---- the trace
-
-
-def test_a_trace_shows_the_caller_and_the_dispatching_thread(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    assert main(["bench", "--trace", str(tmp_path / "t"), "--short", "--rows", "2000", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["trace"]
-    assert told["variant"] == "xla"
-    assert [len(trace.spans(Path(told["path"]), name)) for name in (trace.COALESCE, trace.DISPATCH)] == [4, 4]
-    assert 0 < told["coalesce"] <= told["seconds"]
-    assert told["both"] <= min(told["coalesce"], told["dispatch"])
-
-
-def test_what_two_rows_of_a_trace_have_in_common():
-    assert trace.common([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == [(1, 2), (3, 4), (4.5, 5)]
-    assert trace.common([(0, 1)], [(1, 2)]) == []
-
-
-@pytest.mark.parametrize("words", [["w1/*"], ["--list"], ["--report", "r"]])
-def test_a_trace_is_not_mixed_with_cases(words, tmp_path, capsys):
-    assert main(["bench", *words, "--trace", str(tmp_path)]) == 2
-    assert "--trace measures no case: leave " in capsys.readouterr().err
+def test_a_service_that_does_not_come_up_is_a_result_and_not_a_hang(workload, monkeypatch):
+    monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
+    settings = duel.Settings(1, 2, [], lambda event, **values: None)
+    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    assert run["failed"]["penstock"] == "RuntimeError: penstock serve: no port"

@@ -178,6 +178,21 @@ def test_inspect_of_a_table_that_out_wrote(config, tmp_path, call, capsys):
     (part,) = call(0, "inspect", tmp_path / "out")[1]["parts"]
     assert (part["name"], part["rows"]) == (str(tmp_path / "out" / "user.parquet"), 50)
     assert list(part["schema"]) == ["id", "row", "accumulators"]
+    assert part["holds"] == "table"
+    assert main(["replay", str(config), str(log), "--deltas", str(tmp_path / "d"), "--json"]) == 0
+    capsys.readouterr()
+    said, found = call(0, "inspect", tmp_path / "d")
+    assert found["parts"][0]["holds"] == "deltas"
+    assert "not a row stream" not in said
+
+
+def test_inspect_writes_no_page_of_what_is_no_stream_and_none_over_a_file(config, tmp_path, capsys):
+    assert main(["inspect", str(config), "--report", str(tmp_path / "page")]) == 2
+    assert "pages are of gradient streams" in capsys.readouterr().err
+    log = write(tmp_path / "log.arrows", frame([1]))
+    assert main(["inspect", str(log), "--report", str(log)]) == 6
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def test_inspect_of_rows_without_gradients_says_why_it_counts_no_ids(tmp_path, call):

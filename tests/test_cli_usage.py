@@ -139,6 +139,17 @@ def test_no_command_and_an_unknown_one_are_exit_2(capsys):
         assert re.fullmatch(r"penstock: [^\n]*replay[^\n]*\n", text.err)
 
 
+def test_a_flag_before_the_command_is_named(capsys):
+    for words, said in ((["--versoin"], "did you mean --version?"), (["--json", "replay"], "come after it")):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_validate_wants_a_configuration_and_no_more(capsys):
+    assert main(["validate"]) == 2
+    assert "required: CONFIG (" in capsys.readouterr().err
+
+
 def test_sources_may_stand_on_both_sides_of_a_flag(config, log, capsys):
     assert main(["replay", str(config), "--table", "user", str(log), "--json", str(log)]) == 0
     assert json.loads(capsys.readouterr().out)["frames"] == 2

@@ -7,6 +7,7 @@ import sys
 import pyarrow as pa
 import pytest
 
+from penstock.cli.compile_cache import compile_cache
 from penstock.cli.main import COMMANDS, parser
 
 HEAVY = ("jax", "jaxlib", "numpy", "pyarrow", "google.protobuf")
@@ -84,10 +85,16 @@ def test_xdg_and_our_own_variable_say_where_they_are_kept(replay, tmp_path):
     assert not (tmp_path / ".cache").exists()
 
 
-@pytest.mark.parametrize("said", ["off", "0", "", "/proc/nobody/writes/here"])
+@pytest.mark.parametrize("said", ["off", "/proc/nobody/writes/here"])
 def test_without_a_cache_it_works_all_the_same(said, replay, tmp_path):
     assert replay(PENSTOCK_COMPILE_CACHE=said).startswith("state ")
     assert not (tmp_path / ".cache").exists()
+
+
+@pytest.mark.parametrize("said", ["off", "0", ""])
+def test_off_is_said_in_several_ways(said, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_COMPILE_CACHE", said)
+    assert compile_cache() is None
 
 
 def test_a_cache_full_of_rubbish_is_no_cache(replay, tmp_path):

@@ -140,7 +140,7 @@ def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monk
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr(rows._programs, "at", lambda *_: fail)
+    monkeypatch.setattr(rows.among.programs, "at", lambda *_: fail)
     engine.apply(frame(1))  # the host is ahead: it does not know yet
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"table 't', step \d: RESOURCE_EXHAUSTED"):
         engine.run(iter([]))
@@ -155,20 +155,6 @@ def test_what_was_submitted_is_seen_by_who_looks(mesh_of):
     assert (table.read(np.arange(80), 1) == 1.5).all()
     table.write(np.arange(80), np.zeros((80, 8), np.float32))
     assert (table.read(np.arange(80)) == 0).all()
-
-
-@pytest.fixture
-def compilations():
-    """How many programs XLA has compiled since the test began."""
-    seen = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("layout", ["plain", "tiled"])

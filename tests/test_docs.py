@@ -4,10 +4,16 @@ import doctest
 import importlib.util
 import re
 import shlex
+import socket
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from services import config_of, frame, service_of
 
 import penstock
 from penstock.cli.main import COMMANDS, main, parser
@@ -72,7 +78,8 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def test_the_readmes_python_runs_from_top_to_bottom(capsys):
+def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     names = {}
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec"), names)
@@ -85,10 +92,48 @@ def test_the_readmes_python_runs_from_top_to_bottom(capsys):
 def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
-    for block in [textwrap.dedent(SCENES.get(page, "")), *blocks(page, "python")]:
-        code = compile(block, page, "exec")
-        if not ELSEWHERE.search(block):
-            exec(code, names)
+    exec(textwrap.dedent(SCENES.get(page, "")), names)
+    # The commands of a tutorial belong between its blocks of Python; other pages' only exist (below).
+    wanted = "python|console" if page.startswith("docs/tutorials/") else "python"
+    for language, block in re.findall(rf"```({wanted})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if language == "console":
+            run_commands(block)
+        elif not ELSEWHERE.search(block):
+            exec(compile(block, page, "exec"), names)
+        else:
+            compile(block, page, "exec")
+
+
+def run_commands(block):
+    for line in block.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[0] == "penstock" and words[1] != "serve":  # which goes on until somebody ends it
+            assert main(words[1:]) == 0, line
+
+
+def test_the_pages_lines_for_a_service_run():
+    (block,) = blocks("docs/serve.md", "py")
+    with service_of() as service:
+        assert block.count("grpc://127.0.0.1:8815") == 1
+        frames, ids = [frame(1), frame(2), frame(3)], [1, 2]
+        code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
+        exec(compile(code, "docs/serve.md", "exec"), {"frames": frames[:2], "frame": frames[2], "ids": ids})
+        assert service.status()["frames"] == 3
+
+
+def test_the_pages_lines_for_several_processes_run(tmp_path):
+    (block,) = blocks("docs/distributed.md", "py")
+    config_of().save(tmp_path / "tables.pbtxt")
+    with pa.ipc.new_stream(str(tmp_path / "log.arrows"), frame(0).schema) as writer:
+        for number in range(8):
+            writer.write_batch(frame(number))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    code = "import penstock as ps\nrank, count, sources = 0, 1, ['log.arrows']\n"
+    code += "config = ps.EmbeddingConfig.load('tables.pbtxt')\n"
+    code += block.replace("10.0.0.1:7000", address) + "\nassert report.steps == 2\n"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
 
 
 def test_every_command_on_a_page_is_one():
@@ -136,6 +181,19 @@ def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
     said = []
     found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
     assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
+
+
+def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "README.md").read_text().partition("### Your own file")[2]
+    python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
+    exec(compile(python, "README.md", "exec"), {"np": np})
+    (tmp_path / "mine.pbtxt").write_text(text)
+    run_commands(console)
+    said = capsys.readouterr().out
+    assert "nothing to remark" in said
+    assert "6 steps" in said
+    assert (tmp_path / "mine" / "user.parquet").exists()
 
 
 def test_the_readmes_commands_parse():

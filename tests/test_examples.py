@@ -301,6 +301,14 @@ def test_what_was_put_aside_and_mended_is_what_was_missing(tmp_path):
     assert mended.lookup("t1", range(6)).tobytes() == whole.lookup("t1", range(6)).tobytes()
 
 
+def test_features_without_names_are_told_to_take_their_columns():
+    stream = examples([0, 0, 1, 1], user=structs(USER, np.ones((4, 4), np.float32)))
+    feature = ps.FeatureConfig(ps.TableConfig(9, 2, name="t"))
+    config = ps.EmbeddingConfig.from_features({"user": feature}, batch_size=4, optimizer=ps.SGD(0.1))
+    with pytest.raises(ps.InputError, match="none of its features has a name"):
+        ps.Engine(config).run([stream])
+
+
 def test_lookups_beyond_a_sequences_length_are_counted(tmp_path, capsys):
     config = config_of("sum", max_sequence_length=2)
     stream = examples([0, 0, 1, 1], user=structs(USER, np.ones((4, 4), np.float32)))

@@ -9,7 +9,7 @@ import pytest
 from penstock.io import cutting
 from penstock.io.reader import FrameReader, ReadOptions
 
-DIM, ROWS, BATCHES = 64, 4096, 40  # a megabyte a batch, all of them one frame
+DIM, ROWS, BATCHES = 64, 4096, 24  # a megabyte a batch, all of them one frame
 MEGABYTE = 1 << 20
 
 

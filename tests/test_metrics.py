@@ -1,5 +1,6 @@
 """Metrics: what a scrape says during a run, and that it ends as the report does."""
 
+import argparse
 import json
 import logging
 import math
@@ -17,10 +18,29 @@ import pytest
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.server import TEXT, Server, address_of
+from penstock.cli.watching import Watching
 from penstock.errors import UsageError
 from penstock.metrics import Metrics, escaped, quantile
 
-UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "per_second")
+UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "rows", "per_second")
+# Every number of the report, and the metric that says it; what is left says no number.
+METRIC_OF = {
+    "rows": "penstock_rows_total",
+    "frames": "penstock_frames_total",
+    "stale": "penstock_stale_frames_total",
+    "pending": "penstock_pending_frames",
+    "steps": "penstock_steps_total",
+    "global_step": "penstock_global_steps",
+    "seconds": "penstock_run_seconds",
+    "rows_per_s": "penstock_rows_per_second",
+    "dropped": "penstock_dropped_rows_total",
+    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids"),
+    "learning_rates": "penstock_learning_rate_ratio",
+    "held_bytes": "penstock_held_bytes",
+    "skipped": "penstock_skipped_frames_total",
+    "truncated": "penstock_truncated_ids_total",
+}
+NO_NUMBERS = {"verified", "state_hash", "notes"}
 CONFIG = """
 table_descriptor {
   name: "user" vocabulary_size: 50 dimension: 2
@@ -81,6 +101,8 @@ def same_as_report(values, report):
     assert values["penstock_pending_frames"] == report["pending"]
     assert values["penstock_global_steps"] == report["global_step"]
     assert values["penstock_held_bytes"] == report["held_bytes"]
+    assert values["penstock_skipped_frames_total"] == report["skipped"]
+    assert values["penstock_truncated_ids_total"] == report["truncated"]
     assert values["penstock_run_seconds"] == pytest.approx(report["seconds"], rel=0.5, abs=0.1)
     for reason, number in report["dropped"].items():
         assert values[f'penstock_dropped_rows_total{{reason="{reason}"}}'] == number
@@ -126,6 +148,43 @@ def test_every_metric_has_its_unit_in_its_name_and_its_row_in_the_docs():
     for name in names:
         assert name.endswith(UNITS), name
         assert f"`{name}`" in page, name
+
+
+def test_every_number_of_the_report_is_a_metric():
+    assert set(METRIC_OF) | NO_NUMBERS == set(ps.Report.__dataclass_fields__)
+    told = {metric.name for metric in Metrics(ps.Engine(config())).collect()}
+    for names in METRIC_OF.values():
+        assert told.issuperset([names] if isinstance(names, str) else names), names
+
+
+def test_what_a_resumed_run_left_out_and_what_examples_had_too_many_of_are_metrics(tmp_path):
+    table = ps.TableConfig(9, 2, name="t", combiner="mean")
+    features = [ps.FeatureConfig(table, max_sequence_length=2, name="f")]
+    options = ps.EmbeddingConfig.from_features(features, batch_size=1, optimizer=ps.SGD(0.1))
+    column = pa.StructArray.from_arrays(
+        [pa.array([[1], [1, 2, 3]]), pa.array([[1.0] * 4] * 2, pa.list_(pa.float32(), 4))], ["ids", "gradient"]
+    )
+    source = pa.table({"f": column, "step": pa.array([0, 1])})
+    ps.Engine(options).run(source, checkpoint=tmp_path / "c", limit=1)
+    engine = ps.Engine.restore(tmp_path / "c")
+    report = engine.run(source, checkpoint=tmp_path / "c", resume=True).to_dict()
+    assert (report["skipped"], report["truncated"]) == (1, 1)
+    same_as_report(parsed(Metrics(engine).text()), report)
+
+
+def test_health_is_503_and_says_why_once_no_step_can_be_made():
+    def fetched(server):
+        with urllib.request.urlopen(server.url + "/health", timeout=10) as answer:
+            return answer.read().decode()
+
+    words = {"ui": None, "metrics": "127.0.0.1:0", "metrics_file": None, "report": None, "command": "replay"}
+    engine = ps.Engine(config())
+    with Watching(argparse.Namespace(**words), engine) as watching:
+        assert fetched(watching.servers[0]) == "ok, step 0\n"
+        engine._failed = "OSError: the device has gone"
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            fetched(watching.servers[0])
+        assert "the device has gone" in refused.value.read().decode()
 
 
 def test_a_new_run_begins_anew_and_what_is_applied_without_one_counts(tmp_path):

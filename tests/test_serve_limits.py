@@ -17,7 +17,7 @@ from penstock.io.flight_connection import Address
 from penstock.io.flight_messages import PutRequest, encoded
 from penstock.io.options import ReadOptions
 from penstock.rates import LearningRates
-from penstock.service.access import check_protected, is_loopback
+from penstock.service.access import check_protected
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
@@ -81,8 +81,10 @@ def test_beyond_this_machine_nothing_is_open_unless_it_is_said():
         check_protected(Address("example.org", 1, False), True, insecure=False)
     check_protected(outside, False, insecure=True)
     check_protected(Address("10.0.0.1", 1, True), True, insecure=False)
-    assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "[::1]", "localhost"))
-    assert not any(is_loopback(host) for host in ("0.0.0.0", "[::]", "192.168.0.1", "localhost.example.org"))
+    assert all(Address(host, 1, False).is_loopback for host in ("127.0.0.1", "127.8.9.1", "[::1]", "localhost"))
+    assert not any(
+        Address(host, 1, False).is_loopback for host in ("0.0.0.0", "[::]", "192.168.0.1", "localhost.example.org")
+    )
 
 
 def test_tls_files_and_scheme_go_together(tmp_path, capsys):
@@ -100,7 +102,7 @@ def test_a_message_that_is_too_large_is_refused():
             client.put([frame(1, rows=1000)], "w0")
         client.put(FRAMES[1:], "w0")
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
-        assert service.producers.budget.num_queued == 0
+        assert service.producers.rows.num_taken == 0
 
 
 def test_a_frame_without_end_is_refused_when_it_is_too_long():
@@ -116,7 +118,7 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
             writer.close()
         client.close()
         until(lambda: service.door.num_calls == 0)
-        assert service.producers.budget.num_queued == 0
+        assert service.producers.rows.num_taken == 0
         assert service.engine.global_step == 0
 
 
@@ -128,7 +130,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for n, client in enumerate(clients[:2]):
             writers.append(client.do_put(PutRequest(contributor=f"w{n}").descriptor(), part.schema))
             writers[n][0].write_batch(part)
-            until(lambda: service.producers.budget.num_queued == 20 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.rows.num_taken == 20 * (n + 1))  # noqa: B023
         writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
         writer.write_batch(part)
         while reader.read() is not None:
@@ -140,7 +142,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for client in clients:
             client.close()
         until(lambda: service.door.num_calls == 0)
-        assert service.producers.budget.num_queued == 0
+        assert service.producers.rows.num_taken == 0
 
 
 def test_a_hundred_clients_at_once_are_served_or_told_to_wait():

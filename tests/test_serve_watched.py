@@ -45,6 +45,8 @@ def test_metrics_and_page_show_what_came_in_and_what_was_refused(serving):
     numbers = dict(re.findall(r"^(penstock_[a-z_]+) ([\d.e+]+)$", fetched(metrics), re.MULTILINE))
     for name, counted in (("rows", "rows"), ("frames", "frames"), ("steps", "steps")):
         assert float(numbers[f"penstock_{name}_total"]) == status[counted] > 0
+    assert numbers["penstock_queued_rows"] == "0"  # every frame that came is whole
+    assert fetched(metrics.replace("/metrics", "/health")) == f"ok, step {status['steps']}\n"
     live = json.loads(fetched(page + "live.json"))
     assert live["metrics"]["penstock_frames_total"] == 6
     assert any("id_out_of_range" in error for error in live["errors"])

@@ -313,7 +313,7 @@ def test_an_unknown_distribution_is_refused_in_python_too():
         SynthOptions(distribution="pareto")
 
 
-@pytest.mark.parametrize("name", ["-", "log.pbtxt", "pipe"])
+@pytest.mark.parametrize("name", ["-", "log.pbtxt", "log.csv", "pipe"])
 def test_a_name_that_cannot_be_the_log_is_exit_code_2(tmp_path, penstock, capsys, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")

@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,15 @@ def test_where_a_block_fails_the_file_that_was_there_stays(tmp_path):
         write_table(tmp_path, "user", 2, [], failing((block_of(5, start=7),)))
     assert os.listdir(tmp_path) == ["user.parquet"]
     assert path.read_bytes() == content
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(tmp_path):
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    for process in (killed.pid, os.getppid()):
+        (tmp_path / f".us[er].parquet.{process}-1.part").touch()
+    write_table(tmp_path, "us[er]", 2, (), [(block_of(3),)])
+    assert sorted(os.listdir(tmp_path)) == [f".us[er].parquet.{os.getppid()}-1.part", "us[er].parquet"]
 
 
 def test_a_block_of_another_shape_is_refused_and_leaves_nothing(tmp_path):

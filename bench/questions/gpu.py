@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.bridge.ahead import Programs
-from penstock.bridge.layout import MAX_BUCKET, Layout
+from penstock.bridge.layout import Layout
 from penstock.bridge.programs import row_sharding
+from penstock.bridge.stacks import Sent, Stack
 from penstock.bridge.tables import DeviceTable, make_mesh
 from penstock.bridge.variants import lanes
 from penstock.updates import UpdateRule
@@ -80,11 +81,13 @@ def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, uniq
 
 def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped-def]
     """The compiled programs in a row, everything they read on the device before they begin."""
-    programs, where = Programs(mesh, layout, rule, table.variant), row_sharding(mesh)
+    stack = Stack.of([layout], rule)
+    programs, where = Programs(mesh, stack, rule, table.variant), row_sharding(mesh)
     calls = []
     for ids, grads in steps:
-        for start in range(0, len(ids), MAX_BUCKET):
-            sent = layout.partition(ids[start : start + MAX_BUCKET], grads[start : start + MAX_BUCKET])
+        dealt = stack.deal([Sent(0, ids, grads)])
+        for cut in stack.cuts(dealt.devices):
+            sent = stack.pack(dealt, cut)
             program = programs.at("apply", sent.lines.shape[1])
             calls.append((program, *(jax.device_put(x, where) for x in (sent.lines, sent.words, sent.counts))))
     numbers = (np.float32(0.1), np.int32(0), np.uint32(0))
@@ -98,7 +101,7 @@ def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped
 
     timed(once)
     seconds = statistics.median(timed(once) for _ in range(9))
-    table._rows.arrays = arrays
+    table._rows.among.arrays = arrays
     return sum(len(ids) for ids, _ in steps) / seconds
 
 

@@ -15,48 +15,52 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
-from penstock.bridge.layout import LINES, MAX_BUCKET, Layout, buckets
+from penstock.bridge.layout import MAX_BUCKET, buckets
 from penstock.bridge.line import Line
 from penstock.bridge.programs import AXIS, Program
+from penstock.bridge.stacks import Stack, multiple_of
 from penstock.updates import UpdateRule
 
 
 class Programs:
-    """The programs of one table.
+    """The programs of one stack of tables.
 
     variant : who makes ``apply``: "xla", "pallas" or "sparsecore"; the others are XLA's
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, rule: UpdateRule, variant: str) -> None:
-        self._mesh, self._rule, self._variant = mesh, rule, variant
-        self._line, self._num_lines = layout.line, layout.num_devices * layout.lines_per_device
-        self._most_rows = min(MAX_BUCKET, layout.rows_per_device)
-        self._most_lines = min(MAX_BUCKET, layout.lines_per_device)
+    def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
+        self._mesh, self._stack, self._rule, self._variant = mesh, stack, rule, variant
+        self._num_lines = stack.num_devices * stack.lines_per_device
 
-    def at(self, what: str, size: int = 0) -> Program:
-        """The program of that name (a function of programs.py), for so many rows or lines per device."""
-        return compiled(what, self._mesh, self._rule, self._line, self._variant, self._num_lines, size)
+    def at(self, what: str, size: int = 0, line: Line | None = None) -> Program:
+        """The program of that name (a function of programs.py), for so many rows or lines per device.
+
+        line : of the table whose rows are read; None: the stack's, as steps see it
+        """
+        line = line or self._stack.line
+        return compiled(what, self._mesh, self._rule, line, self._variant, self._num_lines, size)
 
     def warm(self) -> int:
         """Compile every program that a step, a lookup or a checkpoint may ask for. Returns how many there are."""
-        line_sizes = buckets(self._most_lines, multiple_of(self._line))
-        row_sizes = buckets(self._most_rows)
-        wanted = [(what, size) for what in ("apply", "write") for size in line_sizes]
-        wanted += [(what, size) for what in ("read", "copy_rows") for size in row_sizes]
-        if self._rule.non_lazy:
-            wanted += [("no_rows", 0), ("sweep", 0), *(("mark", size) for size in row_sizes)]
-        for what, size in wanted:
-            self.at(what, size)
+        stack = self._stack
+        wanted: list[tuple[str, int, Line]] = []
+        for what, most in (("apply", stack.lines_per_device), ("write", max(t.lines_per_device for t in stack.tables))):
+            sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line))
+            wanted += [(what, size, stack.line) for size in sizes]
+        for line in {table.line: None for table in stack.tables}:  # each once, in order
+            most = max(table.rows_per_device for table in stack.tables if table.line == line)
+            sizes = buckets(min(MAX_BUCKET, most))
+            wanted += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
+            if self._rule.non_lazy:
+                wanted += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
+        for what, size, line in wanted:
+            self.at(what, size, line)
         return len(wanted)
-
-
-def multiple_of(line: Line) -> int:
-    return LINES if line.masked else 8
 
 
 @lru_cache(maxsize=4096)
 def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
-    """One program, compiled for tables of so many lines."""
+    """One program, compiled for arrays of so many lines."""
     with jax.set_mesh(mesh):
         lowered = made(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
         program: Program = lowered.compile()

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.line import UNTOUCHED, Line, Places
+from penstock.bridge.line import Line, Places
 from penstock.errors import ConfigError
 from penstock.pyx import partition
-from penstock.pyx.id_table import IdTable
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # makes an array: (shape, dtype) →
 
 # Enough that a thousand devices are loaded evenly; costs at most this many padding rows per table.
@@ -132,91 +130,3 @@ class Layout:
             self.rows_per_shard,
             self.num_devices,
         )
-
-    def partition(self, ids: Int64, rows: Float32, room: Room = np.empty) -> Partitioned:
-        """Deal distinct ids and their rows (n, dim) to the devices, by lines, padded to a bucket.
-
-        room : makes the arrays that are handed over: (shape, dtype) → array
-        """
-        devices, places, counts = self.place(ids)
-        if self.line.masked:
-            return self._by_lines(devices, places, rows, room)
-        capacity = bucket(int(counts.max(initial=0)))
-        local = room((self.num_devices, capacity), np.int32)
-        padded = room((self.num_devices, capacity, self.dim), np.float32)
-        partition.pad_into(devices, places, rows, self.rows_per_device, local, padded)
-        return Partitioned(local, padded.view(np.int32), counts.astype(np.int32))
-
-    def locate(self, ids: Int64) -> Located:
-        """Where to read distinct ids, padded to a bucket."""
-        devices, places, counts = self.place(ids)
-        capacity = bucket(int(counts.max(initial=0)))
-        nothing = np.empty((len(ids), 0), np.float32)
-        rows, _ = partition.pad(devices, places, nothing, self.num_devices, capacity, self.padded_rows)
-        return Located(rows, devices)
-
-    @property
-    def padded_rows(self) -> int:
-        """Rows that a device's lines have room for; a row beyond them lies in no line."""
-        return self.lines_per_device * self.line.group
-
-    def _by_lines(self, devices: Int32, places: Int32, rows: Float32, room: Room) -> Partitioned:
-        line, lines = self.line, self.lines_per_device
-        keys = devices.astype(np.int64) * lines + places // line.group
-        # Dense numbers by first appearance: a line is new where its number is the largest so far.
-        which = IdTable(len(keys)).insert(keys)
-        first = np.ones(len(keys), bool)
-        first[1:] = which[1:] > np.maximum.accumulate(which)[:-1]
-        owners, locals_ = devices[first], places[first] // line.group
-        counts = np.bincount(owners, minlength=self.num_devices)
-        capacity = bucket(int(counts.max(initial=0)), LINES)
-        cells = owners.astype(np.int64) * capacity + _ranks(owners, self.num_devices)
-        local = room((self.num_devices, capacity), np.int32)
-        local[:] = lines + np.arange(capacity)
-        local.reshape(-1)[cells] = locals_
-        words = room((self.num_devices, capacity, line.halves * line.width), np.int32)
-        partition.fill(cells[which], line.offsets(places), rows, UNTOUCHED, words.reshape(-1, words.shape[2]))
-        return Partitioned(local, words, counts.astype(np.int32))
-
-
-def _ranks(owners: Int32, num_owners: int) -> Int64:
-    """The how-manieth each is of its owner's."""
-    out = np.empty(len(owners), np.int64)
-    for owner in range(num_owners):
-        mine = np.flatnonzero(owners == owner)
-        out[mine] = np.arange(len(mine))
-    return out
-
-
-@dataclass(frozen=True)
-class Partitioned:
-    """Rows on their way to the devices; axis 0 is the device.
-
-    lines : int32 (devices, bucket), numbers of lines, unique; pads lie beyond the device's lines
-    words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
-    counts : int32 (devices,), how many are no pads; those come first
-    """
-
-    lines: Int32
-    words: Int32
-    counts: Int32
-
-
-@dataclass(frozen=True)
-class Located:
-    """Rows to be read; axis 0 is the device.
-
-    rows : int32 (devices, bucket), rows of the device, unique; pads lie beyond its lines
-    devices : int32 (n,), the device of every row that came in, to find answers again
-    """
-
-    rows: Int32
-    devices: Int32
-
-    def collect(self, answers: Float32) -> Float32:
-        """Answers (devices, bucket, …) in padded order → (n, …) in the order the ids came in."""
-        out = np.empty((len(self.devices), *answers.shape[2:]), answers.dtype)
-        for device in range(len(answers)):
-            mine = np.flatnonzero(self.devices == device)
-            out[mine] = answers[device, : len(mine)]
-        return out

@@ -134,7 +134,7 @@ def named(reader: str, work: Callable[[], Any]) -> None:
     try:
         work()
     except jax.errors.JaxRuntimeError as error:
-        if str(error).startswith("table '"):
+        if str(error).startswith(("table '", "tables '")):
             raise
         raise jax.errors.JaxRuntimeError(f"{reader}: {error}") from error
 

@@ -1,8 +1,8 @@
 """The tables on the devices: made, updated in place, read and written by id.
 
 A table's arrays (layout.py) are updated by one of several variants (variants.py): where the host is the device, in
-the caller's own call (direct.py), else behind a dispatcher (staged.py). Ids that come in are valid and, for apply
-and write, distinct: the rooms before this one have seen to it.
+the caller's own call (direct.py), else behind a dispatcher (staged.py), together with other tables (stacks.py). Ids
+that come in are valid and, for apply and write, distinct: the rooms before this one have seen to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import direct, programs, variants
 from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout
-from penstock.bridge.staged import StagedTable
+from penstock.bridge.stacks import Stack
+from penstock.bridge.staged import Segments, StagedStack, StagedTable
 from penstock.bridge.staging import Dispatcher
 from penstock.updates import UpdateRule
 
@@ -55,7 +56,7 @@ class DeviceTable:
     threads : that update one device's rows at most, where the host is the device; 0: all it has
     variant : of ``variants.VARIANTS``, for tests and benches; None: what suits the devices and the rule
     target : the instruction set of the ffi variant, for tests and benches; "": this machine's best
-    dispatcher : shared by the tables of one engine, so that they share its arenas; None: one of its own
+    among : the tables whose arrays it shares; None: it has its own
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class DeviceTable:
         threads: int = 0,
         variant: str | None = None,
         target: str = "",
-        dispatcher: Dispatcher | None = None,
+        among: StagedStack | None = None,
     ) -> None:
         self._mesh, self._outside = mesh, outside or mesh
         self.variant = variant or variants.choose(mesh, layout, rule)
@@ -78,7 +79,9 @@ class DeviceTable:
         if self.variant == "ffi":
             self._rows = direct.DirectTable(mesh, layout, rule, starts, threads, target)
         else:
-            self._rows = StagedTable(mesh, layout, rule, starts, self.variant, dispatcher or Dispatcher())
+            alone = Stack.of([layout], rule)
+            among = among or StagedStack(mesh, alone, rule, starts, self.variant, Dispatcher())
+            self._rows = StagedTable(among, layout)
 
     @property
     def num_parts(self) -> int:
@@ -86,7 +89,7 @@ class DeviceTable:
         return 1 + self.layout.num_slots
 
     def pointers(self) -> list[int]:
-        """Addresses of the shards. An update in place never moves one; a move means that a table was copied."""
+        """Addresses of its arrays' shards. An update in place never moves one; a move means that a table was copied."""
         self._rows.drain()
         shards = [shard for array in self._rows.arrays for shard in array.addressable_shards]
         return [shard.data.unsafe_buffer_pointer() for shard in shards]
@@ -99,9 +102,7 @@ class DeviceTable:
         """
         self.apply_segments([(ids, grads)], learning_rate)
 
-    def apply_segments(
-        self, segments: Sequence[tuple[Int64, Float32]], learning_rate: float, step: int = 0, turn: int = 0
-    ) -> None:
+    def apply_segments(self, segments: Segments, learning_rate: float, step: int = 0, turn: int = 0) -> None:
         """``apply`` to the ids of several arrays at once, distinct over all of them: one optimizer application.
 
         step, turn : which step, and which application of it, this is: rounding to 16 bits depends on them

@@ -71,6 +71,11 @@ class Saves:
         same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
+    @property
+    def follows_steps(self) -> bool:
+        """Whether ``before_step`` has anything to do."""
+        return self._saver is not None
+
     def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
         """A step is about to change these rows. Under the gate's lock."""
         if self._saver is not None:

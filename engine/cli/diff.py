@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.checkpoint.folder import Folder
 from penstock.checkpoint.tables import WEIGHTS, SavedTables
 from penstock.cli.options import add_command
-from penstock.cli.output import Output, count
+from penstock.cli.output import Output, count, several
 from penstock.errors import InputError
 from penstock.io.tables import read_shape, read_table
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             found[name] = different
             _say(out, name, different)
     if not found:
-        out.say(f"equal: {count(len(a.names))} tables, every bit")
+        out.say(f"equal: {several(len(a.names), 'table')}, every bit")
     out.result({"equal": not found, "differences": found})
     return int(bool(found))
 

@@ -11,22 +11,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
-from penstock.cli.output import Output, count
+from penstock.cli.output import Output, check_writable, count
 from penstock.cli.report import write_page
 from penstock.cli.uses import IdUses, Uses, use_sections
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, InputError
+from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.bad_rows import is_quarantine, reasons_of
 from penstock.io.decode import decode
 from penstock.io.reader import run_keys
-from penstock.io.schema import Roles, resolve
+from penstock.io.schema import Roles, is_list, resolve
 from penstock.io.sources import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
 
 UNNAMED = "(unnamed)"
+OTHER_KINDS: dict[str | None, str] = {
+    "table": "a table, as --out writes it: the weights in 'row', then the optimizer's slots",
+    "deltas": "deltas, as --deltas writes them: rows that changed, with their values after 'step'",
+}
 
 
 def add(commands: Any) -> None:
@@ -51,9 +56,13 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     out, columns = Output(args.json), columns_of(args)
+    if args.report is not None:
+        check_writable(args.report)
     if Path(args.path).is_dir() and Folder(args.path).numbers():
+        check_is_stream(args, "checkpoint")
         return inspect_checkpoint(args.path, out)
     if is_other_file(args.path):
+        check_is_stream(args, "configuration")
         try:
             return inspect_config(args.path, out)
         except ConfigError as error:
@@ -70,6 +79,12 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"report    {index}")
     out.result(found)
     return 0
+
+
+def check_is_stream(args: argparse.Namespace, kind: str) -> None:
+    """Raise UsageError where a page is asked for of what has none."""
+    if args.report is not None:
+        raise UsageError(f"--report: pages are of gradient streams, and {args.path} is no stream but a {kind}")
 
 
 def is_other_file(path: str) -> bool:
@@ -187,7 +202,8 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     except InputError as error:
         if columns:
             raise
-        out.say(f"  not a row stream: {error.problem}")
+        found["holds"] = other_kind(part.schema)
+        out.say(f"  {OTHER_KINDS.get(found['holds']) or f'not a row stream: {error.problem}'}")
         for batch in part.batches(part.schema.names):
             found["batches"] += 1
             found["rows"] += batch.data.num_rows
@@ -198,6 +214,14 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     if part.verified:
         out.say("  verified: every checksum fits")
     return found
+
+
+def other_kind(schema: pa.Schema) -> str | None:
+    """ "table", "deltas", or None: of the files that penstock writes and does not read as gradients."""
+    names = set(schema.names)
+    if not {"id", "row"} <= names or not is_list(schema.field("row").type):
+        return None
+    return "deltas" if {"table", "step"} <= names else "table"
 
 
 def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dict[str, Any]:

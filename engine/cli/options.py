@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
 def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     """argparse's answer, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
     first = next((word for word in words if not word.startswith("-")), None)
+    before = words[: words.index(first)] if first is not None else words
+    for word in before:
+        if word.startswith("-") and word not in top.flags():
+            top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
         top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
     args, rest = top.parse_known_args(words)
@@ -46,7 +50,7 @@ def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     if rest and not hasattr(args, "sources"):
         command.error(f"unexpected argument '{rest[0]}'")
     if rest:
-        args.sources += rest
+        args.sources = [*args.sources, *rest]
     return args
 
 
@@ -96,20 +100,25 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
     """How sources are to be read."""
     reading = command.add_argument_group("reading")
-    reading.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
-    add_column_option(reading)
+    add_row_options(reading)
     reading.add_argument(
         "--contribution-rows",
         type=whole(1),
         metavar="N",
         help="a frame is N rows: needed for Parquet without a 'step' column",
     )
-    reading.add_argument(
+    add_end_option(reading)
+
+
+def add_row_options(to: Any) -> None:
+    """What rows do not say of themselves, whatever they come from."""
+    to.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
+    add_column_option(to)
+    to.add_argument(
         "--gradient-dtype",
         choices=("bfloat16", "float16", "float32", "float64"),
         help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
     )
-    add_end_option(reading)
 
 
 def add_column_option(to: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -23,6 +24,8 @@ _LINES_PER_S = 0.2  # where a line cannot be redrawn
 
 # What to do about an error of the system, by its name in errno.
 _ADVICE = {
+    "ENOENT": "give a folder that exists",
+    "EEXIST": "give another name",
     "EACCES": "give a place that you may write to",
     "EROFS": "give a place that can be written to",
     "ENOTDIR": "give another directory",
@@ -86,16 +89,31 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from errno import errorcode
-
-        advice = _ADVICE.get(errorcode.get(error.errno or 0, ""), "")
+        advice = _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), "")
         problem = f"cannot write: {(error.strerror or str(error)).lower()}" + (f"; {advice}" if advice else "")
         raise OSError(error.errno, problem, str(error.filename or path)) from error
+
+
+def check_writable(directory: Path) -> None:
+    """Raise OSError now rather than after the work."""
+    with writing(directory):
+        existing = directory.absolute()
+        while not existing.exists():
+            existing = existing.parent
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(existing))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied", str(existing))
 
 
 def count(number: float) -> str:
     """1234567 → '1,234,567'."""
     return f"{number:,.0f}"
+
+
+def several(number: int, what: str) -> str:
+    """'1 table', '2 tables'."""
+    return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
 def duration(seconds: float) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +11,13 @@ from typing import Any
 from penstock.checkpoint.folder import Folder
 from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
 from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
+from penstock.cli.engine_options import (
+    add_checkpoint_options,
+    add_gate_options,
+    add_machine_options,
+    add_table_options,
+)
 from penstock.cli.options import (
-    MAX_DEVICES,
-    MAX_THREADS,
     add_command,
     add_reading_options,
     check_sources,
@@ -24,7 +26,7 @@ from penstock.cli.options import (
     make_devices,
     whole,
 )
-from penstock.cli.output import Output, ProgressLine, count, writing
+from penstock.cli.output import Output, ProgressLine, check_writable, count, writing
 from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
@@ -51,27 +53,9 @@ def add(commands: Any) -> None:
         nargs="+",
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
     )
-    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
-    command.add_argument(
-        "--init",
-        type=Path,
-        metavar="DIR",
-        help="start from tables that --out wrote, or Orbax",
-    )
-    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
+    add_table_options(command)
     add_reading_options(command)
-    gate = command.add_argument_group("the gate")
-    gate.add_argument(
-        "--num-required",
-        type=whole(1),
-        metavar="N",
-        help="frames that make a step (default: the configuration's, or 1)",
-    )
-    gate.add_argument(
-        "--reduction",
-        choices=("mean", "sum"),
-        help="mean: divide a row's sum by the frames that held it (default: the configuration's, or mean)",
-    )
+    gate = add_gate_options(command)
     gate.add_argument(
         "--merge",
         choices=("step", "round"),
@@ -80,40 +64,16 @@ def add(commands: Any) -> None:
     gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
     gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
     gate.add_argument(
-        "--learning-rate",
-        action="append",
-        default=[],
-        metavar="TAG=VALUE",
-        help="value of a dynamic learning rate; once per tag of the configuration",
-    )
-    gate.add_argument(
         "--on-bad-row",
         default="error",
         metavar="error|drop|quarantine=FILE",
         help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
         "it into a new Arrow file, to be mended and replayed",
     )
-    saving = command.add_argument_group("checkpoint")
-    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
-    saving.add_argument("--every", type=whole(1), metavar="N", help="after every N steps (default: at the end only)")
-    saving.add_argument(
-        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
-    )
+    add_checkpoint_options(command, "checkpoint", "at the end only")
     add_delta_options(command)
     add_watching_options(command)
-    machine = command.add_argument_group("machine")
-    machine.add_argument(
-        "--devices",
-        type=whole(1, MAX_DEVICES),
-        metavar="N",
-        help="devices that share the tables; on a CPU that many are made (default: all accelerators, or 1)",
-    )
-    machine.add_argument(
-        "--threads",
-        type=whole(1, MAX_THREADS),
-        metavar="N",
-        help="threads of the host (default: one per CPU; results do not depend on it)",
-    )
+    machine = add_machine_options(command)
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
     add_options(command)
 
@@ -243,15 +203,3 @@ def say_report(out: Output, report: Report) -> None:
     out.say("input     " + ("verified: every checksum fits" if report.verified else unread))
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")
-
-
-def check_writable(directory: Path) -> None:
-    """Raise OSError now rather than after the work."""
-    with writing(directory):
-        existing = directory.absolute()
-        while not existing.exists():
-            existing = existing.parent
-        if not existing.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(existing))
-        if not os.access(existing, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "permission denied", str(existing))

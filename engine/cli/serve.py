@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.folder import Folder
+from penstock.cli.engine_options import (
+    add_checkpoint_options,
+    add_gate_options,
+    add_machine_options,
+    add_table_options,
+)
 from penstock.cli.options import (
-    MAX_DEVICES,
-    MAX_THREADS,
     Parser,
-    add_column_option,
     add_command,
+    add_row_options,
     columns_of,
     learning_rates_of,
     whole,
 )
-from penstock.cli.output import Output, count, writing
-from penstock.cli.replay import check_checkpoint, check_writable, make_engine
+from penstock.cli.output import Output, check_writable, count, writing
+from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.cli.watching import LINE_EVERY_S, Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.flight_connection import Address
@@ -49,30 +54,20 @@ def add(commands: Any) -> None:
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, which is told)",
     )
     command.set_defaults(peers=None)  # one process: what makes engines asks
-    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
-    command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
-    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
+    add_table_options(command)
     command.add_argument("--no-hash", action="store_true", help="do not compute the state hash at the end")
     _add_reading(command)
-    _add_gate(command)
+    add_gate_options(command)
     _add_saving(command)
     _add_access(command)
     _add_limits(command)
     add_watching_options(command, ends=False)
-    machine = command.add_argument_group("machine")
-    machine.add_argument("--devices", type=whole(1, MAX_DEVICES), metavar="N", help="devices that share the tables")
-    machine.add_argument("--threads", type=whole(1, MAX_THREADS), metavar="N", help="threads of the host")
+    add_machine_options(command)
 
 
 def _add_reading(command: Parser) -> None:
     reading = command.add_argument_group("reading")
-    reading.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
-    add_column_option(reading)
-    reading.add_argument(
-        "--gradient-dtype",
-        choices=("bfloat16", "float16", "float32", "float64"),
-        help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
-    )
+    add_row_options(reading)
     reading.add_argument(
         "--on-bad-row",
         choices=("error", "drop"),
@@ -81,30 +76,8 @@ def _add_reading(command: Parser) -> None:
     )
 
 
-def _add_gate(command: Parser) -> None:
-    gate = command.add_argument_group("the gate")
-    gate.add_argument("--num-required", type=whole(1), metavar="N", help="frames that make a step")
-    gate.add_argument(
-        "--reduction", choices=("mean", "sum"), help="mean: divide a row's sum by the frames that held it"
-    )
-    gate.add_argument(
-        "--learning-rate",
-        action="append",
-        default=[],
-        metavar="TAG=VALUE",
-        help="value of a dynamic learning rate; once per tag of the configuration",
-    )
-
-
 def _add_saving(command: Parser) -> None:
-    saving = command.add_argument_group("checkpoint and deltas")
-    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with all positions to DIR")
-    saving.add_argument(
-        "--every", type=whole(1), metavar="N", help="after every N steps (default: when a producer waits for it)"
-    )
-    saving.add_argument(
-        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
-    )
+    saving = add_checkpoint_options(command, "checkpoint and deltas", "when a producer waits for it")
     saving.add_argument(
         "--delta-steps",
         type=whole(1),
@@ -140,11 +113,19 @@ def _add_limits(command: Parser) -> None:
         help="of frames that are not whole yet, of all producers (default 4194304)",
     )
     limits.add_argument(
+        "--shared-memory",
+        type=whole(0),
+        default=256,
+        metavar="MB",
+        help="for producers on this machine, 32 for each (default 256; 0: none)",
+    )
+    limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say on stderr we say, in one line
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
@@ -238,5 +219,6 @@ def _limits(args: argparse.Namespace) -> Limits:
         calls=args.max_calls,
         message_bytes=args.max_message * MB,
         queued_rows=args.max_queued_rows,
+        memory_bytes=args.shared_memory * MB,
         delta_bytes=args.delta_memory * MB,
     )

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from penstock.errors import UsageError
+from penstock.errors import StateError, UsageError
 
-# What the answers are made by: path → (content type, body).
+# What the answers are made by: path → (content type, body). A StateError from there is answer 503.
 Routes = Mapping[str, tuple[str, Callable[[], str]]]
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
+PLAIN = "text/plain; charset=utf-8"
 
 # The page brings everything with it, and may ask nobody but us.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
@@ -71,8 +72,11 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             if not kind:
                 self.send_error(404, explain=f"there are: {', '.join(routes)}")
                 return
-            body = make().encode()
-            self.send_response(200)
+            try:
+                status, body = 200, make().encode()
+            except StateError as error:
+                status, kind, body = 503, PLAIN, f"{error}\n".encode()
+            self.send_response(status)
             for name, value in (
                 ("Content-Type", kind),
                 ("Content-Length", str(len(body))),

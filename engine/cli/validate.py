@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of
-from penstock.cli.output import Output, count
+from penstock.cli.output import Output, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError
 from penstock.io.reader import FrameReader, ReadOptions
@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
         "sources",
         metavar="SOURCE",
         nargs="*",
+        default=[],
         help="Arrow IPC or Parquet file, directory, URI, or - for stdin",
     )
     add_reading_options(command)
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
-        out.say(f"{args.config}: {len(config.table_names)} tables, {config.num_tags} dynamic learning rates")
+        told = several(config.num_tags, "dynamic learning rate")
+        out.say(f"{args.config}: {several(len(config.table_names), 'table')}, {told}")
     for finding in findings:
         place = finding.where if finding.line is None else f"line {finding.line}, {finding.where}"
         out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")

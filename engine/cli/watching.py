@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.cli.output import writing
 from penstock.cli.report import run_sections, write_page
-from penstock.cli.server import HTML, JSON, TEXT, Server, address_of, as_json
+from penstock.cli.server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
 from penstock.engine import Engine
 from penstock.flow import Progress
 from penstock.gate import Gate
@@ -65,7 +65,10 @@ class Watching:
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
-        metrics: dict[str, tuple[str, Callable[[], str]]] = {"/metrics": (TEXT, self._metrics.text)}
+        metrics: dict[str, tuple[str, Callable[[], str]]] = {
+            "/metrics": (TEXT, self._metrics.text),
+            "/health": (PLAIN, self.health),
+        }
         page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: as_json(self.live()))}
         for flag, address in self._addresses.items():
             server = Server(address, metrics | (page if flag == "ui" else {}))
@@ -97,6 +100,11 @@ class Watching:
         """Write a line of metrics where it is time for one."""
         if self._path is not None and time.monotonic() - self._written_s >= LINE_EVERY_S:
             self._write()
+
+    def health(self) -> str:
+        """One line while steps can be made. Raises StateError where none can. Waits for nothing."""
+        self._engine._check_whole()
+        return f"ok, step {self._engine.global_step}\n"
 
     def live(self) -> dict[str, Any]:
         """What the page draws, of one moment."""

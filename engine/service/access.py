@@ -6,8 +6,8 @@ An open service on an address that others reach is refused unless it was said in
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
+import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from penstock.io.flight_connection import Address
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
     """Raise UsageError where others could reach the service unseen or unasked, and nobody said that they may."""
-    if insecure or is_loopback(address.host):
+    if insecure or address.is_loopback:
         return
     lacks = [
         *([] if address.tls else ["encryption (grpc+tls:// with --tls-cert and --tls-key)"]),
@@ -34,13 +34,6 @@ def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def certificates(address: Address, cert: Path | None, key: Path | None) -> list[tuple[bytes, bytes]]:
     """What gRPC wants of them: none without TLS. Raises UsageError where scheme and files do not go together."""
     if not address.tls:
@@ -49,7 +42,15 @@ def certificates(address: Address, cert: Path | None, key: Path | None) -> list[
         return []
     if cert is None or key is None:
         raise UsageError(f"--listen {address.uri}: give --tls-cert FILE and --tls-key FILE")
-    return [(_read(cert, "--tls-cert"), _read(key, "--tls-key"))]
+    pair = (_read(cert, "--tls-cert"), _read(key, "--tls-key"))
+    try:  # gRPC would only say that it cannot listen
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+    except (ssl.SSLError, ValueError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(
+            f"--tls-cert {cert}, --tls-key {key}: not a PEM certificate with its key, unencrypted ({reason})"
+        ) from None
+    return [pair]
 
 
 def tokens_of(file: Path | None) -> tuple[bytes, ...]:

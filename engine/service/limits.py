@@ -15,6 +15,7 @@ class Limits:
     """calls : at once, of every kind
     message_bytes : of one record batch
     queued_rows : of frames that are not whole yet, over all streams
+    memory_bytes : that producers on this machine may share with the service, all together
     producers : names that positions are kept for
     delta_bytes : of the last deltas, kept for readers
     rows_asked : ids of one call for rows
@@ -23,25 +24,26 @@ class Limits:
     calls: int = 256
     message_bytes: int = 64 << 20
     queued_rows: int = 1 << 22
+    memory_bytes: int = 256 << 20
     producers: int = 10_000
     delta_bytes: int = 256 << 20
     rows_asked: int = 1 << 16
 
 
-class RowBudget:
-    """The rows that wait in unfinished frames, over all streams."""
+class Budget:
+    """What all streams have together: the rows that wait in unfinished frames, or the bytes of shared memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self.num_queued = 0
+        self.num_taken = 0
 
     def change(self, by: int) -> bool:
         """Take or give back; False where there is no room, and nothing is taken."""
         with self._lock:
-            if by > 0 and self.num_queued + by > self._most:
+            if by > 0 and self.num_taken + by > self._most:
                 return False
-            self.num_queued += by
+            self.num_taken += by
             return True
 
 
@@ -51,7 +53,7 @@ class Queue:
     name : of the stream, for errors
     """
 
-    def __init__(self, limits: Limits, budget: RowBudget, name: str) -> None:
+    def __init__(self, limits: Limits, budget: Budget, name: str) -> None:
         self._limits, self._budget, self._name = limits, budget, name
         self._num_batches = 0
         self.num_rows = 0
@@ -68,7 +70,7 @@ class Queue:
             raise self._too_large(f"a frame of more than {most:,} rows; this service takes no more (--max-queued-rows)")
         if not self._budget.change(batch.num_rows):
             raise ServiceError(
-                f"{self._name}: {self._budget.num_queued:,} rows wait in unfinished frames of all producers "
+                f"{self._name}: {self._budget.num_taken:,} rows wait in unfinished frames of all producers "
                 "(--max-queued-rows): try again"
             )
         self.num_rows += batch.num_rows

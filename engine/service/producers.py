@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
-from penstock.io.flight_messages import Ack, PutRequest, read_batch_metadata
+from penstock.io.flight_memory import Memory
+from penstock.io.flight_messages import Ack, Place, PutRequest, read_words
 from penstock.io.flight_source import chunks_part
 from penstock.io.parts import Part
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import Source
 from penstock.service.intake import Intake, Stream
-from penstock.service.limits import Limits, Queue, RowBudget
+from penstock.service.limits import Budget, Limits, Queue
 
-Tell = Callable[[Ack], None]
+Tell = Callable[[Mapping[str, Any]], None]
 
 # gRPC tells that a connection broke, and that nothing more comes, in no fixed order.
 CUT_IS_KNOWN_AFTER_S = 0.05
 ACK_PAUSE_S = 0.01
 
+# Of shared memory, per stream: a few batches of our client, one of which is written while others are copied.
+SHARED_BYTES = 32 << 20
+
 
 class Producers:
-    """Everything that comes in. options : how streams are read"""
+    """Everything that comes in. options : how streams are read
+
+    rows, memory : what all streams hold; num_shared : batches that came through shared memory
+    """
 
     def __init__(self, intake: Intake, options: ReadOptions, limits: Limits) -> None:
         self._intake, self._options, self._limits = intake, options, limits
-        self.budget = RowBudget(limits.queued_rows)
+        self.rows, self.memory = Budget(limits.queued_rows), Budget(limits.memory_bytes)
+        self.num_shared = 0
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> Ack:
         """Take in a stream to its end. Returns the last acknowledgement, which has been told by then.
@@ -40,10 +48,10 @@ class Producers:
         tell : sends one; may wait for the producer
         """
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
-        with Acks(tell) as acks:
+        with Acks(tell) as acks, self._shared(request, acks) as shared:
             stream = self._intake.open(request, acks.put)
             try:
-                self._take_all(context, stream, reader, name, request.ends)
+                self._take_all(context, stream, reader, name, request.ends, shared)
                 if self._intake.finish(stream):
                     acks.wait_for(stream.position)
                     if acks.last.position < stream.position:
@@ -59,11 +67,38 @@ class Producers:
             finally:
                 self._intake.close(stream)
 
-    def _take_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
-        queue = Queue(self._limits, self.budget, name)
+    @contextmanager
+    def _shared(self, request: PutRequest, acks: Acks) -> Iterator[Shared | None]:
+        """Memory for a stream that asks for some, where there is some left."""
+        if not request.memory or not self.memory.change(SHARED_BYTES):
+            yield None
+            return
+        try:
+            memory = Memory(SHARED_BYTES)
+        except OSError:  # batches come the ordinary way then
+            self.memory.change(-SHARED_BYTES)
+            yield None
+            return
+        try:
+            acks.offer(memory.offer())
+            yield Shared(memory, acks)
+        finally:
+            memory.close()
+            self.memory.change(-SHARED_BYTES)
+
+    def _take_all(
+        self,
+        context: flight.ServerCallContext,
+        stream: Stream,
+        reader: Any,
+        name: str,
+        ends: bool,
+        shared: Shared | None,
+    ) -> None:
+        queue = Queue(self._limits, self.rows, name)
         try:
             every = not ends and self._batches_are_frames(reader.schema)
-            watched = _Watched(context, stream, reader, queue, name, every, ends)
+            watched = _Watched(context, stream, reader, queue, name, every, ends, shared)
             part = chunks_part(watched, name, ends)
             frames = FrameReader(Source(name, lambda: _one(part)), self._options)
             frames.first_bad = self._intake.first_bad
@@ -76,6 +111,7 @@ class Producers:
             raise
         finally:
             queue.keep(0)
+            self.num_shared += 0 if shared is None else shared.num_taken
 
     def _batches_are_frames(self, schema: pa.Schema) -> bool:
         step = self._options.columns.get("step", "step")
@@ -84,6 +120,13 @@ class Producers:
 
 def _one(part: Part) -> Generator[Part, None, None]:
     yield part
+
+
+class Chunk(NamedTuple):
+    """What a Flight reader gives, wherever the batch came from."""
+
+    data: pa.RecordBatch | None
+    app_metadata: pa.Buffer | None
 
 
 class _Watched:
@@ -101,9 +144,10 @@ class _Watched:
         name: str,
         every: bool,
         told: bool,
+        shared: Shared | None,
     ) -> None:
         self._context, self._stream, self._reader, self._queue = context, stream, reader, queue
-        self._name, self._every, self._told = name, every, told
+        self._name, self._every, self._told, self._shared = name, every, told, shared
         self._num_rows = 0  # of the last batch, those that may be of a frame that goes on
         self.schema = reader.schema
 
@@ -111,19 +155,26 @@ class _Watched:
         """A frame that the last batch completed is in: at most that batch's rows are of another one."""
         self._queue.keep(self._num_rows)
 
-    def read_chunk(self) -> Any:
+    def read_chunk(self) -> Chunk:
         try:
             chunk = self._reader.read_chunk()
         except StopIteration:
             self._check_end()
             raise
-        ends, number = read_batch_metadata(chunk.app_metadata)
-        if number is not None and self._stream.contributor is not None and number != self._stream.next:
-            raise InputError(f"frame {number} came where frame {self._stream.next} is next", source=self._name)
-        if chunk.data is not None:
-            self._queue.admit(chunk.data)
-            self._num_rows = 0 if ends or self._every else chunk.data.num_rows
-        return chunk
+        words = read_words(chunk.app_metadata)
+        if words.number is not None and self._stream.contributor is not None and words.number != self._stream.next:
+            raise InputError(f"frame {words.number} came where frame {self._stream.next} is next", source=self._name)
+        data = chunk.data if words.place is None else self._lies_at(words.place, chunk.data)
+        if data is not None:
+            self._queue.admit(data)
+            self._num_rows = 0 if words.ends or self._every else data.num_rows
+        return Chunk(data, chunk.app_metadata)
+
+    def _lies_at(self, place: Place, data: pa.RecordBatch | None) -> pa.RecordBatch:
+        if self._shared is None or data is not None:
+            problem = "a batch lies in shared memory, " + ("which this stream has not" if data is None else "and came")
+            raise InputError(problem, source=self._name)
+        return self._shared.batch(place, self.schema, self._name)
 
     def _check_end(self) -> None:
         """A frame that has begun is whole only where the producer said that this was all."""
@@ -136,24 +187,51 @@ class _Watched:
             raise InputError(f"the stream ended inside a frame{left}", source=self._name)
 
 
+class Shared:
+    """Memory that a stream's producer writes batches to. num_taken : batches copied from there"""
+
+    def __init__(self, memory: Memory, acks: Acks) -> None:
+        self._memory, self._acks = memory, acks
+        self.num_taken = 0
+
+    def batch(self, place: Place, schema: pa.Schema, name: str) -> pa.RecordBatch:
+        batch = self._memory.batch(place, schema, name)
+        self.num_taken += 1
+        self._acks.taken(self.num_taken)
+        return batch
+
+
 class Acks:
     """Tells a producer how far it is, on a thread of its own: one that does not listen keeps nobody else waiting.
 
-    tell : sends one; only the newest of those that wait is sent
+    tell : sends what is said; of what waits only the newest
     """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._changed = threading.Condition()
-        self._waiting: Ack | None = None
+        self._waiting: dict[str, Any] = {}
         self._over = self._deaf = False
         self.last = Ack(0, False, 0)
         self._thread = threading.Thread(target=self._run, name="penstock-acks", daemon=True)
 
     def put(self, ack: Ack) -> None:
         with self._changed:
-            self._waiting = self.last = ack
-            self._changed.notify_all()
+            self.last = ack
+            self._say(ack.said())
+
+    def offer(self, memory: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._say({"memory": memory})
+
+    def taken(self, count: int) -> None:
+        """So many batches have been copied from shared memory."""
+        with self._changed:
+            self._say({"taken": count})
+
+    def _say(self, said: Mapping[str, Any]) -> None:
+        self._waiting |= said
+        self._changed.notify_all()
 
     def wait_for(self, position: int) -> None:
         """Until a position is acknowledged, or the service ends, or the producer has gone."""
@@ -173,12 +251,12 @@ class Acks:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._over)
-                ack, self._waiting = self._waiting, None
-            if ack is None:
+                self._changed.wait_for(lambda: self._waiting or self._over)
+                said, self._waiting = self._waiting, {}
+            if not said:
                 return
             try:
-                self._tell(ack)
+                self._tell(said)
             except (pa.ArrowException, flight.FlightError, OSError):  # the producer has gone
                 with self._changed:
                     self._deaf = True

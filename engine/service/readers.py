@@ -86,13 +86,13 @@ class Readers:
                     yield batch, b""
 
     def _rows(self, name: str, ids: Any) -> Answer:
+        if isinstance(ids, list) and len(ids) > self._limits.rows_asked:
+            raise UsageError(f"ids: {len(ids)} rows in one call; ask for {self._limits.rows_asked} at most")
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):
             raise UsageError("ids: expected a list of whole numbers")
         size = self._engine._state.table(name).layout.vocabulary_size
         if ids and not 0 <= min(ids) <= max(ids) < size:
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got ids from {min(ids)} to {max(ids)}")
-        if len(ids) > self._limits.rows_asked:
-            raise UsageError(f"ids: {len(ids)} rows in one call; ask for {self._limits.rows_asked} at most")
         with self._engine.gate.still():
             batch = self._batch(name, np.array(ids, np.int64))
             said = {"step": self._engine.global_step, "told_step": self._log.step}

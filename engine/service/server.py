@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from penstock.io.flight_messages import (
     EXCHANGE,
     GRADIENTS,
     TABLE,
-    Ack,
     PutRequest,
     as_flight,
     decoded,
@@ -97,6 +96,7 @@ class Service:
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.intake.counters, lambda: None, self.intake.first_bad))
+        engine.watch.queued_rows = lambda: self.producers.budget.num_queued
         try:
             with _listening(address):
                 self._front = _Front(self, address, tls or [])
@@ -140,7 +140,8 @@ class Service:
                 "dropped": dict(counters.dropped),
                 "producers": intake.num_producers,
                 "streams": intake.num_streams,
-                "queued_rows": self.producers.budget.num_queued,
+                "queued_rows": self.producers.rows.num_taken,
+                "shared_memory": {"bytes": self.producers.memory.num_taken, "batches": self.producers.num_shared},
                 "calls": self.door.num_calls,
                 "refused": self.door.num_refused,
                 "seconds": time.monotonic() - self._started_s,
@@ -156,9 +157,9 @@ class Service:
         writer.begin(self.readers.delta_schema)
         writing, over = threading.Lock(), threading.Event()
 
-        def tell(ack: Ack) -> None:
+        def tell(said: Mapping[str, Any]) -> None:
             with writing:
-                writer.write_metadata(ack.encoded())
+                writer.write_metadata(encoded(said))
 
         def feed() -> None:
             """Until the producer's last frame has been told, or it has gone."""
@@ -267,7 +268,7 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
             request = PutRequest.of(descriptor)
             if request.kind != GRADIENTS:
                 raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
-            self._service.producers.put(context, request, reader, lambda ack: writer.write(ack.encoded()))
+            self._service.producers.put(context, request, reader, lambda said: writer.write(encoded(said)))
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _answering():

@@ -191,7 +191,8 @@ def mapped_ids():
 
 def step(rule, non_lazy):
     """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
-    pieces = [tuple(array[at : at + 30] for array in unique_gradient(8)) for at in range(0, 3000, 30)]
+    gradient = unique_gradient(8)
+    pieces = [tuple(array[at : at + 30] for array in gradient) for at in range(0, 3000, 30)]
 
     def make():
         return Tables(rule, DIM, VOCABULARY, non_lazy=non_lazy, threads=3)

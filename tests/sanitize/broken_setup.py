@@ -1,4 +1,9 @@
-"""Builds broken.pyx and fake_xla.pyx with the flags of the environment; run from the root."""
+"""Builds broken.pyx and fake_xla.pyx with the flags of the environment; run from the root, with --build-temp.
+
+C files go where the objects go, so that builds side by side do not meet.
+"""
+
+import sys
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -12,7 +17,7 @@ setup(
             Extension("broken", ["tests/sanitize/broken.pyx"]),
             Extension("fake_xla", ["tests/sanitize/fake_xla.pyx"], include_dirs=["pyx"]),
         ],
-        build_dir="build/broken",
+        build_dir=sys.argv[sys.argv.index("--build-temp") + 1],
         compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False},
     ),
 )

@@ -94,17 +94,17 @@ def dense(broken: str | None) -> None:
     assert broken or total == GRADIENTS * sum(range(PRODUCERS))
 
 
-@contextlib.contextmanager
-def unlocked(gate):
-    """Gate._changing without its lock."""
-    yield
+def unlocked(gate, change):
+    """Gate._change without its lock."""
+    result = change()
     gate._serve()
+    return result
 
 
 def together(acc, broken: str | None, producers: list, takers: list) -> None:
     """Run all; close the accumulator when the producers are done."""
     if broken == "gate":
-        acc._gate._changing = lambda: unlocked(acc._gate)
+        acc._gate._change = lambda change: unlocked(acc._gate, change)
 
     def guarded(work, *args) -> None:
         with contextlib.suppress(Exception) if broken else contextlib.nullcontext():

@@ -1,0 +1,68 @@
+"""Flags of the commands that make an engine and work with it, replay and serve: each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, whole
+
+
+def add_table_options(command: Parser) -> None:
+    """How the tables start, and where they go."""
+    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
+    command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
+    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
+
+
+def add_gate_options(command: Parser) -> Any:
+    """The group, for what one command alone has."""
+    gate = command.add_argument_group("the gate")
+    gate.add_argument(
+        "--num-required",
+        type=whole(1),
+        metavar="N",
+        help="frames that make a step (default: the configuration's, or 1)",
+    )
+    gate.add_argument(
+        "--reduction",
+        choices=("mean", "sum"),
+        help="mean: divide a row's sum by the frames that held it (default: the configuration's, or mean)",
+    )
+    gate.add_argument(
+        "--learning-rate",
+        action="append",
+        default=[],
+        metavar="TAG=VALUE",
+        help="value of a dynamic learning rate; once per tag of the configuration",
+    )
+    return gate
+
+
+def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
+    """The group. otherwise : when a commit is made without ``--every``"""
+    saving = command.add_argument_group(title)
+    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
+    saving.add_argument("--every", type=whole(1), metavar="N", help=f"after every N steps (default: {otherwise})")
+    saving.add_argument(
+        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
+    )
+    return saving
+
+
+def add_machine_options(command: Parser) -> Any:
+    """The group."""
+    machine = command.add_argument_group("machine")
+    machine.add_argument(
+        "--devices",
+        type=whole(1, MAX_DEVICES),
+        metavar="N",
+        help="devices that share the tables; on a CPU that many are made (default: all accelerators, or 1)",
+    )
+    machine.add_argument(
+        "--threads",
+        type=whole(1, MAX_THREADS),
+        metavar="N",
+        help="threads of the host (default: one per CPU; results do not depend on it)",
+    )
+    return machine

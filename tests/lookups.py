@@ -1,0 +1,20 @@
+"""A feature of four samples, and engines that look it up."""
+
+import numpy as np
+
+import penstock as ps
+
+RAGGED = [[0, 2], [], [4], [1, 1, 3]]
+
+
+def config_of(combiner="mean", rows=6, dim=2, batch=4, optimizer=None, table=None, **feature):
+    config = ps.TableConfig(rows, dim, name="t", combiner=combiner, **(table or {}))
+    return ps.EmbeddingConfig.from_features(
+        [ps.FeatureConfig(config, name="f", **feature)], batch, optimizer or ps.SGD(1.0)
+    )
+
+
+def engine_of(rows=6, dim=2, **options):
+    engine = ps.Engine(config_of(rows=rows, dim=dim, **options))
+    engine.load_parameters("t", np.arange(rows * dim, dtype=np.float32).reshape(rows, dim))
+    return engine

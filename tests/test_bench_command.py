@@ -1,0 +1,126 @@
+"""``penstock bench`` as a command: cases and peers by name, its processes and their ends. No timing is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.bench import cases, machine, peers, runner
+from penstock.cli import main
+from penstock.errors import UsageError
+
+
+def test_names_and_globs_choose_cases():
+    assert cases.select(["w1/adagrad"]) == ["w1/adagrad"]
+    assert cases.select(["*/coalesce", "w2/*"])[:3] == ["w1/coalesce", "w2/coalesce", "w2/sgd"]
+    assert cases.select([]) == list(cases.COMPARED)
+    with pytest.raises(UsageError, match="did you mean w1/adagrad"):
+        cases.select(["w1/adagrda"])
+    for case in cases.CASES:
+        assert cases.points(case, cases.Sizes(), 2), case
+
+
+def test_peers_are_chosen_by_name():
+    assert peers.chosen("none") == ([], False)
+    assert peers.chosen("torch, numpy") == (["torch", "numpy"], True)
+    assert peers.chosen("all")[1]
+    assert not peers.chosen(None)[1]
+    with pytest.raises(UsageError, match="--peers scipy: expected numpy"):
+        peers.chosen("scipy")
+
+
+SMALL = ["--short", "--rows", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
+
+
+def test_the_command_measures_and_reports(tmp_path, capsys):
+    folder = tmp_path / "report"
+    argv = ["bench", "w4/sgd", "w1/coalesce", *SMALL, "--peers", "numpy", "--json", "--report", str(folder)]
+    assert main(argv) == 0
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert [run["case"] for run in result["runs"]] == ["w1/coalesce", "w4/sgd"]
+    for run in result["runs"]:
+        assert set(run["sides"]) > {"penstock"}
+        assert run["failed"] == {}
+        assert run["limit_ms"] > 0
+    assert result["failed"] == []
+    assert result["versions"]["numpy"] == np.__version__
+    assert "w4/sgd, 1 thread:" in said.err
+    assert json.loads((folder / "result.json").read_text()) == result
+    page = (folder / "index.html").read_text()
+    assert "numpy_reduceat_fancy" in page
+    assert "<svg" in page or "matplotlib was not installed" in page
+
+
+def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
+    assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6
+    said = capsys.readouterr().err
+    assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in said
+
+
+def test_list_measures_nothing(capsys):
+    assert main(["bench", "--list"]) == 0
+    assert capsys.readouterr().out.split() == list(cases.CASES)
+    assert main(["bench", "w3/*", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cases"] == [f"w3/{kind}" for kind in cases.KINDS]
+
+
+BAD = {
+    "w9/adagrad": "there is none of that name",
+    "w1/sgd --threads 0": "at least 1",
+    "w1/sgd --threads 1,x": "whole number",
+    "w1/sgd --threads 1000": "may use",
+    "w1/sgd --peers torhc": "--peers torhc: expected numpy",
+    "w1/sgd --rounds 0": "at least 1",
+    "w1/sgd --vocabulary-scale -1": "above 0",
+    "w1/sgd --vocabulary-scale nan": "above 0",
+}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_a_wrong_flag_is_a_usage_error(flags, capsys):
+    assert main(["bench", *flags.split()]) == 2
+    assert BAD[flags] in capsys.readouterr().err
+
+
+def plan(**changes):
+    return runner.Plan(**({"cases": ["w1/sgd"], "threads": [1], "rounds": 1, "sizes": cases.SHORT} | changes))
+
+
+def test_a_peer_that_kills_its_process_is_told_and_the_rest_is_measured(monkeypatch):
+    heard = [
+        runner.Heard([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
+        runner.Heard([["w1/adagrad", None]]),
+    ]
+    orders = []
+    monkeypatch.setattr(runner, "listen", lambda plan, order, found: orders.append(order) or heard.pop(0))
+    found = runner.run(plan(cases=["w1/sgd", "w1/adagrad"], peers=["torch"]))
+    assert orders[1]["points"] == [["w1/adagrad", None]]
+    assert orders[1]["without"] == ["torch_bad"]
+    assert found.died == {"torch_bad in w1/adagrad": "the process was killed by signal 6: abort"}
+    assert found.failed == []
+
+
+def test_our_own_death_fails_the_case(monkeypatch):
+    monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
+    found = runner.run(plan())
+    assert found.failed == ["w1/sgd"]
+    assert found.runs[0]["failed"] == {"penstock": "gone"}
+
+
+def test_a_child_that_dies_is_heard(monkeypatch):
+    monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
+    assert heard.ended == "the process ended with exit code 1: it said nothing"
+
+
+def test_thread_settings_come_before_any_import():
+    code = "import sys, penstock.bench.child; print(*[m for m in ('numpy', 'jax', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert machine.environment(3)["OMP_NUM_THREADS"] == "3"

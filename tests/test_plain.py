@@ -1,0 +1,105 @@
+"""Batches of plain columns take a shorter way; what comes of them is what the long way makes."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InputError
+from penstock.io import reader
+from penstock.io.plain import plain_columns
+from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.schema import resolve
+
+VOCABULARY, DIM = 10, 2
+INT64 = pa.int64()
+OPTIONS = ReadOptions({"t": (VOCABULARY, DIM)}, unseen=True)
+
+
+def batch(rows, steps=False, id_type=INT64):
+    """rows : (id, step, gradient), None for a null"""
+    columns = {
+        "id": pa.array([row[0] for row in rows], id_type),
+        "gradient": pa.array([row[2] for row in rows], pa.list_(pa.float32(), DIM)),
+    }
+    if steps:
+        columns["step"] = pa.array([row[1] for row in rows], pa.int64())
+    return pa.record_batch(columns)
+
+
+def is_plain(of: pa.RecordBatch) -> bool:
+    columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
+    return columns is not None and columns.decode(of, lambda: pytest.fail("decoded the long way")) is not None
+
+
+def outcome(batches, options):
+    """Frames as plain values, and the error that ended them; bad rows have been seen."""
+    frames, source = [], FrameReader(batches, options)
+    try:
+        for frame in source:
+            frame = frame.audited()
+            blocks = [
+                (table, row_id, b.gradient(row).tolist())
+                for table, of in frame.rows.items()
+                for b in of
+                for row, row_id in enumerate(b.ids.tolist())
+            ]
+            aside = [part.to_pylist() for part in frame.bad_rows]
+            frames.append((blocks, frame.num_rows, frame.local_step, frame.dropped, aside))
+    except InputError as error:
+        return frames, str(error), source.first_bad
+    return frames, None, source.first_bad
+
+
+ROW = st.tuples(
+    st.sampled_from([0, 3, 9, 9, 10, -1, None]),
+    st.sampled_from([5, 5, 5, 6, None]),
+    st.sampled_from([[1.0, 2.0], [0.5, -1.0], [1.0, float("nan")], [1.0, None], None]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(ROW, max_size=5), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from(["error", "drop", "quarantine"]),
+    st.sampled_from([None, 3]),
+    st.integers(0, 2),
+)
+def test_both_ways_give_the_same_frames_and_the_same_errors(rows, steps, on_bad_row, contribution_rows, skipped):
+    batches = [batch(of, steps).slice(skipped) for of in rows]
+    options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "plain_columns", lambda *_: None)
+        wanted = outcome(batches, options)
+    assert repr(outcome(batches, options)) == repr(wanted)  # NaN is not equal to itself
+
+
+def test_most_logs_are_plain():
+    rows = [(1, 7, [1.0, 2.0]), (3, 7, [3.0, 4.0])]
+    assert is_plain(batch(rows))
+    assert is_plain(batch(rows).slice(1))
+    assert is_plain(batch(rows, steps=True))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        batch([(None, 7, [1.0, 2.0])]),
+        batch([(1, None, [1.0, 2.0])], steps=True),
+        batch([(1, 7, None)]),
+        batch([(1, 7, [1.0, None])]),
+        batch([(1, 7, [1.0, 2.0])], id_type=pa.int32()),
+        pa.record_batch({"id": pa.array([1]), "gradient": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))}),
+        pa.record_batch({"id": pa.array([1]), "gradient": pa.array([[1.0] * 3], pa.list_(pa.float32(), 3))}),
+        pa.record_batch({"id": pa.array([1]), "gradient": pa.array([[1.0, 2.0]], pa.list_(pa.float64(), DIM))}),
+        pa.record_batch(
+            {"id": pa.array([1]), "table": ["t"], "gradient": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), DIM))}
+        ),
+    ],
+    ids=["null id", "null step", "null gradient", "null value", "int32", "lists", "dim", "float64", "table"],
+)
+def test_what_is_not_plain_is_decoded_the_long_way(of):
+    assert not is_plain(of)

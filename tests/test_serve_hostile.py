@@ -1,0 +1,217 @@
+"""Callers that do what nobody should: each gets one clear error, nothing is lost, and the service goes on."""
+
+import signal
+import subprocess
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import Process, client_of, config_of, frame, in_thread, replayed, service_of, until
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.io.flight import connect
+from penstock.io.flight_messages import PutRequest, decoded
+from penstock.service import producers
+
+FRAMES = [frame(n) for n in range(12)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tables.pbtxt"
+    config_of().save(path)
+    return path
+
+
+def test_columns_that_change_in_mid_stream_are_refused_and_those_before_stay():
+    other = pa.record_batch({"id": pa.array([1], pa.int32()), "gradient": [[1.0] * 4]})
+    with service_of() as service, client_of(service) as client:
+        with pytest.raises(
+            ps.InputError, match=r"expected the columns of the frames before \(id: int64.*got id: int32"
+        ):
+            client.put([*FRAMES[:3], other], "w0")
+        until(lambda: client.position("w0") == 3)
+        client.put(FRAMES[3:], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def test_steps_that_go_backwards_are_stale_as_in_a_replay():
+    frames = [frame(n, step=step) for n, step in enumerate([3, 2, 1, 0, 9])]
+    with service_of() as service, client_of(service) as client:
+        client.put(frames, "w0")
+        assert client.status()["stale"] == 2
+        assert service.engine.state_hash() == replayed(frames).state_hash()
+
+
+def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
+    with service_of() as service:
+        start = threading.Barrier(2)
+
+        def push():
+            with client_of(service) as client:
+                start.wait()
+                try:
+                    return client.put(FRAMES, "w0", first=1).position
+                except ps.UsageError as error:
+                    return str(error)
+
+        outcomes = [done() for done in [in_thread(push) for _ in range(2)]]
+        assert 12 in outcomes
+        assert all(told == 12 or "another stream of producer 'w0' has begun" in told for told in outcomes)
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def exchange(service, name):
+    client = flight.connect(service.address.uri)
+    writer, reader = client.do_exchange(PutRequest("exchange", name, 1).descriptor())
+    writer.begin(FRAMES[0].schema)
+    return client, writer, reader
+
+
+def test_exchanges_side_by_side_and_one_that_never_reads():
+    with service_of() as service:
+        deaf = exchange(service, "deaf")
+        for each in FRAMES:
+            deaf[1].write_batch(each)
+        until(lambda: service.intake.position("deaf") == 12)
+
+        def run(name):
+            client, writer, reader = exchange(service, name)
+            for each in FRAMES:
+                writer.write_batch(each)
+            writer.done_writing()
+            acked, rows = 0, 0
+            for chunk in reader:
+                said = decoded(chunk.app_metadata or b"{}", "")
+                acked = said["ack"]["position"] if "ack" in said else acked
+                rows += 0 if chunk.data is None else chunk.data.num_rows
+            writer.close()
+            client.close()
+            return acked, rows > 0
+
+        assert [done() for done in [in_thread(lambda n=n: run(f"w{n}")) for n in range(3)]] == [(12, True)] * 3
+        assert service.intake.counters.frames == 48
+        deaf[1].close()
+        deaf[0].close()
+
+
+def test_ten_million_ids_are_refused_before_they_are_read():
+    with service_of() as service, client_of(service) as client:
+        with pytest.raises(
+            ps.UsageError, match=r"the ticket: [\d,]+ bytes; expected a JSON object of 2,097,152 at most"
+        ):
+            client.rows("user", np.ones(10_000_000, np.int8))
+        with pytest.raises(ps.UsageError, match="ids: 65537 rows in one call; ask for 65536 at most"):
+            client.rows("user", np.ones(65_537, np.int8))
+        assert client.rows("user", np.ones(65_536, np.int8)).shape == (65_536, 4)
+
+
+@pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
+def test_deltas_from_beyond_all_numbers_are_refused(since):
+    with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
+        list(client.deltas(since))
+
+
+def test_brackets_in_brackets_are_no_json():
+    deep = b'{"deltas":' + b"[" * 100_000
+    with service_of() as service, client_of(service) as client:
+        raw = flight.connect(service.address.uri)
+        with pytest.raises(flight.FlightServerError, match="the ticket: expected a JSON object"):
+            list(raw.do_get(flight.Ticket(deep)))
+        writer, _ = raw.do_put(PutRequest(contributor="w0").descriptor(), FRAMES[0].schema)
+        for metadata in (b'{"x":' + b"[" * 3_000, b'{"x":' + b"[" * 100_000, b"\xff", b"{"):
+            writer.write_with_metadata(FRAMES[0], metadata)  # what other programs say is nothing to us
+        writer.done_writing()
+        until(lambda: client.position("w0") == 4)
+        writer.close()
+        raw.close()
+
+
+def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
+    monkeypatch.setattr(producers, "SHARED_BYTES", 1 << 20)
+    large = [frame(n, 8000) for n in range(40)]
+    serving = service_of()
+    service = serving.__enter__()  # which this test ends
+    with client_of(service, patience_s=0.1) as client:
+        producer = client.producer("w0")
+        producer.send(large[0])
+        producer.wait()
+        with service.engine.gate.still():  # nothing is taken
+
+            def push():
+                for each in large[1:]:
+                    producer.send(each)
+                producer.close()
+
+            pushed = in_thread(push)
+            until(lambda: producer._stream is not None and producer._stream.next > 5)
+            ended = in_thread(lambda: service.end(10))
+        assert ended()
+        with pytest.raises(ps.ServiceError):
+            pushed()
+        applied = service.intake.position("w0")
+        assert service.engine.state_hash() == replayed(large[:applied]).state_hash()
+
+
+def pushing(uri, sent):
+    """Push until the service ends; what it holds for good."""
+    with connect(uri, patience_s=0.1) as client:
+        producer = client.producer("w0")
+        try:
+            while True:
+                producer.send(frame(sent[0]))
+                sent[0] += 1
+        except ps.ServiceError:
+            return producer.acked.position
+
+
+@pytest.mark.parametrize("how", ["drain", "two signals"])
+def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tmp_path, config):
+    sent = [0]
+    with Process(config, "--checkpoint", tmp_path / "c", "--every", "20") as service:
+        pushed = in_thread(lambda: pushing(service.uri, sent))
+        until(lambda: sent[0] > 50)
+        if how == "drain":
+            with connect(service.uri, patience_s=0.1) as client:
+                client.drain()
+        else:
+            service.process.send_signal(signal.SIGTERM)
+            service.process.send_signal(signal.SIGTERM)
+        code, _, err = service.wait()
+        acked = pushed()
+    assert code == (0 if how == "drain" else 130)
+    assert err.count("\n") == (0 if how == "drain" else 1), err
+    restored = ps.Engine.restore(tmp_path / "c")
+    applied = restored._saves.positions.producers["w0"]
+    assert acked == applied > 0
+    assert restored.state_hash() == replayed([frame(n) for n in range(applied)]).state_hash()
+
+
+def test_a_port_that_another_service_has_is_said_in_one_line(config):
+    with Process(config) as first, Process(config, "--listen", first.uri) as second:
+        code, _, err = second.wait()
+        assert (code, err.count("\n")) == (6, 1), err
+        assert f"cannot listen at {first.uri}" in err
+
+
+@pytest.mark.parametrize("broken", ["noise", "the key of another", "only a key"])
+def test_certificates_that_are_none_are_said_before_it_begins(broken, tmp_path, config, capsys):
+    def made(name):
+        new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+        files = [tmp_path / f"{name}.key", tmp_path / f"{name}.cert"]
+        subprocess.run([*new, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+        return files
+
+    try:
+        (key, cert), (other, _) = made("a"), made("b")
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    if broken == "noise":
+        cert.write_text("nothing")
+    cert, key = {"the key of another": (cert, other), "only a key": (key, key)}.get(broken, (cert, key))
+    words = ["--listen", "grpc+tls://127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key)]
+    assert main(["serve", str(config), *words]) == 2
+    assert "not a PEM certificate with its key" in capsys.readouterr().err

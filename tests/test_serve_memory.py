@@ -1,0 +1,279 @@
+"""Gradients that reach the service through shared memory: the same tables, whatever the producer does with it."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from services import client_of, config_of, frame, replayed, service_of, until
+
+import penstock as ps
+from penstock.io import flight_memory
+from penstock.io.flight_memory import Memory, Room
+from penstock.io.flight_messages import Place, PutRequest, Words, decoded
+from penstock.service import producers
+from penstock.service.limits import Limits
+
+pytestmark = pytest.mark.skipif(not flight_memory._SEALS, reason="only Linux shares memory without a name")
+
+ROWS = 8000  # 192 kB: worth sharing
+FRAMES = [frame(n, ROWS) for n in range(12)]
+MB = 1 << 20
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Memory for five frames, so that it is written round and round."""
+    monkeypatch.setattr(producers, "SHARED_BYTES", MB)
+
+
+def shared(client):
+    return client.status()["shared_memory"]
+
+
+def frames_for(tables):
+    """Dictionaries, lists of their own lengths, and slices that begin somewhere."""
+    names = pa.DictionaryArray.from_arrays(np.arange(ROWS + 10, dtype=np.int32) % len(tables), pa.array(tables))
+    made = []
+    for n in range(12):
+        whole = frame(n, ROWS + 10)
+        gradient = whole.column("gradient").cast(pa.list_(pa.float32()))
+        made.append(pa.record_batch({"id": whole.column("id"), "gradient": gradient, "table": names}).slice(10))
+    return made
+
+
+@pytest.mark.parametrize("tables", [("user",), ("user", "item")])
+def test_what_goes_through_memory_ends_as_a_replay_of_it(tables, small):
+    frames = FRAMES if len(tables) == 1 else frames_for(tables)
+    with service_of(ps.Engine(config_of(tables))) as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            producer.send(frames[0])
+            producer.wait()  # from here on the offer is known
+            for each in frames[1:]:
+                producer.send(each)
+        assert client.status()["shared_memory"] == {"bytes": 0, "batches": 11}
+        assert service.engine.state_hash() == replayed(frames, config_of(tables)).state_hash()
+
+
+def test_small_batches_and_those_beyond_the_memory_go_with_their_message(small):
+    frames = [FRAMES[0], frame(1, 20), frame(2, 60_000), FRAMES[3]]
+    with service_of() as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            for each in frames:
+                producer.send(each)
+                producer.wait()
+        assert shared(client)["batches"] == 1
+        assert service.engine.state_hash() == replayed(frames).state_hash()
+
+
+def test_it_can_be_left_out_on_either_side():
+    with service_of() as service, client_of(service, share_memory=False) as client:
+        client.put(FRAMES, "w0")
+        assert shared(client)["batches"] == 0
+    with service_of(limits=Limits(memory_bytes=0)) as service, client_of(service) as client:
+        client.put(FRAMES, "w0")
+        assert shared(client)["batches"] == 0
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def test_all_streams_together_have_so_much_and_others_go_the_ordinary_way():
+    limits = Limits(memory_bytes=producers.SHARED_BYTES)
+    with service_of(limits=limits) as service, client_of(service) as one, client_of(service) as two:
+        first, second = one.producer("a"), two.producer("b")
+        for producer in (first, second):
+            for each in FRAMES[:3]:
+                producer.send(each)
+                producer.wait()
+        assert shared(one) == {"bytes": producers.SHARED_BYTES, "batches": 0}
+        second.close()
+        assert shared(one)["batches"] == 0
+        first.close()
+        assert shared(one) == {"bytes": 0, "batches": 2}
+
+
+class Raw:
+    """A producer of our own making: it says what it likes."""
+
+    def __init__(self, service, memory=True, schema=FRAMES[0].schema):
+        self._client = flight.connect(service.address.uri)
+        request = PutRequest(contributor="w0", first=1, ends=True, memory=memory)
+        self.writer, self.reader = self._client.do_put(request.descriptor(), schema)
+        self.offer = self.heard("memory") if memory else None
+
+    def heard(self, word):
+        while (said := self.reader.read()) is not None:
+            if word in (found := decoded(said, "")):
+                return found[word]
+        return None
+
+    def say(self, **words):
+        self.writer.write_metadata(Words(**words).encoded())
+
+    def refused(self):
+        """The line that the stream ended with."""
+        self.writer.done_writing()
+        while self.reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightServerError) as error:
+            self.writer.close()
+        self._client.close()
+        return str(error.value)
+
+    def close(self):
+        self.writer.done_writing()
+        while self.reader.read() is not None:
+            pass
+        self.writer.close()
+        self._client.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(0, 100), (-64, 100), (64, -1), (64, 0), (64, 1 << 40), (1 << 62, 1 << 62), ((32 << 20) - 8, 16), (32 << 20, 1)],
+)
+def test_a_place_outside_the_memory_is_refused(place):
+    with service_of() as service, client_of(service) as client:
+        raw = Raw(service)
+        raw.say(ends=True, number=1, place=Place(*place))
+        assert f"{place[1]} bytes at {place[0]} of the shared memory, which has 33554432" in raw.refused()
+        client.put(FRAMES[:2], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+def test_a_place_in_memory_that_was_not_offered_is_refused():
+    with service_of() as service:
+        raw = Raw(service, memory=False)
+        raw.say(ends=True, number=1, place=Place(64, 100))
+        assert "a batch lies in shared memory, which this stream has not" in raw.refused()
+
+
+def damaged():
+    """Bytes that are no batch of the stream, and what is said of them."""
+    compressed, other = pa.BufferOutputStream(), pa.BufferOutputStream()
+    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1 << 24, np.float32)), 4)
+    bomb = pa.record_batch({"id": np.zeros(1 << 22, np.int64), "gradient": zeros})
+    with pa.ipc.new_stream(compressed, bomb.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(bomb)
+    with pa.ipc.new_stream(other, pa.schema([("id", pa.int32())])) as writer:
+        writer.write_batch(pa.record_batch({"id": pa.array([1], pa.int32())}))
+    empty = pa.BufferOutputStream()
+    pa.ipc.new_stream(empty, FRAMES[0].schema).close()
+    return {
+        "zeros": (bytes(1000), "no batch in the shared memory"),
+        "noise": (np.random.default_rng(0).bytes(100_000), "no batch in the shared memory"),
+        "empty": (empty.getvalue().to_pybytes(), "no batch in the shared memory"),
+        "schema": (other.getvalue().to_pybytes(), "another schema than its stream"),
+        "bomb": (compressed.getvalue().to_pybytes(), "bytes that unpack to"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["zeros", "noise", "empty", "schema", "bomb"])
+def test_what_is_no_batch_of_the_stream_is_refused(kind):
+    content, said = damaged()[kind]
+    with service_of() as service, client_of(service) as client:
+        raw = Raw(service)
+        room = Room.found(raw.offer)
+        room._memory[64 : 64 + len(content)] = content
+        raw.say(ends=True, number=1, place=Place(64, len(content)))
+        assert said in raw.refused()
+        assert client.put(FRAMES[:2], "w0").position == 2
+
+
+def test_what_a_producer_changes_after_it_was_copied_changes_nothing():
+    first, second = FRAMES[0].slice(0, 5000), FRAMES[0].slice(5000)
+    with service_of() as service:
+        raw = Raw(service)
+        room = Room.found(raw.offer)
+        for count, (piece, words) in enumerate([(first, {}), (second, {"ends": True, "number": 1})], 1):
+            raw.say(place=room.put(piece, room.size_of(piece)), **words)
+            assert raw.heard("taken") == count
+            room._memory[64:MB] = b"\xff" * (MB - 64)
+        raw.close()
+        assert service.engine.state_hash() == replayed(FRAMES[:1]).state_hash()
+
+
+def test_the_memory_cannot_be_made_longer_or_shorter():
+    memory = Memory(MB)
+    offer = memory.offer()
+    with open(f"/proc/{offer['pid']}/fd/{offer['fd']}", "r+b", buffering=0) as file:
+        for size in (0, 2 * MB):
+            with pytest.raises(PermissionError):
+                os.truncate(file.fileno(), size)
+    memory.close()
+
+
+def test_memory_of_another_machine_is_not_believed(tmp_path):
+    memory = Memory(MB)
+    offer = memory.offer()
+    assert Room.found(offer) is not None
+    (tmp_path / "secret").write_bytes(bytes.fromhex(offer["key"]) + bytes(MB))
+    with open(tmp_path / "secret", "rb") as other:
+        wrong = [
+            {"key": "00" * 32},  # another machine's process of that number
+            {"key": "secret"},
+            {"fd": other.fileno()},  # some other file
+            {"fd": 10_000},
+            {"fd": "../../../etc/passwd"},
+            {"pid": 1 << 30},
+            {"bytes": 0},
+            {"bytes": 1 << 62},
+        ]
+        assert [Room.found({**offer, **words}) for words in wrong] == [None] * len(wrong)
+    assert Room.found({}) is None
+    memory.close()
+    assert Room.found(offer) is None
+
+
+DIES = """
+import os, signal, sys
+import numpy as np, pyarrow as pa
+from penstock.io.flight import connect
+
+with connect(sys.argv[1]) as service:
+    gradient = pa.FixedSizeListArray.from_arrays(np.ones(4 * 8000, np.float32), 4)
+    producer = service.producer("w0")
+    while True:
+        producer.send(pa.record_batch({"id": np.arange(8000) % 500, "gradient": gradient}))
+        if producer.acked.position > 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_producer_that_dies_leaves_no_memory_behind():
+    with service_of() as service:
+        done = subprocess.run([sys.executable, "-c", DIES, service.address.uri], check=False, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+        until(lambda: service.door.num_calls == 0)
+        assert service.producers.memory.num_taken == 0
+        assert service.producers.num_shared > 0
+        assert not any(target.startswith("/memfd:penstock ") for target in open_files())
+
+
+def open_files():
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ring_never_writes_over_what_is_not_copied_yet(seed):
+    """Batches of all sizes, copied after a while, in order: each is found as it was written."""
+    rng = np.random.default_rng(seed)
+    memory = Memory(MB)
+    room = Room.found(memory.offer())
+    held, taken = [], 0
+    for n in range(200):
+        batch = frame(n, int(rng.integers(3000, 12_000)))
+        size = room.size_of(batch)
+        while not room.has(size) or (held and rng.random() < 0.3):
+            place, wanted = held.pop(0)
+            assert memory.batch(place, wanted.schema, "here").equals(wanted)
+            room.taken(taken := taken + 1)
+        held.append((room.put(batch, size), batch))
+    assert taken > 100
+    memory.close()

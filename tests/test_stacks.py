@@ -1,0 +1,332 @@
+"""Tables that share arrays: who lies with whom, one dispatch for all of them, and the same bytes as by themselves."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.activations.stacking import StackTable, stack_tables
+from penstock.bridge import stacks, staging
+from penstock.bridge.ahead import Programs
+from penstock.bridge.layout import Layout
+from penstock.bridge.stacks import Stack, stacked
+from penstock.bridge.tables import make_mesh
+from penstock.config import optimizers as o
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.tables import TableConfig
+from penstock.engine import Engine
+from penstock.errors import ConfigError, StateError
+from penstock.updates import UpdateRule
+
+ADAGRAD = UpdateRule("adagrad", 1)
+# (rows, dim): several of one dim, two dims that share arrays on a TPU, a table of one row.
+SIZES = [(300, 8), (3, 8), (1025, 24), (90, 8), (1, 24)]
+
+
+@pytest.fixture(autouse=True)
+def _staged(monkeypatch):
+    """As on an accelerator."""
+    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
+
+
+def config_of(sizes=SIZES, optimizers=None, sharding="DIV", bfloat16=()):
+    optimizers = itertools.cycle(optimizers or [o.Adagrad(0.1)])
+    tables = [
+        TableConfig(rows, dim, name=f"t{number}", optimizer=next(optimizers))
+        for number, (rows, dim) in enumerate(sizes)
+    ]
+    message = EmbeddingConfig.from_tables(tables).to_engine_proto()
+    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
+    for name in bfloat16:
+        kept = next((t for t in message.table if t.name == name), None) or message.table.add(name=name)
+        kept.storage_dtype = 2
+    return EmbeddingConfig.from_proto(message)
+
+
+def frame_of(seed, sizes=SIZES, share=0.3):
+    """A gradient for some rows of most tables."""
+    rng = np.random.default_rng(seed)
+    tables = [number for number in range(len(sizes)) if rng.random() < 0.8] or [0]
+    frame = {}
+    for number in tables:
+        rows, dim = sizes[number]
+        ids = rng.integers(0, rows, 1 + int(share * rows))
+        frame[f"t{number}"] = ids, rng.standard_normal((len(ids), dim), np.float32)
+    return frame
+
+
+def trained(engine, steps=range(4), sizes=SIZES):
+    for step in steps:
+        engine.apply(frame_of(step, sizes))
+    return engine
+
+
+def together(engine):
+    return [list(group.tables) for group in engine._state._together]
+
+
+@pytest.fixture
+def dispatches(monkeypatch):
+    """Who reads an arena, dispatch by dispatch."""
+    seen, read_by = [], staging.Arena.read_by
+
+    def note(self, reader, fence):
+        seen.append(reader)
+        read_by(self, reader, fence)
+
+    monkeypatch.setattr(staging.Arena, "read_by", note)
+    return seen
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled since the test began."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+# ---- who lies with whom
+
+
+def groups(tables, lanes=1, monkeypatch=None):
+    """tables : (dim, rule, other)"""
+    layouts = [Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes) for n, (dim, rule, _) in enumerate(tables)]
+    return stacked([(layout, rule, other) for layout, (_, rule, other) in zip(layouts, tables, strict=True)])
+
+
+def test_rows_that_lie_by_themselves_share_arrays_by_dim_and_lines_by_width():
+    tables = [(dim, ADAGRAD, None) for dim in (4, 8, 4, 200, 8, 128, 129)]
+    assert groups(tables) == [[0, 2], [1, 4], [3], [5], [6]]
+    assert groups(tables, lanes=128) == [[0, 1, 2, 4, 5], [3, 6]]
+
+
+def test_another_rule_rate_or_start_is_another_stack():
+    adam = UpdateRule("adam", 2)
+    tables = [
+        (8, ADAGRAD, 1),
+        (8, adam, 1),
+        (8, ADAGRAD, 2),
+        (8, ADAGRAD, 1),
+        (8, UpdateRule("adam", 2, (("a", 1.0),)), 1),
+    ]
+    assert groups(tables) == [[0, 3], [1], [2], [4]]
+    assert groups(tables, lanes=128) == [[0, 3], [1], [2], [4]]
+
+
+def test_a_rule_that_looks_at_whole_rows_stacks_equal_dims_only():
+    by_row = UpdateRule("row_wise_adagrad", 1)
+    assert groups([(dim, by_row, None) for dim in (8, 16, 8)], lanes=128) == [[0, 2], [1]]
+
+
+def test_a_table_of_16_bits_and_one_whose_every_row_moves_are_alone():
+    sweeping = UpdateRule("adam", 2, non_lazy=True)
+    assert groups([(8, sweeping, None)] * 2, lanes=128) == [[0], [1]]
+    halves = Layout("t", 100, 8, 1, 2, False, 1, True)
+    assert stacked([(halves, ADAGRAD, None)] * 2) == [[0], [1]]
+
+
+def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
+    monkeypatch.setattr(stacks, "MAX_STACK_BYTES", 2 * 512 * 8 * 8)  # of each of two devices: two such tables
+    assert groups([(8, ADAGRAD, None)] * 5) == [[0, 1], [2, 3], [4]]
+    monkeypatch.setattr(stacks, "MAX_STACK_BYTES", 1)
+    assert groups([(8, ADAGRAD, None)] * 2) == [[0], [1]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 70), st.sampled_from("abc")), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_without_limits_the_stacks_are_tensorflows(tables):
+    theirs = stack_tables([StackTable(f"{n}", h, w, g, 1) for n, (h, w, g) in enumerate(tables)], 2, 1, shard_limit=0)
+    ours = stacked([(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, g) for h, w, g in tables])
+    stacks_of = {layout.stacked_table_name: [] for layout in theirs}
+    for layout in theirs:
+        stacks_of[layout.stacked_table_name].append(int(layout.table_name))
+    assert sorted(ours) == sorted(stacks_of.values())
+
+
+def test_an_engine_stacks_by_optimizer_and_by_whose_learning_rate_counts(monkeypatch):
+    shared = lambda step: 0.1  # noqa: E731
+    optimizers = [
+        o.Adagrad(0.1),
+        o.Adagrad(0.2),
+        o.Adagrad(0.1),
+        o.Adagrad(shared),
+        o.Adagrad(shared),
+        o.Adagrad(0.1, initial_accumulator_value=0.5),
+    ]
+    assert together(Engine(config_of([(10, 8)] * 6, optimizers))) == [["t0", "t2"], ["t1"], ["t3", "t4"], ["t5"]]
+    monkeypatch.setenv("PENSTOCK_STACKS", "off")
+    assert together(Engine(config_of([(10, 8)] * 2))) == [["t0"], ["t1"]]
+    monkeypatch.setenv("PENSTOCK_STACKS", "of")
+    with pytest.raises(ConfigError, match="PENSTOCK_STACKS: expected one of on, off, got 'of'"):
+        Engine(config_of())
+
+
+# ---- one dispatch
+
+
+@pytest.mark.parametrize(("layout", "count"), [("plain", 3), ("tiled", 1)])
+def test_a_step_over_32_tables_is_one_dispatch_per_stack(layout, count, dispatches, mesh_of, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    sizes = [(40, [4, 8, 32][number % 3]) for number in range(32)]
+    engine = Engine(config_of(sizes), mesh_of(2))
+    frame = {f"t{n}": (np.arange(9), np.ones((9, dim), np.float32)) for n, (_, dim) in enumerate(sizes)}
+    engine.apply(frame)
+    engine._wait()
+    dispatches.clear()  # of the start, too
+    engine.apply(frame)
+    engine._wait()
+    assert len(dispatches) == count
+    assert all(reader.endswith(", step 1") for reader in dispatches)
+    if layout == "tiled":
+        assert dispatches == ["tables 't0', 't1', 't2' and 29 more, step 1"]
+
+
+def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(dispatches, mesh_of, monkeypatch):
+    monkeypatch.setattr(stacks, "MAX_BUCKET", 64)
+    sizes = [(100, 2), (50, 2), (100, 2)]
+    engine = Engine(config_of(sizes, [o.SGD(1.0)], "MOD"), mesh_of(2))
+    before = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]
+    dispatches.clear()
+    engine.apply({f"t{n}": (np.arange(rows), np.ones((rows, 2), np.float32)) for n, (rows, _) in enumerate(sizes)})
+    after = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]
+    assert 2 <= len(dispatches) <= 8
+    assert all((a == b - 1).all() for a, b in zip(after, before, strict=True))
+
+
+def test_a_device_that_fails_names_the_tables_and_the_step(mesh_of, monkeypatch):
+    engine = trained(Engine(config_of([(90, 8)] * 2), mesh_of(1)), range(1), [(90, 8)] * 2)
+    engine._wait()
+
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    monkeypatch.setattr(engine._state._together[0]._among.programs, "at", lambda *_: fail)
+    both = {f"t{n}": (np.arange(3), np.ones((3, 8), np.float32)) for n in range(2)}
+    engine.apply(both)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^tables 't0', 't1', step 1: RESOURCE_EXHAUSTED"):
+        engine.run(iter([]))
+    with pytest.raises(StateError, match="an earlier step failed half way"):
+        engine.apply(both)
+
+
+# ---- the same bytes
+
+
+FORMS = [("on", 1, "DIV", "plain"), ("on", 2, "MOD", "tiled"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", "plain")]
+FORMS += [("on", 8, "MOD", "tiled"), ("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
+
+
+def test_one_hash_on_any_devices_stacked_or_not(mesh_of, monkeypatch):
+    hashes = set()
+    for stacks_, devices, sharding, layout in FORMS:
+        monkeypatch.setenv("PENSTOCK_STACKS", stacks_)
+        monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+        hashes.add(trained(Engine(config_of(sharding=sharding), mesh_of(devices))).state_hash())
+    monkeypatch.delenv("PENSTOCK_VARIANT")  # the CPU's own way
+    monkeypatch.delenv("PENSTOCK_LAYOUT")
+    hashes.add(trained(Engine(config_of(), mesh_of(2))).state_hash())
+    assert len(hashes) == 1
+
+
+MIXED = [o.Adagrad(0.1), o.Adam(0.1), o.SGD(0.5), o.RowWiseAdagrad(learning_rate=0.1), o.Adam(0.1, lazy_adam=False)]
+MIXED += [o.Adagrad(0.1, use_gradient_accumulation=False), o.FTRL(0.1)]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 200), st.sampled_from([1, 5, 8, 64, 65, 129])), min_size=2, max_size=4),
+    picks=st.lists(st.integers(0, len(MIXED) - 1), min_size=1, max_size=2),
+    devices=st.sampled_from([1, 2, 3, 8]),
+    sharding=st.sampled_from(["DIV", "MOD"]),
+    layout=st.sampled_from(["plain", "tiled"]),
+    bfloat16=st.booleans(),
+    required=st.sampled_from([1, 2]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=4, deadline=None)
+def test_any_tables_hold_the_same_rows_stacked_or_not(
+    sizes, picks, devices, sharding, layout, bfloat16, required, seed, mesh_of
+):
+    config = config_of(sizes, [MIXED[pick] for pick in picks], sharding, ["t1"] * bfloat16)
+    engines = []
+    for stacks_, form in (("on", layout), ("off", "plain")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PENSTOCK_STACKS", stacks_)
+            patch.setenv("PENSTOCK_LAYOUT", form)
+            engines.append(Engine(config, mesh_of(devices), num_required=required, seed=seed))
+            trained(engines[-1], range(seed, seed + 4), sizes)
+    assert engines[0].state_hash() == engines[1].state_hash()
+
+
+def test_what_is_done_to_one_table_leaves_the_others_of_its_stack(mesh_of):
+    engine = Engine(config_of(), mesh_of(3))
+    before = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
+    rows = np.full((90, 8), 7, np.float32)
+    engine.load_parameters("t3", rows, accumulators=rows)
+    engine.apply({"t0": (np.array([0, 299]), np.ones((2, 8), np.float32))})
+    for name, parts in before.items():
+        changed = {
+            part: np.flatnonzero((engine.retrieve_parameters(name)[part] != rows_).any(1))
+            for part, rows_ in parts.items()
+        }
+        wanted = {"t0": [0, 299], "t3": list(range(90))}.get(name, [])
+        assert all(where.tolist() == wanted for where in changed.values()), name
+
+
+# ---- in place, and out to disk
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointing_too(
+    layout, compilations, mesh_of, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    sizes = [(300, 8), (90, 8), (200, 24)]
+    engine = Engine(config_of(sizes), mesh_of(2))
+    engine.warmup()
+    pointers = {name: engine._state.table(name).pointers() for name in engine.config.table_names}
+    assert pointers["t0"] == pointers["t1"]
+    assert compilations
+    compilations.clear()
+    for step in range(9):
+        trained(engine, [step], sizes)
+        engine.lookup("t1", range(step + 1))
+        engine.load_parameters("t2", np.ones((3, 24)), accumulators=np.ones((3, 24)), ids=[1, 5, 9])
+        if step % 4 == 2:
+            engine.save(tmp_path / "c")
+    assert compilations == []
+    assert {name: engine._state.table(name).pointers() for name in engine.config.table_names} == pointers
+
+
+@pytest.mark.parametrize("lanes", [1, 128])
+def test_the_program_of_a_stack_aliases_all_of_it_and_needs_no_second_one(lanes, mesh_of):
+    mesh = make_mesh(mesh_of(2))
+    layouts = [Layout(f"t{n}", 50_000, 32, 1, 2, False, lanes) for n in range(3)]
+    stack = Stack.of(layouts, ADAGRAD)
+    assert stack.nbytes == sum(layout.nbytes for layout in layouts)
+    memory = Programs(mesh, stack, ADAGRAD, "xla").at("apply", 256).memory_analysis()
+    assert memory.alias_size_in_bytes == stack.nbytes // 2
+    assert memory.temp_size_in_bytes < 1 << 20
+
+
+@pytest.mark.parametrize("first", ["on", "off"])
+def test_a_checkpoint_says_nothing_of_stacks(first, mesh_of, monkeypatch, tmp_path):
+    wanted = trained(Engine(config_of(), mesh_of(2)), range(6)).state_hash()
+    monkeypatch.setenv("PENSTOCK_STACKS", first)
+    trained(Engine(config_of(), mesh_of(2))).save(tmp_path / "c")
+    monkeypatch.setenv("PENSTOCK_STACKS", {"on": "off", "off": "on"}[first])
+    other = trained(Engine(config_of(), mesh_of(2)))
+    other.save(tmp_path / "d")
+    restored = Engine.restore(tmp_path / "c", mesh_of(3))
+    assert trained(restored, range(4, 6)).state_hash() == wanted
+    files = [sorted(p.name for p in (tmp_path / folder).rglob("*") if p.is_file()) for folder in "cd"]
+    assert len(files[0]) == len(files[1])
