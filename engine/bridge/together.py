@@ -55,22 +55,22 @@ class Together:
 def make_tables(mesh: Mesh, wanted: Sequence[Wanted], outside: Mesh | None, threads: int) -> list[Together]:
     """Tables on the devices of a mesh; weights begin at 0. outside, threads : as for ``DeviceTable``"""
     chosen = [variants.choose(mesh, one.layout, one.rule) for one in wanted]
-    layouts = [variants.formed(one.layout, variant) for one, variant in zip(wanted, chosen, strict=True)]
     alike: list[Hashable] = [
         number if variant == "ffi" else (variant, one.starts, one.rate)
         for number, (variant, one) in enumerate(zip(chosen, wanted, strict=True))
     ]
+    formed = [variants.formed(one.layout, variant) for one, variant in zip(wanted, chosen, strict=True)]
     dispatcher = Dispatcher()  # one for all, so that they share its arenas
     made = []
-    for members in stacked(list(zip(layouts, [one.rule for one in wanted], alike, strict=True))):
+    for members in stacked([(form, one.rule, key) for form, one, key in zip(formed, wanted, alike, strict=True)]):
+        layouts, variant = [formed[member] for member in members], chosen[members[0]]
         _, rule, starts, _ = wanted[members[0]]
-        variant, lying = chosen[members[0]], [layouts[member] for member in members]
         among = None
         if variant != "ffi":
-            among = StagedStack(mesh, Stack.of(lying, rule), rule, starts, variant, dispatcher)
+            among = StagedStack(mesh, Stack.of(layouts, rule), rule, starts, variant, dispatcher)
         tables = [
             DeviceTable(mesh, layout, rule, starts, outside, threads=threads, variant=variant, among=among)
-            for layout in lying
+            for layout in layouts
         ]
         made.append(Together(tables, among))
     return made
