@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from penstock.bench.table import peers_of
 
@@ -62,7 +62,7 @@ def ratios(title: str, runs: Sequence[Run]) -> Figure:
     axes.set_xlim(min(0.8, least * 0.9), max(2.0, most) * 4)  # room for the names at the bars' ends
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_yticks([])
-    plain(axes.xaxis)
+    one_two_five(axes.xaxis)
     axes.set_xlabel("time of the peer ÷ time of penstock (log scale; the line is penstock)")
     finish(axes, title)
     return figure
@@ -79,7 +79,7 @@ def growth(what: str, runs: Sequence[Run]) -> Figure:
     axes.set_yscale("log")
     axes.set_xlabel(AXES[what])
     axes.set_ylabel("ns per gradient row")
-    plain(axes.yaxis)
+    one_two_five(axes.yaxis)
     if what not in ("vocabulary", "rows"):  # those go in powers of ten, as the axis writes them by itself
         axes.set_xticks(sorted({run["x"] for run in runs}))
         plain(axes.xaxis)
@@ -116,15 +116,22 @@ def shares(title: str, runs: Sequence[Run]) -> Figure:
             axes.plot([best, best], [y - 0.35, y + 0.35], color=COLOURS["torch"], linewidth=3)
     axes.set_yticks(range(len(of)), [run["case"] for run in of], fontsize=8)
     axes.set_ylim(len(of) - 0.4, -0.6)
+    axes.margins(x=0.08)  # for the numbers at the bars' ends
     axes.set_xlabel("share of the memory's limit, %  (orange mark: the best peer)")
     finish(axes, title)
     return figure
 
 
+def one_two_five(axis: Any) -> None:
+    """Ticks at 1, 2, 5, 10 …: a log scale that spans less than a power of ten has no other."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plain(axis)
+
+
 def plain(axis: Any) -> None:
     """Numbers as people write them, also on a log scale."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def finish(axes: Any, title: str) -> None:

@@ -1,7 +1,11 @@
-"""A result as a folder: result.json, a picture of every question, and one page that shows all of it by itself."""
+"""A result as a folder: result.json, a picture of every question, and one page that shows all of it by itself.
+
+``python -m penstock.bench.report RESULT.json… --plots DIR`` draws results that were kept: the pictures of docs/.
+"""
 
 from __future__ import annotations
 
+import argparse
 import html
 import importlib.util
 import io
@@ -30,13 +34,22 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     if can_plot():
         for name, figure in figures(result):
             figure.savefig(folder / f"{name}.png", dpi=150)
-            drawn = io.StringIO()
-            figure.savefig(drawn, format="svg")
-            (folder / f"{name}.svg").write_text(drawn.getvalue())
-            pictures.append(drawn.getvalue()[drawn.getvalue().index("<svg") :])
+            drawn = svg(figure, name)
+            (folder / f"{name}.svg").write_text(drawn)
+            pictures.append(drawn[drawn.index("<svg") :])
     index = folder / "index.html"
     index.write_text(page(result, pictures))
     return index
+
+
+def svg(figure: Any, name: str) -> str:
+    """The same text for the same numbers. name : makes its ids its own among several on a page"""
+    import matplotlib
+
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
 
 
 def can_plot() -> bool:
@@ -123,3 +136,21 @@ def run_table(run: dict[str, Any]) -> str:
 
 def escape(text: Any) -> str:
     return html.escape(str(text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw results that were kept.")
+    parser.add_argument("results", nargs="+", metavar="RESULT.json")
+    parser.add_argument("--plots", required=True, metavar="DIR", help="where NAME.svg goes, a file per question")
+    args = parser.parse_args()
+    if not can_plot():
+        parser.exit(1, f"plots: {NO_PLOTS}\n")
+    folder = Path(args.plots)
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in args.results:
+        for name, figure in figures(json.loads(Path(result).read_text())):
+            (folder / f"{name}.svg").write_text(svg(figure, name))
+
+
+if __name__ == "__main__":
+    main()
