@@ -39,7 +39,8 @@ checked: .venv/installed
 	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and folds. Exit code 66: a race.
-# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold).
+# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold; "--break rows":
+# of an update, given ids that are not distinct).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
@@ -65,7 +66,7 @@ bench: .venv/installed
 # The site, in build/site: every warning is an error, and nothing is fetched while it is built.
 docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
 # Every step compiled for every generation of TPU, and the table of docs/tpu.md (about half an hour of one core; what is
 # done is kept, so that it can be cut short). tpu-small is the part that CI looks at.

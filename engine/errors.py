@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 
+# A name of megabytes in a damaged file is no name, and a message is to be read.
+_MOST_SAID = 2000
+
 
 class PenstockError(Exception):
     """Base of every error that penstock raises on purpose."""
@@ -53,6 +56,7 @@ class InputError(PenstockError, ValueError):
         column: str | None = None,
         reason: str | None = None,
     ) -> None:
+        problem, column = _short(problem), None if column is None else _short(column)
         self.problem = problem
         self.source, self.batch, self.row, self.column, self.reason = source, batch, row, column, reason
         places = [
@@ -65,6 +69,14 @@ class InputError(PenstockError, ValueError):
         if reason is not None:
             text += f" [{reason}]"
         super().__init__(" ".join(text.split()))
+
+
+def _short(text: str) -> str:
+    """A text without its middle, where it is longer than anybody reads."""
+    if len(text) <= _MOST_SAID:
+        return text
+    half = _MOST_SAID // 2
+    return f"{text[:half]} … ({len(text) - 2 * half:,} more characters) … {text[-half:]}"
 
 
 class TruncatedInputError(InputError, EOFError):

@@ -19,6 +19,8 @@ from typing import Any
 
 # One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
 BUFFER_BYTES = 1 << 17
+# ``write_along`` asks for this much at a time.
+ALONG_BYTES = 1 << 22
 
 
 class Operations:
@@ -50,6 +52,12 @@ class Operations:
         """How many bytes were taken: fewer than given is allowed."""
         return os.write(file, data)
 
+    def write_along(self, file: int, first: int, num_bytes: int) -> None:
+        """Begin to write these bytes to the disk, where the system can be asked to. Waits for nothing."""
+        # This advice makes Linux begin to write them, and drop those that it has: nobody reads them soon.
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, first, num_bytes, os.POSIX_FADV_DONTNEED)
+
     def sync(self, file: int) -> None:
         os.fsync(file)
 
@@ -76,6 +84,7 @@ class _Unbuffered(io.RawIOBase):
     def __init__(self, path: Path, name: Path, kept_bytes: int | None) -> None:
         super().__init__()
         self._path = name
+        self.num_bytes = self._along = kept_bytes or 0
         with _naming(name):
             self._file = operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
 
@@ -87,7 +96,17 @@ class _Unbuffered(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         with _naming(self._path):
-            return operations.write(self._file, data)
+            taken = operations.write(self._file, data)
+        self.num_bytes += taken
+        return taken
+
+    def write_along(self) -> None:
+        if self.num_bytes - self._along >= ALONG_BYTES:
+            # With a stretch before it: most of that is on disk by now, and need not stay in memory.
+            first = max(0, self._along - 8 * ALONG_BYTES)
+            self._along = self.num_bytes
+            with _naming(self._path):
+                operations.write_along(self._file, first, self._along - first)
 
     def sync(self) -> None:
         with _naming(self._path):
@@ -109,6 +128,10 @@ class File(io.BufferedWriter):
     def __init__(self, path: Path, name: Path | None = None, kept_bytes: int | None = None) -> None:
         self._unbuffered = _Unbuffered(path, name or path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
+
+    def write_along(self) -> None:
+        """Now and then, have the system begin to write what there is: ``sync`` at the end then has little to do."""
+        self._unbuffered.write_along()
 
     def sync(self) -> None:
         """Everything written so far is on disk."""

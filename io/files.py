@@ -17,7 +17,7 @@ from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Part, arrow_errors
 from penstock.io.streams import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
-from penstock.io.unpacking import check_next
+from penstock.io.unpacking import Messages
 
 _REMOTE_READ_BYTES = 1 << 20
 
@@ -54,10 +54,10 @@ class _Mapped:
     """The raw bytes of a mapped file, looked at where they lie."""
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
-        self._file, self._name, self._taken = file, name, 0
+        self._file, self._messages, self._taken = file, Messages(name), 0
 
     def check_next(self) -> None:
-        check_next(self._file, self._name)
+        self._messages.check_next(self._file)
 
     def last_read(self) -> bytes:
         self._file.seek(self._file.tell() - 8)

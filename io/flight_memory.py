@@ -4,8 +4,8 @@ The service makes it for one stream and says where it is, with a key that stands
 the same machine, and the same user, since the kernel opens it for nobody else. It has no name in any folder: when both
 have let it go, however they ended, it is gone.
 
-The producer alone says where its batches lie. The service maps nothing and believes nothing: it copies so many bytes
-from there, and looks at its copy, which nobody can change any more. What was copied may be written over.
+The producer alone says where its batches lie. The service believes nothing of it: it copies so many bytes from there,
+and looks at its copy, which nobody can change any more. What was copied may be written over.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InputError
@@ -50,10 +51,12 @@ class Memory:
         try:
             os.ftruncate(self._fd, num_bytes)
             os.pwrite(self._fd, self._key, 0)
-            # A producer cannot make it longer than was allowed.
+            # A producer cannot make it longer than was allowed, nor so short that a read of it would be of nothing.
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            # Mapped: half a millisecond less than pread for 5 MB (docs/performance.md).
+            self._map = mmap.mmap(self._fd, num_bytes, prot=mmap.PROT_READ)
         except BaseException:
-            self.close()
+            os.close(self._fd)
             raise
 
     def offer(self) -> dict[str, Any]:
@@ -68,8 +71,8 @@ class Memory:
                 f"{length} bytes at {offset} of the shared memory, which has {self._num_bytes}", source=name
             )
         body = pa.allocate_buffer(length)
-        if os.preadv(self._fd, [memoryview(body)], offset) != length:
-            raise InputError(f"{length} bytes at {offset} of the shared memory cannot be read", source=name)
+        # Not through memoryview, which holds the interpreter's lock while it copies.
+        np.copyto(np.frombuffer(body, np.uint8), np.frombuffer(self._map, np.uint8, length, offset))
         with arrow_errors("no batch in the shared memory", name):
             file = pa.BufferReader(body)
             reader = pa.ipc.open_stream(file)
@@ -82,6 +85,7 @@ class Memory:
                 raise InputError("no batch in the shared memory", source=name) from None
 
     def close(self) -> None:
+        self._map.close()
         os.close(self._fd)
 
 

@@ -236,6 +236,8 @@ class _PutStream:
     def check(self) -> None:
         """Raise what ended the stream, where something did."""
         if self._is_over:
+            with self._writing:  # gRPC aborts the process where the listener ends what is closed already
+                self._ended = True
             self._writer.close()
             raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
 

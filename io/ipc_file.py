@@ -16,21 +16,22 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.unpacking import check_next
+from penstock.io.unpacking import Messages
 
 MAGIC = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
 _TAIL_BYTES = 10  # int32 length of the footer, magic
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
-_MAX_GAP_BYTES = 64  # end marker and padding between the last block and the footer
+_MAX_GAP_BYTES = 64  # padding between two blocks, and an end marker before the footer
 _NOT_READ = "corrupt Arrow IPC file"
 
 
 def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
-    dictionaries, messages = check_ipc_file(file, size, name)
+    dictionaries, starts = check_ipc_file(file, size, name)
+    messages = Messages(name)
     with arrow_errors(_NOT_READ, name):
         for start in dictionaries:
-            _check_at(file, start, name)
+            _check_at(file, start, messages)
         reader = pa.ipc.open_file(file)
         schema, num_batches = reader.schema, reader.num_record_batches
     num_done = 0
@@ -40,8 +41,8 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
         first_row = 0
         for index in range(num_batches):
             with arrow_errors(_NOT_READ, name, index):
-                if index < len(messages):
-                    _check_at(file, messages[index], name)
+                if index < len(starts):
+                    _check_at(file, starts[index], messages)
                 batch, metadata = reader.get_batch_with_custom_metadata(index)
             num_done = index + 1
             yield Batch(batch, index, first_row, ends_frame(metadata))
@@ -70,8 +71,10 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         if length <= 0 or start < _FIRST_BYTES:
             raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
         blocks = _blocks(_read(file, start, length))
-        ends = [_end_of_blocks(b, size) for b in blocks]
-        end = max([_end_of_schema(file), *ends])
+        first = _end_of_schema(file)
+        every = np.sort(np.concatenate(blocks), order="offset")
+        ends = _ends_of_blocks(every, size)
+        end = max(first, int(ends.max(initial=0)))
         file.seek(0)
     if end > start:
         raise TruncatedInputError(f"the footer names {end} bytes of batches, the file has {start}", source=name)
@@ -79,14 +82,18 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         raise InputError(
             f"{start - end} bytes that belong to no batch: two files in one? Give them as two sources", source=name
         )
+    gaps = every["offset"] - np.concatenate([[first], ends])[: len(every)]
+    if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
+        what = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
+        raise InputError(f"{_NOT_READ}: the footer {what}", source=name)
     return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
 
 
-def _check_at(file: pa.NativeFile, start: int, name: str) -> None:
+def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
     """A file that is far away is not read twice."""
     if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):
         file.seek(start)
-        check_next(file, name)
+        messages.check_next(file)
 
 
 def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
@@ -100,14 +107,15 @@ def _end_of_schema(file: pa.NativeFile) -> int:
     return int(_FIRST_BYTES + 8 + length if marker == 0xFFFFFFFF else _FIRST_BYTES + 4 + marker)
 
 
-def _end_of_blocks(blocks: npt.NDArray[np.void], size: int) -> int:
-    """The last byte that a block of a Footer takes up."""
+def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.int64]:
+    """Where the blocks of a Footer end."""
     if not len(blocks):
-        return 0
+        return np.zeros(0, np.int64)
     for name in ("offset", "metadata", "body"):
         if blocks[name].min() < 0 or blocks[name].max() > size:  # so the sum below cannot wrap
             raise ValueError(f"a batch's {name} lies outside the file")
-    return int((blocks["offset"] + blocks["metadata"] + blocks["body"]).max())
+    ends: npt.NDArray[np.int64] = blocks["offset"] + blocks["metadata"] + blocks["body"]
+    return ends
 
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:

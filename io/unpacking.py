@@ -2,7 +2,7 @@
 
 A few kilobytes of lz4 or zstd may stand for gigabytes. Every compressed buffer says first how long it will be; those
 numbers are added up here, and Arrow is not asked where they are out of all proportion. Gradients hardly compress, so
-nothing that a producer writes comes near the limits.
+nothing that a producer writes comes near the limits. Dictionaries stay, so theirs are added up over all of them.
 """
 
 from __future__ import annotations
@@ -42,48 +42,56 @@ def body_bytes(metadata: bytes) -> int:
     return length
 
 
-def check_message(metadata: bytes, body: Any, source: str) -> bool:
-    """Whether a message is a dictionary, which another follows. Raises InputError where it is a bomb.
+class Messages:
+    """The messages of one stream or file, each looked at once."""
 
-    Raises struct.error or ValueError where the metadata cannot be followed: Arrow will say what is wrong with it.
-    """
-    root = _Table.root(metadata)
-    kind = metadata[root.field(1)] if root.field(1) else 0
-    if kind not in (_BATCH, _DICTIONARY):
-        return False
-    batch = root.table(2)
-    if kind == _DICTIONARY:
-        batch = batch.table(1)
-    if batch.field(3):  # compressed
-        unpacked = _unpacked_bytes(batch.vector(2), body)
-        if is_bomb(unpacked, len(body)):
-            raise bomb(unpacked, len(body), source)
-    return kind == _DICTIONARY
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._unpacked = self._packed = 0  # of all dictionaries so far
 
+    def check(self, metadata: bytes, body: Any) -> bool:
+        """Whether a message is a dictionary, which another follows. Raises InputError where it is a bomb.
 
-def check_next(file: pa.NativeFile, source: str) -> None:
-    """Look at the messages that Arrow reads next, up to a record batch. The position stays."""
-    start = file.tell()
-    try:
-        while _check_one(file, source):
-            pass
-    except InputError:
-        raise
-    except (struct.error, ValueError, IndexError, OSError):  # Arrow will say what is wrong
-        return
-    finally:
-        file.seek(start)
+        Raises struct.error or ValueError where the metadata cannot be followed: Arrow will say what is wrong with it.
+        """
+        root = _Table.root(metadata)
+        kind = metadata[root.field(1)] if root.field(1) else 0
+        if kind not in (_BATCH, _DICTIONARY):
+            return False
+        batch = root.table(2)
+        if kind == _DICTIONARY:
+            batch = batch.table(1)
+        if batch.field(3):  # compressed
+            unpacked, packed = _unpacked_bytes(batch.vector(2), body), len(body)
+            if kind == _DICTIONARY:
+                self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
+                unpacked, packed = self._unpacked, self._packed
+            if is_bomb(unpacked, packed):
+                raise bomb(unpacked, packed, self._source)
+        return kind == _DICTIONARY
 
+    def check_next(self, file: pa.NativeFile) -> None:
+        """Look at the messages that Arrow reads next, up to a record batch. The position stays."""
+        start = file.tell()
+        try:
+            while self._check_one(file):
+                pass
+        except InputError:
+            raise
+        except (struct.error, ValueError, IndexError, OSError):  # Arrow will say what is wrong
+            return
+        finally:
+            file.seek(start)
 
-def _check_one(file: pa.NativeFile, source: str) -> bool:
-    head = bytes(file.read(4))
-    if head == _CONTINUATION:
+    def _check_one(self, file: pa.NativeFile) -> bool:
         head = bytes(file.read(4))
-    (length,) = struct.unpack("<i", head)
-    if length <= 0:
-        return False
-    metadata = bytes(file.read(length))
-    return check_message(metadata, memoryview(file.read_buffer(body_bytes(metadata))), source)
+        if head == _CONTINUATION:
+            head = bytes(file.read(4))
+        (length,) = struct.unpack("<i", head)
+        if length <= 0:
+            return False
+        metadata = bytes(file.read(length))
+        return self.check(metadata, memoryview(file.read_buffer(body_bytes(metadata))))
 
 
 def _unpacked_bytes(buffers: np.ndarray[Any, Any], body: Any) -> int:
@@ -103,7 +111,7 @@ class Framing:
     """
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self._messages = Messages(source)
         self._metadata = b""
         self._expected = 4  # bytes of the piece that comes next
         self._step = self._begin
@@ -136,7 +144,7 @@ class Framing:
             self._expected, self._step = 4, self._begin
 
     def _body(self, piece: bytes) -> None:
-        check_message(self._metadata, piece, self._source)
+        self._messages.check(self._metadata, piece)
         self._expected, self._step = 4, self._begin
 
 

@@ -16,6 +16,11 @@ cdef extern from "blake2bp.h" nogil:
     void blake2bp_digest(const Blake2bp* b, uint8_t* digest)
 
 
+# Less is done before another thread could take the interpreter over, and not worth asking for it back.
+cdef enum:
+    SMALL_BYTES = 4096
+
+
 cdef class Digest:
     """Of the bytes it is given, in order. One thread at a time."""
     cdef Blake2bp state
@@ -26,7 +31,9 @@ cdef class Digest:
     def update(self, const uint8_t[::1] data not None):  # IN
         """The next bytes."""
         cdef size_t num_bytes = data.shape[0]
-        if num_bytes:
+        if 0 < num_bytes < SMALL_BYTES:
+            blake2bp_update(&self.state, &data[0], num_bytes)
+        elif num_bytes:
             with nogil:
                 blake2bp_update(&self.state, &data[0], num_bytes)
 

@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from ._types cimport id_t
-from .update cimport CHUNK, UPDATE, WRITE, Batch, Order, Rule, Segment, Table, chunks
+from .update cimport CHUNK, READ_ALL, UPDATE, WRITE, Batch, Order, Rule, Segment, Table, chunks
 
 
 cdef extern from "xla_ffi.h" nogil:
@@ -68,6 +68,8 @@ cdef extern from *:
 
 # Bytes of rows asked for ahead: half of a first-level cache.
 cdef int64_t BYTES_AHEAD = 16384
+cdef enum:
+    FLOATS_PER_LINE = 16
 
 
 cdef struct Pass:               # one step on one device
@@ -143,6 +145,8 @@ cdef void touch_chunk(void* context, int64_t claim) noexcept nogil:
             set_flag(&p.outside)
     if o.op == UPDATE:
         update(p, rows, <const float**>values, n)
+    elif o.op == READ_ALL:
+        copy_all(p, rows, values, n)
     else:
         copy(p, rows, values, n)
 
@@ -164,6 +168,18 @@ cdef void copy(const Pass* p, float** rows, float** values, int64_t n) noexcept 
             memcpy(rows[i] + offset, values[i], dim * sizeof(float))
         else:
             memcpy(values[i], rows[i] + offset, dim * sizeof(float))
+
+
+cdef void copy_all(const Pass* p, float** rows, float** values, int64_t n) noexcept nogil:
+    """Every part of the rows to the host's array, which has the parts one after the other."""
+    cdef int64_t i, line, part, dim = p.table.dim
+    for i in range(n):
+        if i + p.ahead < n:
+            # All of a row at once: where rows lie in no order, the processor guesses the next line too late.
+            for line in range((p.row_floats + FLOATS_PER_LINE - 1) // FLOATS_PER_LINE):
+                prefetch(rows[i + p.ahead] + line * FLOATS_PER_LINE)
+        for part in range(p.table.num_parts):
+            memcpy(values[i] + part * p.order.plane_floats, rows[i] + part * dim, dim * sizeof(float))
 
 
 cdef void sweep_chunk(void* context, int64_t claim) noexcept nogil:

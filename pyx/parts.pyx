@@ -30,7 +30,8 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
     strict : stop at a value that is not finite; then, or at an id outside the vocabulary, 1 is returned, and
         what has been added by then is there
     """
-    cdef id_t[CHUNK] ids
+    cdef id_t[CHUNK] picked
+    cdef const id_t* ids
     cdef row_t[CHUNK] rows
     cdef index_t[CHUNK] order
     cdef Py_ssize_t s, start, num_chunk, num_mine
@@ -41,7 +42,12 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
             num_chunk = min(<Py_ssize_t>CHUNK, sources[s].num_rows - start)
             if outside(sources[s].ids + start, num_chunk, index.vocabulary_size):
                 return 1
-            num_mine = pick(&sources[s], start, num_chunk, number, num_parts, ids, rows)
+            if num_parts == 1:
+                ids, num_mine = sources[s].ids + start, num_chunk
+                point(&sources[s], start, num_chunk, rows)
+            else:
+                ids = picked
+                num_mine = pick(&sources[s], start, num_chunk, number, num_parts, picked, rows)
             if index.entries != NULL:
                 find_direct(part, index, ids, num_mine, order)
             else:
@@ -94,6 +100,17 @@ cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept 
     for i in range(n):
         signs |= <uint64_t>ids[i] | (last - <uint64_t>ids[i])
     return <bint>(signs >> 63)
+
+
+cdef void point(const Source* source, Py_ssize_t start, Py_ssize_t n, const char** rows) noexcept nogil:
+    """Where the rows of a chunk lie, all of them."""
+    cdef Py_ssize_t i
+    if source.which == NULL:
+        for i in range(n):
+            rows[i] = source.rows + (start + i) * source.stride
+    else:
+        for i in range(n):
+            rows[i] = source.rows + source.which[start + i] * source.stride
 
 
 cdef Py_ssize_t pick(const Source* source, Py_ssize_t start, Py_ssize_t n, Py_ssize_t number, Py_ssize_t num_parts,

@@ -28,6 +28,7 @@ cdef enum Op:
     UPDATE
     WRITE
     READ
+    READ_ALL
 
 
 cdef struct Table:              # what is fixed for a table, the same on all its devices
@@ -55,6 +56,7 @@ cdef struct Order:              # one step: the same for all devices
     const Table* table
     Op op
     int64_t part
+    int64_t plane_floats        # READ_ALL: from one part of a row to the next in the host's array
     float lr
     Segment* segments
     int64_t num_segments

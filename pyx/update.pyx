@@ -160,6 +160,15 @@ cdef class Step:
         self._add(ids, values)
         self.held = ids, values
 
+    def copy_all(self, ids, grad_t[:, :, ::1] values not None):
+        """All parts of the rows of any ids into values. ids : as in ``copy``; values : OUT float32 (parts, n, dim)"""
+        if values.shape[0] != self.plan.table.num_parts:
+            raise ValueError(f"expected room for {self.plan.table.num_parts} parts, got {values.shape[0]}")
+        self._begin(READ_ALL, 1)
+        self.order.plane_floats = values.shape[1] * values.shape[2]
+        self._add(ids, values[0])
+        self.held = ids, values
+
     def release(self):
         """Let go of the arrays: the program is done."""
         self.held = None

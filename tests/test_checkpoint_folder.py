@@ -1,5 +1,6 @@
 """A checkpoint's folder: what is whole, what is damaged, what is kept; and the data files in it."""
 
+import errno
 import json
 import shutil
 
@@ -68,7 +69,12 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
         path.write_bytes(data)
     said = refused(folder)
     assert said.startswith(f"{path}: ")
-    assert "to go back to commit 2, remove 00000003.commit" in said
+    # What older commits need as well is no reason to go back to them.
+    assert {
+        "00000001.base": "there is no older commit without it",
+        "00000002.delta": "to go back to commit 1, remove 00000002.commit, 00000003.commit",
+        "00000003.delta": "to go back to commit 2, remove 00000003.commit",
+    }[name] in said
     assert {"missing": "is missing", "cut": "cut", "longer": "mixed up", "flipped": "digest does not fit"}[
         damage
     ] in said
@@ -78,6 +84,34 @@ def test_the_older_commit_is_there_when_the_newer_one_is_removed_as_told(folder)
     (folder / "00000003.delta").write_bytes(b"")
     (folder / "00000003.commit").unlink()
     assert ps.Engine.restore(folder).global_step == 2
+
+
+def test_what_is_told_to_go_back_to_is_a_whole_commit(folder):
+    (folder / "00000002.delta").unlink()
+    for name in refused(folder).partition(", remove ")[2].split(", "):
+        (folder / name).unlink()
+    assert ps.Engine.restore(folder).global_step == 1
+
+
+def test_another_run_s_commit_of_the_same_number_is_no_parent_of_ours(tmp_path):
+    ours, others = engine_of(), engine_of(seed=5)
+    ours.save(tmp_path / "ours")
+    others.save(tmp_path / "others")
+    for path in (tmp_path / "others").iterdir():
+        shutil.copy(path, tmp_path / "ours")
+    ours.run(iter(LOG[:3]))
+    ours.save(tmp_path / "ours")
+    assert ps.Engine.restore(tmp_path / "ours").state_hash() == ours.state_hash()
+
+
+def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("penstock.checkpoint.folder.fcntl.flock", no_locks)
+    with pytest.raises(OSError, match="No locks available") as caught:
+        Folder(folder).lock()
+    assert caught.value.filename == str(folder / ".lock")
 
 
 def test_two_files_that_changed_places(folder):

@@ -83,6 +83,24 @@ def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use
     assert watched.calls.count("write") <= 6
 
 
+def test_a_long_file_is_on_its_way_to_the_disk_before_its_end(tmp_path, use):
+    asked = []
+
+    class Asked(durable.Operations):
+        def write_along(self, file, first, num_bytes):
+            asked.append((first, num_bytes))
+            super().write_along(file, first, num_bytes)
+
+    use(Asked())
+    with durable.appearing(tmp_path / "x") as file:
+        for _ in range(40):
+            file.write(bytes(1 << 20))
+            file.write_along()
+    assert [first + num_bytes for first, num_bytes in asked] == [n << 22 for n in range(1, 11)]
+    assert all(num_bytes <= 9 << 22 for _, num_bytes in asked)
+    assert (tmp_path / "x").read_bytes() == bytes(40 << 20)
+
+
 def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
     watched = use(Watched())
     durable.make_folders(tmp_path / "a" / "b")

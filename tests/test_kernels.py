@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.partition import lay, locate, pad, place
+from penstock.pyx.partition import locate, pad, place
 
 INT64_MAX = 2**63 - 1
 EDGE_IDS = [0, -1, 1, INT64_MAX, -(2**63), 2**32, 2**32 - 1, 2**62]
@@ -373,24 +373,3 @@ def test_an_owner_over_capacity_is_an_error_not_an_overrun():
     owners, rows, _ = place(np.arange(13), 13, 5, False, 5, 3, 1)
     with pytest.raises(ValueError, match="more rows than the capacity of 12"):
         pad(owners, rows, np.ones((13, 2), np.float32), 1, 12, 15)
-
-
-@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 12), st.integers(0, 2**32 - 1))
-def test_laying_rows_into_lines_equals_the_twin_and_touches_nothing_else(dim, packed, num_rows, seed):
-    rng = np.random.default_rng(seed)
-    places = rng.permutation(packed * 5)[:num_rows]
-    lines, offsets = places // packed, places % packed * dim
-    grads = rng.standard_normal((len(places), dim), np.float32)
-    got, wanted = (np.full((5, packed * dim + 2), 77, np.int32) for _ in range(2))
-    lay(lines, offsets, grads, got)
-    reference.lay(lines, offsets, grads, wanted)
-    assert got.tolist() == wanted.tolist()
-    assert (got == 77).sum() >= got.size - grads.size
-
-
-@pytest.mark.parametrize(("line", "offset"), [(5, 0), (-1, 0), (0, 5), (0, -1), (INT64_MAX, 0)])
-def test_a_row_that_does_not_fit_its_line_is_an_error_not_an_overrun(line, offset):
-    out = np.zeros((5, 8), np.int32)
-    with pytest.raises(ValueError, match=r"row 1 of 4 words does not fit"):
-        lay(int64([0, line]), int64([0, offset]), np.ones((2, 4), np.float32), out)
-    assert not out.any()

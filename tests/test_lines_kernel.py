@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pyx import reference
-from penstock.pyx.partition import fill
+from penstock.pyx.partition import lay
 
 UNTOUCHED = -(2**31) + 7
 
@@ -24,11 +24,11 @@ def placed(draw):
 
 
 @given(placed())
-def test_bits_lie_where_the_twin_lays_them_and_all_else_is_untouched(case):
+def test_bits_lie_where_the_twin_lays_them_and_all_else_stays(case):
     lines, offsets, grads, shape = case
-    out, expected = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    fill(lines, offsets, grads, UNTOUCHED, out)
-    reference.fill(lines, offsets, grads, UNTOUCHED, expected)
+    out, expected = (np.full(shape, UNTOUCHED, np.int32) for _ in range(2))
+    lay(lines, offsets, grads, out)
+    reference.lay(lines, offsets, grads, expected)
     assert out.tolist() == expected.tolist()
 
 
@@ -37,5 +37,5 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_is_written(line, off
     out = np.ones((2, 4), np.int32)
     where = np.array([0, line]), np.array([0, offset])
     with pytest.raises(ValueError, match="row 1 of 2 words does not fit"):
-        fill(*where, np.zeros((2, 2), np.float32), UNTOUCHED, out)
+        lay(*where, np.zeros((2, 2), np.float32), out)
     assert (out == 1).all()

@@ -236,6 +236,20 @@ def test_reads_take_any_ids_and_writes_touch_one_part(devices, mesh_of):
     assert table.read(np.zeros(0, np.int64)).shape == (0, 6)
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("dim", [1, 6, 40])
+def test_a_copy_of_all_parts_is_what_reading_each_gives(devices, dim, mesh_of):
+    table = table_of(mesh_of, ADAM, 5000, dim, devices)
+    rng = np.random.default_rng(0)
+    for part in range(3):
+        table.write(np.arange(5000), rng.standard_normal((5000, dim), np.float32), part)
+    for ids in (rng.permutation(5000)[:3000], np.arange(7), np.zeros(0, np.int64)):
+        copied = np.empty((3, len(ids), dim), np.float32)
+        table.copy_rows(ids, copied)()
+        for part in range(3):
+            assert copied[part].tobytes() == table.read(ids, part).tobytes()
+
+
 # ---- what can go wrong
 
 

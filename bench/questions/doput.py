@@ -3,9 +3,9 @@
     python bench/questions/doput.py [--rows 20000] [--frames 60] [--rounds 3]
 
 The service is a process of its own, the producer another; both share this machine's processors, which a replay has for
-itself. Time runs from the first frame sent to the last acknowledgement. Warm: every process has applied the whole log
-once before. Nobody reads. With a checkpoint
-(``--checkpoint``) the time ends with the commit of everything. Says whether both ended with the same tables.
+itself. Batches go through shared memory, or with ``--socket`` as they would between machines. Time runs from the first
+frame sent to the last acknowledgement. Warm: every process has applied the whole log once before. Nobody reads. With a
+checkpoint (``--checkpoint``) the time ends with the commit of everything. Says whether both ended with the same tables.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", action="store_true", help="with one; the last acknowledgement waits for the disk"
     )
+    parser.add_argument("--socket", action="store_true", help="all bytes go through it: no shared memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-doput-") as folder:
         measure(args, Path(folder))
@@ -53,7 +54,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     with subprocess.Popen([*SERVE, str(config), *saving], stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         uri = service.stdout.readline().split()[1].rstrip(",")
-        with connect(uri) as client:
+        with connect(uri, share_memory=not args.socket) as client:
             client.put(frames, "bench")
             for _ in range(args.rounds):
                 replays.append(engine.run(str(log)).rows_per_s)
@@ -87,9 +88,8 @@ def pushed(client, frames: list[pa.RecordBatch]) -> float:
 
 def report(args: argparse.Namespace, replays: list[float], puts: list[float], same: bool) -> None:
     replay, put = statistics.median(replays), statistics.median(puts)
-    print(
-        f"{args.frames} frames of {args.rows} rows, dim {DIM}, {args.rounds} rounds" + ", checkpoint" * args.checkpoint
-    )
+    how = ", checkpoint" * args.checkpoint + ", socket" * args.socket
+    print(f"{args.frames} frames of {args.rows} rows, dim {DIM}, {args.rounds} rounds{how}")
     for name, all_of, median in (("replay", replays, replay), ("DoPut", puts, put)):
         print(f"{name:8}{median:12,.0f} rows/s   ({min(all_of):,.0f} to {max(all_of):,.0f})")
     print(f"DoPut / replay: {put / replay:.0%}; the same tables: {'yes' if same else 'NO'}")

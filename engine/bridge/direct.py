@@ -168,8 +168,9 @@ class DirectTable:
             self._run()
 
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        for part, rows in enumerate(out):
-            self.read(ids[: len(rows)], rows, part)
+        with self._lock:
+            self._step.copy_all(ids[: out.shape[1]], out)
+            self._run()
         return self.wait
 
     def drain(self) -> None:

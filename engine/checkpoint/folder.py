@@ -168,9 +168,13 @@ class Folder:
         file = durable.open_lock(self.path / ".lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(file)
             raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+        except OSError as error:  # a file system without locks, or a lock that is no file
+            os.close(file)
+            error.filename = str(self.path / ".lock")
+            raise
         self._lock = file
 
     def unlock(self) -> None:
@@ -200,6 +204,17 @@ class Folder:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def _damaged(self, path: Path, number: int, problem: str) -> StateError:
-        older = [n for n in self.numbers() if n < number]
-        back = f"to go back to commit {older[-1]}, remove {number:08}.commit" if older else "there is no older commit"
+        numbers = self.numbers()
+        older = [n for n in numbers if n < number and not self._needs(n, path.name)]
+        back = "there is no older commit without it"
+        if older:
+            newer = ", ".join(self.manifest(n).name for n in numbers if n > older[-1])
+            back = f"to go back to commit {older[-1]}, remove {newer}"
         return StateError(f"{path}: {problem}; copy the folder anew from where it is whole, or {back}")
+
+    def _needs(self, number: int, name: str) -> bool:
+        """Whether a commit cannot be read without a file either."""
+        try:
+            return name.encode() in self.manifest(number).read_bytes()
+        except OSError:
+            return True

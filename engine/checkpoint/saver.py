@@ -27,17 +27,17 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 # Rows are copied in blocks of about so many bytes: what a step may have to wait for.
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 18
 # Copies of rows that wait for the disk: the memory that saving takes beside the marks is this much, or this share of
 # the tables where that is more, but no more than that.
 ROOM_BYTES, MOST_ROOM_BYTES = 32 << 20, 256 << 20
 ROOM_SHARE = 0.04
 # Blocks copied at a time where no frame comes in.
-BLOCKS_WHEN_IDLE = 8
+BLOCKS_WHEN_IDLE = 16
 # However narrow the rows are: what one dispatch may bring from a device.
 MOST_ROWS = 1 << 15
-# The share of the time between two steps that copying may take.
-SHARE = 0.25
+# The share of the time between two steps that copying may take, and that hashing and writing may.
+SHARE = WRITING_SHARE = 0.15
 # A chain longer than this, or deltas larger than their base, and the next commit is a new base.
 MAX_DELTAS = 64
 KEEP = 3
@@ -98,7 +98,7 @@ class Saver:
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
         self._closed = False  # every row of the commit under way is with the writer
-        self._spent_s = self._began_s = 0.0
+        self._spent_s = self._began_s = self._advanced_s = 0.0
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
         self.last = last
@@ -110,6 +110,8 @@ class Saver:
             and self.folder.path.is_dir()
             and folder.path.samefile(self.folder.path)
             and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
+            # Not another run's commit of the same number, copied over ours.
+            and (self.last is None or folder.load(self.last.number).files == self.last.files)
         )
 
     def open(self, keep: int = KEEP) -> None:
@@ -164,6 +166,7 @@ class Saver:
         self._next_number += 1
         self._writer = self._new_writer(draft)
         self._closed, self._spent_s, self._began_s = False, 0.0, self._clock()
+        self._advanced_s = self._began_s
         for record in contents.records:
             self._writer.put(partial(_itself, record))
 
@@ -174,13 +177,18 @@ class Saver:
         """
         if self._writer is None:
             return
-        self._writer.hurry(idle)
         now = self._clock()
         if idle or self._spent_s <= SHARE * (now - self._began_s):
             for _ in range(BLOCKS_WHEN_IDLE if idle else 1):
                 if not self._closed and self._writer.has_room:
                     self._copy_next()
             self._spent_s += self._clock() - now
+        # Last, so that it falls between the steps.
+        if idle:
+            self._writer.hurry()
+        else:
+            self._writer.allow(WRITING_SHARE * (now - self._advanced_s))
+        self._advanced_s = now
         if self._writer.done:
             self.finish()
 

@@ -1,8 +1,8 @@
 """One commit on its way to disk, on a thread of its own: records in, a data file and its manifest out.
 
 Rows are copied into memory that the writer lends (ring.py), which is bounded: whoever wants more waits. The
-thread touches no table and takes no lock but its own. Steps share the cores with it, and a step whose threads
-wait for a core takes twice its time, so it works in small pieces and rests after each, unless somebody waits.
+thread touches no table and takes no lock but its own. Steps share the cores with it, so it works in small pieces,
+when it is allowed to (pace.py), and has the system write along, so that no long fsync is left for the end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.folder import Commit, DataFile, Folder
+from penstock.checkpoint.pace import Pace
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring import Ring
 from penstock.io import durable
@@ -26,9 +27,8 @@ Float32 = npt.NDArray[np.float32]
 
 # What may wait for the disk and the background still copies more; a step copies on, as long as there is room.
 BACKGROUND_BYTES = 8 << 20
-# Bytes between two rests: a fraction of a millisecond of digest. Rests are so many times as long as the work.
+# Bytes between two looks at whether to go on: a fraction of a millisecond of digest and write.
 AT_ONCE = 1 << 19
-REST = 2.0
 
 
 class Late(NamedTuple):
@@ -57,7 +57,7 @@ class CommitWriter:
         self._records: deque[Late | None] = deque([Late(lambda: begin)])
         self._ring = ring
         self._changed = threading.Condition()
-        self._hurry = threading.Event()
+        self._pace = Pace()
         self._error: BaseException | None = None
         self._cancelled = False
         self.commit: Commit | None = None
@@ -79,10 +79,13 @@ class CommitWriter:
         """What ``room`` may be asked for at a time."""
         return self._ring.num_floats // 4
 
-    def hurry(self, hurried: bool = True) -> None:
-        """There is no step that the writer could be in the way of; or there is one again."""
-        if hurried != self._hurry.is_set():
-            (self._hurry.set if hurried else self._hurry.clear)()
+    def hurry(self) -> None:
+        """There is no step that the writer could be in the way of."""
+        self._pace.hurry()
+
+    def allow(self, seconds: float) -> None:
+        """A step has ended, and before the next one so much may be worked."""
+        self._pace.allow(seconds)
 
     def room(self, num_floats: int) -> Float32:
         """Memory for the rows of the next record that is ``put``; waits until there is some."""
@@ -91,7 +94,7 @@ class CommitWriter:
                 self._raise()
                 if (lent := self._ring.lend(num_floats)) is not None:
                     return lent
-                self._hurry.set()
+                self._pace.hurry()
                 self._changed.wait()
 
     def put(self, record: Callable[[], Record], lent: bool = False) -> None:
@@ -99,17 +102,17 @@ class CommitWriter:
         with self._changed:
             self._raise()
             self._records.append(Late(record, lent))
-            self._changed.notify_all()
+        self._pace.tell()
 
     def close(self) -> None:
         """No more records. The commit is made in the background: ``result`` waits for it."""
         with self._changed:
             self._records += [Late(lambda: Record("end")), None]
-            self._changed.notify_all()
+        self._pace.tell()
 
     def result(self) -> Commit:
         """Wait for the commit."""
-        self._hurry.set()
+        self._pace.hurry()
         self._thread.join()
         self._raise()
         assert self.commit is not None
@@ -119,8 +122,7 @@ class CommitWriter:
         """Leave no trace, unless the commit is on disk already."""
         with self._changed:
             self._cancelled = True
-            self._hurry.set()
-            self._changed.notify_all()
+        self._pace.hurry()
         self._thread.join()
 
     def _raise(self) -> None:
@@ -151,7 +153,8 @@ class CommitWriter:
                 digest.update(piece)
                 num_bytes += len(piece)
                 file.write(piece)
-                self._hurry.wait(REST * (time.thread_time() - began))
+                file.write_along()
+                self._pace.worked(time.thread_time() - began)
         return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
@@ -177,8 +180,7 @@ class CommitWriter:
         return record
 
     def _next(self) -> Late | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._records or self._cancelled)
-            if self._cancelled:
-                raise InterruptedError("the commit was given up")
-            return self._records.popleft()
+        self._pace.wait_for(lambda: self._records or self._cancelled)
+        if self._cancelled:
+            raise InterruptedError("the commit was given up")
+        return self._records.popleft()

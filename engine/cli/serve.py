@@ -117,7 +117,7 @@ def _add_limits(command: Parser) -> None:
         type=whole(0),
         default=256,
         metavar="MB",
-        help="for producers on this machine, 32 for each (default 256; 0: none)",
+        help="for producers on this machine, 16 for each (default 256; 0: none)",
     )
     limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"

@@ -59,7 +59,8 @@ class Watching:
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
-        self.title = " ".join(map(str, ["penstock", args.command, *getattr(args, "sources", [])]))
+        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has only the latter
+        self.title = " ".join(map(str, ["penstock", args.command, *words]))
         self._report: Path | None = args.report
         if args.report or args.ui:
             engine.watch.look_closer()

@@ -27,8 +27,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 CUT_IS_KNOWN_AFTER_S = 0.05
 ACK_PAUSE_S = 0.01
 
-# Of shared memory, per stream: a few batches of our client, one of which is written while others are copied.
-SHARED_BYTES = 32 << 20
+# Of shared memory, per stream: a batch of our client is copied while the next is written. More would be less in cache.
+SHARED_BYTES = 16 << 20
 
 
 class Producers:
@@ -192,12 +192,16 @@ class Shared:
 
     def __init__(self, memory: Memory, acks: Acks) -> None:
         self._memory, self._acks = memory, acks
-        self.num_taken = 0
+        self.num_taken = self._untold_bytes = 0
 
     def batch(self, place: Place, schema: pa.Schema, name: str) -> pa.RecordBatch:
         batch = self._memory.batch(place, schema, name)
         self.num_taken += 1
-        self._acks.taken(self.num_taken)
+        self._untold_bytes += place.length
+        hurry = self._untold_bytes >= SHARED_BYTES // 4
+        self._acks.taken(self.num_taken, hurry)
+        if hurry:
+            self._untold_bytes = 0
         return batch
 
 
@@ -211,7 +215,7 @@ class Acks:
         self._tell = tell
         self._changed = threading.Condition()
         self._waiting: dict[str, Any] = {}
-        self._over = self._deaf = False
+        self._over = self._deaf = self._hurry = False
         self.last = Ack(0, False, 0)
         self._thread = threading.Thread(target=self._run, name="penstock-acks", daemon=True)
 
@@ -224,9 +228,10 @@ class Acks:
         with self._changed:
             self._say({"memory": memory})
 
-    def taken(self, count: int) -> None:
-        """So many batches have been copied from shared memory."""
+    def taken(self, count: int, hurry: bool) -> None:
+        """So many batches have been copied from shared memory. hurry : the producer may wait for the room"""
         with self._changed:
+            self._hurry = self._hurry or hurry
             self._say({"taken": count})
 
     def _say(self, said: Mapping[str, Any]) -> None:
@@ -252,7 +257,7 @@ class Acks:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._over)
-                said, self._waiting = self._waiting, {}
+                said, self._waiting, self._hurry = self._waiting, {}, False
             if not said:
                 return
             try:
@@ -264,4 +269,4 @@ class Acks:
                 return
             # Who sends many small frames hears of several at once: each word costs both sides a turn of a thread.
             with self._changed:
-                self._changed.wait_for(lambda: self._over, ACK_PAUSE_S)
+                self._changed.wait_for(lambda: self._over or self._hurry, ACK_PAUSE_S)

@@ -96,7 +96,7 @@ class Service:
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.intake.counters, lambda: None, self.intake.first_bad))
-        engine.watch.queued_rows = lambda: self.producers.budget.num_queued
+        engine.watch.queued_rows = lambda: self.producers.rows.num_taken
         try:
             with _listening(address):
                 self._front = _Front(self, address, tls or [])

@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument("--most-mib", type=float, default=256.0, help="memory beyond a good run (default 256)")
     parser.add_argument("--no-crafted", action="store_true", help="only the drawn cases")
     parser.add_argument(
+        "--handmade", type=int, default=0, metavar="N", help="also one in N of the messages made by hand (handmade.py)"
+    )
+    parser.add_argument(
         "--no-replay", action="store_true", help="only validate and inspect, which are 20 times as fast"
     )
     args = parser.parse_args()
@@ -67,6 +70,7 @@ def chosen(args: argparse.Namespace) -> list[cases.Case]:
     if args.only is not None and args.only.isdigit():
         return [cases.drawn(args.seed, int(args.only), args.no_replay)]
     crafted = [] if args.no_crafted else cases.crafted(args.no_replay)
+    crafted += cases.by_hand(args.handmade) if args.handmade else []
     if args.only is not None:
         return [case for case in crafted if case.name == args.only]
     return crafted + [cases.drawn(args.seed, number, args.no_replay) for number in range(args.cases)]
@@ -74,7 +78,8 @@ def chosen(args: argparse.Namespace) -> list[cases.Case]:
 
 def tell(case: cases.Case, problem: str, ended: server.Ended, args: argparse.Namespace) -> None:
     kept = case.kept(args.keep)
-    again = f"python -m fuzz --seed {args.seed} --only {case.name}" + (" --no-replay" if args.no_replay else "")
+    flags = f" --handmade {args.handmade}" if case.kind == "handmade" else " --no-replay" if args.no_replay else ""
+    again = f"python -m fuzz --seed {args.seed} --only {case.name}{flags}"
     print(f"FAILED {case.name}: {problem}\n  {case.what}\n  kept as {kept}\n  again: {again}", flush=True)
     for line in (ended.stderr.splitlines() or ["(nothing on stderr)"])[-6:]:
         print(f"  | {line[:300]}", flush=True)

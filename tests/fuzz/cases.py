@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fuzz import seeds, server
 from fuzz.craft import crafted_inputs
+from fuzz.handmade import handmade_inputs
 from fuzz.mutate import mutate
 from fuzz.seeds import Seed
 
@@ -68,6 +69,16 @@ def crafted(no_replay: bool) -> list[Case]:
         Case(f"{name}-{command}", "crafted", f"{command} of {name}", content, suffix, command)
         for name, (suffix, content) in server.apart(crafted_inputs).items()
         for command in commands
+    ]
+
+
+def by_hand(one_of: int) -> list[Case]:
+    """Every so many-th message that was made by hand, the commands in turn."""
+    return [
+        Case(f"{name}-{command}", "handmade", f"{command} of {name}", content, suffix, command)
+        for number, (name, (suffix, content)) in enumerate(server.apart(handmade_inputs).items())
+        for command in [COMMANDS[1 + number // one_of % 3]]
+        if number % one_of == 0
     ]
 
 

@@ -35,7 +35,7 @@ if [ "${1:-}" = --break ]; then
 fi
 watched tests/sanitize/shapes.py
 watched tests/sanitize/updates.py
-# Tests of the configuration reach no kernel, and are half of the time.
+# Tests of the configuration reach no kernel.
 # shellcheck disable=SC2046 # no name holds a space
 watched -m pytest -q --noconftest -p sanitize.alone -p no:cacheprovider "$@" \
     $(find tests -maxdepth 1 -name 'test_*.py' ! -name 'test_config*' ! -name test_lint_codes.py |

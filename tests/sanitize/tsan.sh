@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the kernels with ThreadSanitizer into build/tsan and drives them from threads: `make tsan`.
-#   tests/sanitize/tsan.sh PYTHON [--break gate|parts]
+#   tests/sanitize/tsan.sh PYTHON [--break gate|parts|rows]
 # Exit code 0: no race was reported; 66: at least one was, in full on stderr.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -27,5 +27,5 @@ watched() {
     "${still[@]}" env LD_PRELOAD="$library" PYTHONPATH=build/tsan/lib:build/tsan/broken:tests \
         TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7" "$python" "$@"
 }
-watched tests/sanitize/threads.py "$@"
-[ $# -gt 0 ] || watched tests/sanitize/updates.py
+[ "${2:-}" = rows ] || watched tests/sanitize/threads.py "$@"
+[ "${2:-rows}" != rows ] || watched tests/sanitize/updates.py "$@"

@@ -3,6 +3,8 @@
 Every rule, target, dim around the vectors' widths, number of rows around a claim's, on one thread and several, on one
 device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
 are late or refuse, frames that are wrong. The results of one rule must be the same bits however it was run.
+
+--break rows shows that ThreadSanitizer watches: ids that are not distinct, so that two threads update the same rows.
 """
 
 import sys
@@ -81,9 +83,21 @@ class Tables:
 def main() -> int:
     assert any(word in update.__file__ for word in ("asan", "tsan")), f"not the sanitized build: {update.__file__}"
     assert fake_xla.version(TOUCH) == fake_xla.version(CREATE) == 3
+    if sys.argv[1:] == ["--break", "rows"]:
+        return same_rows()
     num = every_rule() + layouts() + outside() + pools() + wrong_frames()
     assert not {"jax", "pyarrow"} & set(sys.modules)
     print(f"sanitize: {num} calls of the update's handlers, nothing reported, results are right")
+    return 0
+
+
+def same_rows() -> int:
+    """What ``update`` forbids: the ids of one segment again in the next one."""
+    ids, grads = gradients(0, 20_000, 40_000, 16)
+    tables = Tables("adagrad", 16, 40_000, threads=4)
+    for _ in range(20):
+        assert tables.update([(ids, grads), (ids[::-1].copy(), grads)]) == []
+    print("tsan: everything ran, with rows broken")
     return 0
 
 
@@ -134,6 +148,12 @@ def layouts():
                         assert tables.read(part, ids).tobytes() == values.tobytes()
                         assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
                         done += 3
+                ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
+                copied = np.full((tables.num_parts, len(ids), 7), np.nan, np.float32)
+                tables.step.copy_all(ids, copied)
+                assert tables.run() == []
+                for part in range(tables.num_parts):
+                    assert copied[part].tobytes() == tables.read(part)[ids].tobytes()
                 some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
                 assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
     return done

@@ -1,0 +1,88 @@
+"""When the thread that writes a commit may work, as the steps allow it."""
+
+import threading
+
+import pytest
+
+from penstock.checkpoint.pace import Pace
+
+
+@pytest.fixture
+def worker():
+    """worker(pace) → pieces done: a list that a thread appends to, which uses up a second per piece."""
+    ends, threads = [], []
+
+    def start(pace, pieces=10):
+        done = []
+
+        def work():
+            for piece in range(pieces):
+                pace.worked(1.0 if piece else 0.0)
+                done.append(piece)
+
+        thread = threading.Thread(target=work)
+        ends.append(pace)
+        threads.append(thread)
+        thread.start()
+        return done, thread
+
+    yield start
+    for pace in ends:
+        pace.hurry()
+    for thread in threads:
+        thread.join()
+
+
+def reaches(done, count):
+    """Whether so many pieces are done, and no more, after a wait that is long for a thread and short for a test."""
+    for _ in range(1000):
+        if len(done) >= count:
+            break
+        threading.Event().wait(0.005)
+    threading.Event().wait(0.02)
+    return len(done) == count
+
+
+def test_nothing_is_done_that_no_step_allowed(worker):
+    pace = Pace()
+    done, _ = worker(pace)
+    assert reaches(done, 0)
+    pace.allow(2.5)
+    assert reaches(done, 3)  # what was begun is ended; the half second that it took too long is owed
+    pace.allow(0.4)
+    assert reaches(done, 3)
+    pace.allow(1.0)
+    assert reaches(done, 4)
+
+
+def test_in_a_hurry_everything_is_done_and_owed_to_nobody(worker):
+    pace = Pace()
+    done, thread = worker(pace)
+    pace.hurry()
+    thread.join()
+    assert len(done) == 10
+    pace.allow(1.5)  # from here on paced again, with nothing owed
+    later, _ = worker(pace)
+    assert reaches(later, 2)
+
+
+def test_what_is_waited_for_is_told_by_the_next_allowance():
+    pace, there = Pace(), []
+    thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
+    thread.start()
+    there.append(1)
+    pace.tell()  # no hurry: nobody is woken for it
+    pace.allow(0.0)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_is_waited_for_in_a_hurry_is_told_at_once():
+    pace, there = Pace(), []
+    pace.hurry()
+    thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
+    thread.start()
+    there.append(1)
+    pace.tell()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,63 @@
+"""Arrow messages made by hand (fuzz/handmade.py), of which the decisive ones: the right rows, or an error in one line."""
+
+import io
+
+import pytest
+from fuzz import handmade
+from streams import frames_of
+
+from penstock.errors import InputError
+
+READ = [layout for layout in handmade.LAYOUTS if layout not in ("list-views", "run-ends")]
+TABLES = {"user": (50, handmade.DIM), "item": (20, handmade.DIM)}
+
+
+def ids_of(content):
+    return frames_of(io.BytesIO(content), sizes=TABLES)
+
+
+def refused(content):
+    with pytest.raises(InputError) as caught:
+        ids_of(content)
+    said = str(caught.value)
+    assert "\n" not in said and len(said) < 5000
+    return said
+
+
+@pytest.mark.parametrize("layout", READ)
+def test_what_nothing_is_wrong_with_is_read(layout):
+    one = sorted(handmade.IDS.tolist())
+    assert [sorted(frame) for frame in ids_of(handmade.stream(layout))] == [one]
+    assert [sorted(frame) for frame in ids_of(handmade.file(layout))] == [one, one]
+
+
+@pytest.mark.parametrize("name", ["dictionaries-640-mib", "deltas-640-mib"])
+def test_dictionaries_that_are_small_each_and_large_together_are_refused(name):
+    _, content = dict(handmade.dictionaries())[name]
+    assert len(content) < 1 << 20
+    assert "unpack to" in refused(content)
+
+
+@pytest.mark.parametrize("lie", ["batch-twice", "10000-times"])
+def test_a_footer_that_names_bytes_twice(lie):
+    _, content = dict(handmade.footers())[f"plain-footer-{lie}"]
+    assert "the footer names bytes twice" in refused(content)
+
+
+@pytest.mark.parametrize("layout", ["plain", "dictionary"])
+def test_a_footer_that_leaves_a_batch_out(layout):
+    made = dict(handmade.footers())
+    assert "bytes between two batches out" in refused(made[f"{layout}-footer-first-left-out"][1])
+    assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-batch-left-out"][1])
+
+
+def test_a_name_of_megabytes_is_not_said_in_full():
+    many = handmade.dictionary(7, handmade.names("a" * (1 << 24), "item"))
+    start, rest = handmade.message(handmade.SCHEMA, handmade.shape("dictionary")), handmade.rows("dictionary")
+    assert "more characters" in refused(start + many + handmade.batch(rest) + handmade.END)
+
+
+def test_a_schema_of_a_trillion_columns_in_few_bytes_is_refused():
+    _, content = dict(handmade.schemas())["2^40-columns"]
+    assert len(content) < 20_000
+    refused(content)
