@@ -56,7 +56,8 @@ def test_what_goes_through_memory_ends_as_a_replay_of_it(tables, small):
             producer.wait()  # from here on the offer is known
             for each in frames[1:]:
                 producer.send(each)
-        until(lambda: shared(client) == {"bytes": 0, "batches": 11})
+        # The first may come before the offer is known.
+        until(lambda: shared(client)["batches"] in (11, 12) and shared(client)["bytes"] == 0)
         assert service.engine.state_hash() == replayed(frames, config_of(tables)).state_hash()
 
 
@@ -67,7 +68,7 @@ def test_small_batches_and_those_beyond_the_memory_go_with_their_message(small):
             for each in frames:
                 producer.send(each)
                 producer.wait()
-        until(lambda: shared(client)["batches"] == 1)
+        until(lambda: shared(client)["batches"] in (1, 2))
         assert service.engine.state_hash() == replayed(frames).state_hash()
 
 
@@ -92,7 +93,7 @@ def test_all_streams_together_have_so_much_and_others_go_the_ordinary_way():
         assert shared(one) == {"bytes": producers.SHARED_BYTES, "batches": 0}
         first.close()
         second.close()
-        until(lambda: shared(one) == {"bytes": 0, "batches": 2})
+        until(lambda: shared(one)["batches"] in (2, 3) and shared(one)["bytes"] == 0)
 
 
 class Raw:
