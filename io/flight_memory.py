@@ -23,7 +23,7 @@ import pyarrow as pa
 from penstock.errors import InputError
 from penstock.io.flight_messages import Place
 from penstock.io.parts import arrow_errors
-from penstock.io.unpacking import check_next
+from penstock.io.unpacking import Messages
 
 # Only Linux has memory without a name that another process may open.
 try:
@@ -78,7 +78,7 @@ class Memory:
             reader = pa.ipc.open_stream(file)
             if not reader.schema.equals(schema):
                 raise InputError("a batch in the shared memory has another schema than its stream", source=name)
-            check_next(file, name)
+            Messages(name).check_next(file)
             try:
                 return reader.read_next_batch()
             except StopIteration:
