@@ -24,11 +24,11 @@ DIMS = (8, 32, 64, 128)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
-def stack_of(compiler: Compiler, generation: str, optimizer: str) -> tuple[Any, Any, Any]:
+def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) -> tuple[Any, Any, Any]:
     """Tables of half as many rows as the matrix's, their rule and their mesh."""
     from penstock.bridge.stacks import Stack, stacked
 
-    made = [compiler.made(Case(generation, optimizer, dim, "pallas")) for dim in DIMS]
+    made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
     layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in made]
     _, rule, mesh = made[0]
     (members,) = stacked([(layout, rule, None) for layout in layouts])  # all of them
@@ -39,8 +39,8 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
     """(a line of the table, what is not as it must be) of each program."""
     from penstock.bridge.ahead import Programs
 
-    stack, rule, mesh = stack_of(compiler, generation, optimizer)
     for variant in ("pallas", "xla"):
+        stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)
         began = time.perf_counter()
         program: Any = Programs(mesh, stack, rule, variant).at("apply", LINES)
         memory, seconds = program.memory_analysis(), time.perf_counter() - began
@@ -48,10 +48,10 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
         aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
         temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
         yield f"| {generation} | {optimizer} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
-    for table in stack.tables:
-        program = Programs(mesh, stack, rule, "xla").at("read", LINES, table.line)
-        if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):
-            yield f"| {generation} | {optimizer} | read, dim {table.dim} | | | |", ["copies the stack"]
+        for table in stack.tables:
+            program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
+            if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):
+                yield f"| {generation} | {optimizer} | {variant}, reading dim {table.dim} | | | |", ["copies the stack"]
 
 
 def main(words: Sequence[str] | None = None) -> int:

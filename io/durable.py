@@ -7,20 +7,23 @@ whole or absent: written beside its name, fsync, rename, fsync of the folder. Er
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
 BUFFER_BYTES = 1 << 17
 # ``write_along`` asks for this much at a time.
 ALONG_BYTES = 1 << 22
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 class Operations:
@@ -54,9 +57,8 @@ class Operations:
 
     def write_along(self, file: int, first: int, num_bytes: int) -> None:
         """Begin to write these bytes to the disk, where the system can be asked to. Waits for nothing."""
-        # This advice makes Linux begin to write them, and drop those that it has: nobody reads them soon.
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file, first, num_bytes, os.POSIX_FADV_DONTNEED)
+        if (begin := _sync_file_range()) is not None:
+            begin(file, first, num_bytes, _SYNC_FILE_RANGE_WRITE)  # an error comes out of ``sync``
 
     def sync(self, file: int) -> None:
         os.fsync(file)
@@ -73,6 +75,15 @@ class Operations:
 
     def remove(self, path: Path) -> None:
         os.unlink(path)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Linux' call of this name, which Python does not have. posix_fadvise would begin it too, but drops pages."""
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast("Callable[[int, int, int, int], int] | None", found)
 
 
 operations = Operations()
@@ -102,9 +113,7 @@ class _Unbuffered(io.RawIOBase):
 
     def write_along(self) -> None:
         if self.num_bytes - self._along >= ALONG_BYTES:
-            # With a stretch before it: most of that is on disk by now, and need not stay in memory.
-            first = max(0, self._along - 8 * ALONG_BYTES)
-            self._along = self.num_bytes
+            first, self._along = self._along, self.num_bytes
             with _naming(self._path):
                 operations.write_along(self._file, first, self._along - first)
 

@@ -7,12 +7,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them
+
+# No timing in tests: on a machine with other work the first example of a test takes longer than Hypothesis allows.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared"

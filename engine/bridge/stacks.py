@@ -10,7 +10,6 @@ dispatches as their number asks for.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ def form(layout: Layout, rule: UpdateRule) -> Line:
     """The line as steps see it. Where rows share lines and a rule works element by element, the width alone counts."""
     if layout.lanes == 1 or rule.algorithm in BY_ROW or _must_be_alone(layout, rule):
         return layout.line
-    return Line(layout.line.width, layout.num_slots, layout.lanes)
+    return Line(layout.line.width, layout.num_slots, layout.lanes, halved=layout.halved)
 
 
 def _must_be_alone(layout: Layout, rule: UpdateRule) -> bool:
@@ -174,11 +173,11 @@ class Stack:
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Of the arrays, whose first axes are cut evenly over the devices."""
         lines = self.num_devices * self.lines_per_device
-        return tuple((lines, strips, self.line.strip) for strips in self.line.groups)
+        return tuple((lines, *shape) for shape, _ in self.line.forms)
 
     @property
     def nbytes(self) -> int:
-        return sum(4 * math.prod(shape) for shape in self.shapes)
+        return sum(table.nbytes for table in self.tables)
 
     def locate(self, member: int, ids: Int64) -> Iterator[tuple[slice, Located]]:
         """Where to read distinct ids of one table, in as many dispatches as their number asks for, each padded."""

@@ -59,10 +59,11 @@ def make_tables(mesh: Mesh, wanted: Sequence[Wanted], outside: Mesh | None, thre
         number if variant == "ffi" else (variant, one.starts, one.rate)
         for number, (variant, one) in enumerate(zip(chosen, wanted, strict=True))
     ]
+    formed = [variants.formed(one.layout, variant) for one, variant in zip(wanted, chosen, strict=True)]
     dispatcher = Dispatcher()  # one for all, so that they share its arenas
     made = []
-    for members in stacked([(one.layout, one.rule, key) for one, key in zip(wanted, alike, strict=True)]):
-        layouts, variant = [wanted[member].layout for member in members], chosen[members[0]]
+    for members in stacked([(form, one.rule, key) for form, one, key in zip(formed, wanted, alike, strict=True)]):
+        layouts, variant = [formed[member] for member in members], chosen[members[0]]
         _, rule, starts, _ = wanted[members[0]]
         among = None
         if variant != "ffi":

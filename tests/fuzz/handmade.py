@@ -94,8 +94,7 @@ def rows(layout: str) -> Rows:
         made.add(N, b"", bytes(N // 2) + b"\1" * (N // 2))
     elif layout == "views":
         long = b"a worker with a long name"
-        views = struct.pack("<i4sii", len(long), long[:4], 0, 0) + struct.pack("<i12s", 4, b"user") * (N - 1)
-        made.add(N, b"", views, long)
+        made.add(N, b"", struct.pack("<i4sii", len(long), long[:4], 0, 0) * N, long)
         made.views = [1]
     elif layout == "run-ends":
         made.add(N).add(1, b"", np.array([N], np.int32).tobytes())
