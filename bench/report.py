@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import html
 import importlib.util
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,8 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     pictures = []
     if can_plot():
+        from penstock.bench.plots import svg
+
         for name, figure in figures(result):
             figure.savefig(folder / f"{name}.png", dpi=150)
             drawn = svg(figure, name)
@@ -40,16 +41,6 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     index = folder / "index.html"
     index.write_text(page(result, pictures))
     return index
-
-
-def svg(figure: Any, name: str) -> str:
-    """The same text for the same numbers. name : makes its ids its own among several on a page"""
-    import matplotlib
-
-    drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
 
 
 def can_plot() -> bool:
@@ -145,6 +136,8 @@ def main() -> None:
     args = parser.parse_args()
     if not can_plot():
         parser.exit(1, f"plots: {NO_PLOTS}\n")
+    from penstock.bench.plots import svg
+
     folder = Path(args.plots)
     folder.mkdir(parents=True, exist_ok=True)
     for result in args.results:

@@ -1,6 +1,6 @@
 """A closer look at what flows: which ids are hot, how far rows move, and how it all went over time.
 
-It looks only while it has spent less than 0.3 % of the time, so that a run does not notice; what it says of
+It looks only while it has spent less than 0.15 % of the time, so that a run does not notice; what it says of
 ids and rows is sampled.
 """
 
@@ -25,7 +25,7 @@ Float32 = npt.NDArray[np.float32]
 Stepped = Mapping[str, Sequence[Coalesced]]
 Read = Callable[[str, Int64], Float32]
 
-SHARE = 0.003  # of the time, for looking closer
+SHARE = 0.0015  # of the time, for looking closer
 ALLOWANCE_S = 0.005  # and so much at the start, so that short runs are seen, too
 SAMPLED_ROWS = 256  # that a look measures the movement of, per table
 SAMPLED_IDS = 2048  # that a look counts, per table

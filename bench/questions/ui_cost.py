@@ -62,7 +62,7 @@ def main() -> None:
             f"spent     {side:16} {seconds:.2f} s, {cpu_s:.2f} CPU s, {looks} looks: in the run {share(run_s, cpu_s)}, "
             f"answering {share(answer_s, cpu_s)}, together {share(run_s + answer_s, cpu_s)} of the CPU seconds"
         )
-    for side in SIDES:
+    for side in SIDES if args.rounds else ():
         pairs = noticed(engine, source[: args.slice_frames], side, args.rounds)
         for which, name in enumerate(("seconds", "CPU s")):
             ratios = np.array([watched[which] / plain[which] for plain, watched in pairs])
