@@ -17,7 +17,7 @@ from penstock.io.thrift import measure_struct, read_struct
 from penstock.io.unpacking import bomb, is_bomb
 
 _MAX_ROWS_AT_ONCE = 1 << 16
-_VALUES_AT_ONCE = 1 << 23  # 32 MiB of floats
+_VALUES_AT_ONCE = 1 << 22  # 16 MiB of floats; reading holds several times that
 _HEADER_BYTES = 1 << 16  # of a page's header, which may hold the smallest and largest of its texts
 _FLOAT_BYTES = 4
 

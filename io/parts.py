@@ -71,9 +71,22 @@ class Part:
 
     def __post_init__(self) -> None:
         try:
-            _ = self.schema.names
+            for column in self.schema:
+                _read_names(column)
         except UnicodeDecodeError as error:
             raise InputError(f"a column's name is not UTF-8 ({error.reason})", source=self.name) from error
+
+
+def _read_names(field: pa.Field) -> None:
+    """Raise UnicodeDecodeError where this field's name, or one inside it, is no text; pyarrow decodes late."""
+    _ = field.name
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    for child in range(kind.num_fields):
+        _read_names(kind.field(child))
 
 
 @contextmanager

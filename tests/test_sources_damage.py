@@ -216,13 +216,14 @@ def test_any_bit_flipped_is_an_input_error_or_a_result_and_never_a_crash(tmp_pat
     assert int(done.stdout) > 50
 
 
-def test_a_column_name_that_is_not_utf8_is_bad_input():
+@pytest.mark.parametrize("name", [b"table", b"inner"])
+def test_a_name_that_is_not_utf8_is_bad_input(name):
+    """Of a column, or of a field inside one."""
     sink = io.BytesIO()
-    batch = pa.record_batch(
-        {"id": pa.array([1]), "table": ["t"], "gradient": pa.array([[1.0]], pa.list_(pa.float32(), 1))}
-    )
+    row = {"id": pa.array([1]), "table": ["t"], "gradient": pa.array([[1.0]], pa.list_(pa.float32(), 1))}
+    batch = pa.record_batch(row | {"more": pa.array([[{"inner": 1}]])})
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    damaged = io.BytesIO(sink.getvalue().replace(b"table", b"t\xff\xfe\xfde"))
+    damaged = io.BytesIO(sink.getvalue().replace(name, b"t\xff\xfe\xfde"))
     with pytest.raises(InputError, match="name is not UTF-8"):
         list(FrameReader(damaged, ReadOptions({"t": (5, 1), "u": (5, 1)})))
