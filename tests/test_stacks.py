@@ -81,20 +81,6 @@ def dispatches(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def compilations():
-    """How many programs XLA has compiled since the test began."""
-    seen = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 # ---- who lies with whom
 
 
