@@ -91,7 +91,7 @@ class State:
 
     def table(self, name: str) -> DeviceTable:
         """The table on the devices. Raises UsageError for a name that the configuration has not."""
-        if name not in self._tables:
+        if not isinstance(name, str) or name not in self._tables:
             raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
         return self._tables[name]
 

@@ -58,6 +58,8 @@ def test_parameters_that_do_not_fit_are_refused_by_name():
         engine.lookup("t", [0, 10])
     with pytest.raises(ps.UsageError, match="no table 'x'"):
         engine.table("x")
+    with pytest.raises(ps.UsageError, match="no table"):
+        engine.lookup(["t"], [0])
 
 
 def test_tables_written_and_read_again_are_the_same_state(tmp_path):
