@@ -20,7 +20,7 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.rounds import RoundsReader
 from penstock.distributed.tables import SharedState
 from penstock.engine import Engine
-from penstock.errors import ConfigError, PenstockError, UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import LearningRates
@@ -51,9 +51,6 @@ class Member(Engine):
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        for spec in config.tables:
-            if spec.storage_dtype == "bfloat16":  # rounded by id, and a share counts its ids anew
-                raise ConfigError(f"table '{spec.name}': BFLOAT16 tables belong to one process; use FLOAT32")
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
         # Whoever looks closer looks at the rows that are here, and by their numbers here.
