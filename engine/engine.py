@@ -25,7 +25,7 @@ from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
-from penstock.deltas import Deltas
+from penstock.deltas import DeltaArguments, Deltas
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame
 from penstock.io.arrays import one_frame
@@ -280,6 +280,9 @@ class Engine:
 
     def _make_saves(self) -> Saves:
         return Saves(self)
+
+    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
+        return Deltas(self, **arguments)
 
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return FrameReader(source, options)

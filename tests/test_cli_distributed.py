@@ -110,7 +110,7 @@ def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(job, tmp_path, rank):
-    job = slow(job, tmp_path)
+    job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas"), "--deltas-slots", "all"]
     supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
     wait_for_commit(tmp_path / "saved", 2, supervisor)
     os.kill(children(supervisor)[rank], signal.SIGKILL)
@@ -119,8 +119,14 @@ def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(j
     assert f"process {rank} of 2 was killed (SIGKILL); starting again from commit" in err
     assert json.loads(out)["skipped"] > 0
     unbroken = Engine(config_of(), num_required=3)
-    unbroken.run(job[2:5], merge="round")
+    unbroken.run(job[2:5], merge="round", deltas=tmp_path / "unbroken", slots=True)
     assert json.loads(out)["state_hash"] == unbroken.state_hash()
+    assert deltas_in(tmp_path / "deltas") == deltas_in(tmp_path / "unbroken")
+
+
+def deltas_in(file):
+    with pa.ipc.open_stream(file) as stream:
+        return [batch.serialize().to_pybytes() for batch in stream if batch.num_rows]
 
 
 def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):

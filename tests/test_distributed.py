@@ -279,7 +279,6 @@ def test_what_needs_one_process_is_refused():
         member = Member(peers, config_of())
         for refused in (
             lambda: member.apply({}),
-            lambda: member.stage("x"),
             lambda: member.table("user"),
             lambda: member.run([], merge="step"),
         ):

@@ -96,7 +96,7 @@ def replay(args: argparse.Namespace) -> int:
     if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
     deltas = deltas_of(args)
-    file = file_of_deltas(args)
+    file = file_of_deltas(args) if is_first(args) else None
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaArguments, Deltas
 from penstock.distributed.commits import SharedSaves
+from penstock.distributed.deltas import SharedDeltas
 from penstock.distributed.peers import Peers
 from penstock.distributed.rounds import RoundsReader
 from penstock.distributed.tables import SharedState
@@ -73,8 +75,6 @@ class Member(Engine):
 
     def run(self, source: Any, **arguments: Any) -> Report:
         """``Engine.run`` of the sources of all processes, a frame of each in turn. The report is of the whole job."""
-        if arguments.get("deltas") is not None:
-            self.stage()
         report = super().run(source, **arguments)
         mine = {name: [table.rows, table.distinct] for name, table in report.tables.items()}
         told = self._peers.gather("the report", {"tables": mine, "held_bytes": report.held_bytes})
@@ -82,10 +82,6 @@ class Member(Engine):
             name: TableReport(*(sum(its["tables"][name][of] for its in told) for of in range(2))) for name in mine
         }
         return replace(report, tables=tables, held_bytes=sum(its["held_bytes"] for its in told))
-
-    def stage(self, *_: Any, **__: Any) -> NoReturn:
-        """No deltas of several processes yet."""
-        raise UsageError("stage: deltas come from an engine of one process; several can replay, save and write tables")
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
         """Frames of several processes need an order, which rounds give them."""
@@ -98,6 +94,9 @@ class Member(Engine):
 
     def _make_saves(self) -> Saves:
         return SharedSaves(self, self._peers, self._state.shares)
+
+    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
+        return SharedDeltas(self, self._peers, self._state.shares, **arguments)
 
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return RoundsReader(self._peers, self._state.shares, source, options, self._saves)
