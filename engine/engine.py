@@ -34,7 +34,7 @@ from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
-from penstock.stats import Contributor, Counters, Report
+from penstock.stats import Contributor, Counters, ProcessReport, Report
 from penstock.store import TableStore
 from penstock.watch import Watch
 
@@ -272,6 +272,11 @@ class Engine:
         num_required, reduction : None: as saved; else they must be the same
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
+
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        """Of a job of several, by rank, what each did by itself; else none."""
+        return ()
 
     # ---- inside; what an engine of several processes does otherwise comes first
 

@@ -83,11 +83,18 @@ def wait_for_commit(folder, number, process):
 
 
 def test_two_processes_with_two_devices_each_end_as_one_does_and_the_first_speaks(job, wanted, tmp_path):
-    first, second = ranks(job, 2, "--devices", "2", "--json", "--out", str(tmp_path / "out"))
+    shown = ("--metrics-file", str(tmp_path / "metrics"), "--report", str(tmp_path / "page"))
+    first, second = ranks(job, 2, "--devices", "2", "--json", "--out", str(tmp_path / "out"), *shown)
     code, out, _ = ended(first)
     assert (code, json.loads(out)["state_hash"]) == (0, wanted)
     assert [os.path.basename(path) for path in json.loads(out)["out"]] == ["user.parquet", "item.parquet"]
     assert ended(second)[:2] == (0, "")
+    told = json.loads(out)["processes"]
+    assert [process["rows"] for process in told] == [2400, 1200]
+    last = json.loads((tmp_path / "metrics").read_text().splitlines()[-1])
+    assert last["penstock_process_rows_total"] == {"0": 2400, "1": 1200}
+    assert sum(last["penstock_table_rows_total"].values()) == 3600
+    assert "<h2>Processes</h2>" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_a_bad_row_ends_every_process_with_the_same_line_and_code(job, tmp_path):

@@ -195,6 +195,9 @@ def say_report(out: Output, report: Report) -> None:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     for name, table in report.tables.items():
         out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
+    for number, process in enumerate(report.processes):
+        left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
+        out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:

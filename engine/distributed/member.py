@@ -21,13 +21,14 @@ from penstock.distributed.deltas import SharedDeltas
 from penstock.distributed.peers import Peers
 from penstock.distributed.rounds import RoundsReader
 from penstock.distributed.tables import SharedState
+from penstock.distributed.telling import Telling
 from penstock.engine import Engine
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import LearningRates
 from penstock.state import State
-from penstock.stats import Counters, Report, TableReport
+from penstock.stats import Counters, ProcessReport, Report, summed
 from penstock.watch import Watch
 
 if TYPE_CHECKING:
@@ -55,8 +56,12 @@ class Member(Engine):
     ) -> None:
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
-        # Whoever looks closer looks at the rows that are here, and by their numbers here.
-        self.watch = Watch(lambda name, numbers: self._state.here(name).read(numbers))
+        self._telling = Telling(self, peers)
+        # Whoever looks closer looks at the rows that are here.
+        self.watch = Watch(
+            lambda name, numbers: self._state.here(name).read(numbers),
+            known_as=lambda name, numbers: self._state.shares[name].ids(numbers),
+        )
 
     @classmethod
     def restored(
@@ -76,12 +81,16 @@ class Member(Engine):
     def run(self, source: Any, **arguments: Any) -> Report:
         """``Engine.run`` of the sources of all processes, a frame of each in turn. The report is of the whole job."""
         report = super().run(source, **arguments)
-        mine = {name: [table.rows, table.distinct] for name, table in report.tables.items()}
-        told = self._peers.gather("the report", {"tables": mine, "held_bytes": report.held_bytes})
-        tables = {
-            name: TableReport(*(sum(its["tables"][name][of] for its in told) for of in range(2))) for name in mine
-        }
-        return replace(report, tables=tables, held_bytes=sum(its["held_bytes"] for its in told))
+        for rank, told in enumerate(self._peers.gather("the report", self._telling.told())):
+            if rank != self._peers.rank:
+                self._telling.heard(rank, told)
+        processes = self.processes
+        held_bytes = sum(process.held_bytes for process in processes)
+        return replace(report, tables=summed(processes)[0], held_bytes=held_bytes, processes=processes)
+
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        return self._telling.all
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
         """Frames of several processes need an order, which rounds give them."""
@@ -99,14 +108,20 @@ class Member(Engine):
         return SharedDeltas(self, self._peers, self._state.shares, **arguments)
 
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return RoundsReader(self._peers, self._state.shares, source, options, self._saves)
+        return RoundsReader(self._peers, self._state.shares, source, options, self._saves, self._telling)
 
     def _take_in(self, frame: Frame, learning_rates: Any) -> NoReturn:
         self.apply()
 
     def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
         try:
-            return super()._push(frame, rates, counters)
+            taken = super()._push(frame, rates, counters)
         except PenstockError as error:  # of the frame or the rates: everybody meets it here
             self._peers.agreed = error
             raise
+        self._telling.took(taken[0])
+        return taken
+
+    def _start_counting(self) -> None:
+        super()._start_counting()
+        self._telling.begin()

@@ -48,6 +48,7 @@ class Peers:
         self._told_stop = False
         self._sockets = connections
         self._sending = {other: threading.Lock() for other in connections}
+        self._sent = dict.fromkeys(connections, 0)
         self._changed = threading.Condition()
         self._arrived: dict[int, deque[tuple[str, bytearray]]] = {other: deque() for other in connections}
         self._letters: dict[tuple[int, str], Any] = {}
@@ -57,6 +58,11 @@ class Peers:
         self._threads = [threading.Thread(target=self._receive, args=(o,), daemon=True) for o in connections]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def sent_bytes(self) -> int:
+        """To all others, since this began."""
+        return sum(self._sent.values())
 
     # ---- in lockstep
 
@@ -162,6 +168,7 @@ class Peers:
         connection, name = self._sockets[other], tag.encode()
         try:
             with self._sending[other]:
+                self._sent[other] += _HEAD.size + len(name) + sum(map(len, pieces))
                 connection.sendall(_HEAD.pack(what, len(name), sum(map(len, pieces))) + name)
                 for piece in pieces:
                     connection.sendall(piece)
