@@ -146,6 +146,19 @@ def test_a_file_that_cannot_be_written_ends_everybody_with_the_first_ones_reason
     assert not list((tmp_path / "c").glob("*.commit"))
 
 
+def test_one_that_fails_by_itself_ends_the_others_with_its_reason(logs, tmp_path):
+    def work(peers):
+        def fails(counters, gate, share):
+            if peers.rank == 1 and counters.frames == 7:
+                raise MemoryError("no room")
+
+        Member(peers, config_of(), **THREE).run(logs, deltas=tmp_path / "job", progress=fails)
+
+    first, second = together(2, work)
+    assert (type(first), str(first), str(second)) == (MemoryError, "process 1: no room", "no room")
+    assert [each["step"][0].as_py() for each in batches_of(tmp_path / "job")][-1] == 2
+
+
 def test_a_stage_is_pulled_by_all_and_comes_out_at_the_first(logs):
     """After a run without deltas, whose last rows may have been another process's."""
 

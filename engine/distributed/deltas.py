@@ -2,7 +2,7 @@
 
 A delta is cut after the same frame everywhere. Every other process sends process 0 the ids of its rows that changed and
 the rows themselves, as many as are its part of a batch, and goes on with the next frame. What is more is sent piece by
-piece, as process 0 asks for it: nobody holds more of a delta's rows than a batch.
+piece, as process 0 asks for it: it holds the rows of the batch that it makes and of at most one more.
 """
 
 from __future__ import annotations

@@ -43,11 +43,11 @@ class Saving(Protocol):
 
 
 class Says(Protocol):
-    """What a process says of itself: process 0 is told with every round."""
+    """What a process says of itself: process 0 is told with a round, now and then."""
 
     def comes_from(self, source: int) -> None: ...
 
-    def told(self) -> dict[str, Any]: ...
+    def due(self) -> dict[str, Any] | None: ...
 
     def heard(self, rank: int, told: Mapping[str, Any]) -> None: ...
 
@@ -151,17 +151,16 @@ class RoundsReader(FrameReader):
         peers = self._peers
         own = ahead.next(lambda: peers.stopping)
         head = {"stop": own is None, "busy": self._saves.is_busy()}
+        to_first = {**head, "of": self._telling.due()} if peers.rank else head
         outgoing = [
-            packed(head if rank else {**head, "of": self._telling.told()}, own or [], rank)
-            if rank != peers.rank
-            else []
+            packed(head if rank else to_first, own or [], rank) if rank != peers.rank else []
             for rank in range(peers.count)
         ]
         heads, entries = [head], [for_oneself(entry, peers.rank) for entry in own or []]
         for rank, message in enumerate(peers.exchange(f"round {number}", outgoing)):
             if rank != peers.rank:
                 its_head, its_entries = unpacked(message)
-                if "of" in its_head:
+                if its_head.get("of") is not None:
                     self._telling.heard(rank, its_head["of"])
                 heads.append(its_head)
                 entries += its_entries

@@ -1,12 +1,13 @@
-"""What every process of a job says of itself: its own sources, its own rows. Process 0 hears it with every round.
+"""What every process of a job says of itself: its own sources, its own rows. Process 0 hears it now and then.
 
 The counters of a run are the same everywhere, because every process sees every frame. What is a process's own is only
-told, never asked for: it goes with the messages of a round, and once more when the run has ended.
+told, never asked for: it goes with the messages of rounds, and once more when the run has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.distributed.peers import Peers
@@ -16,17 +17,25 @@ from penstock.stats import Counters, ProcessReport, TableReport
 if TYPE_CHECKING:
     from penstock.distributed.member import Member
 
+# Between two tellings: of 32 tables it takes 89 µs to say and 114 µs to hear (through JSON, on a 2-CPU Xeon 2.5 GHz),
+# which small rounds would feel.
+EVERY_S = 0.25
+
 
 class Telling:
-    """The reports of all processes on the run that goes on or was the last, as one of them knows them."""
+    """The reports of all processes on the run that goes on or was the last, as one of them knows them.
 
-    def __init__(self, engine: Member, peers: Peers) -> None:
-        self._engine, self._peers = engine, peers
+    clock : in seconds
+    """
+
+    def __init__(self, engine: Member, peers: Peers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._peers, self._clock = engine, peers, clock
         self.begin()
 
     def begin(self) -> None:
         """A run begins."""
         self._is_ours = False
+        self._told_s = -EVERY_S
         self._read = Counters()
         self._sent_before = self._peers.sent_bytes
         self._heard = {rank: ProcessReport() for rank in range(self._peers.count) if rank != self._peers.rank}
@@ -39,6 +48,14 @@ class Telling:
         """It is in, or was stale."""
         if self._is_ours:
             self._read.count(frame)
+
+    def due(self) -> dict[str, Any] | None:
+        """What is to be said with a round, if it is time again."""
+        now = self._clock()
+        if now - self._told_s < EVERY_S:
+            return None
+        self._told_s = now
+        return self.told()
 
     def told(self) -> dict[str, Any]:
         """Of this process, as plain data."""
