@@ -75,6 +75,7 @@ class State:
                 mod,
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
+                among=self.among(name),
             )
             for name, spec in self.specs.items()
         }
@@ -103,6 +104,10 @@ class State:
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """How a table that is held starts: (first, count) → rows."""
         return start_of(spec, seed)
+
+    def among(self, name: str) -> tuple[int, int]:
+        """Which rows of the table these are: the first one, and how far apart neighbours are."""
+        return 0, 1
 
     def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
         """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
