@@ -70,7 +70,8 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
         index = first_row = 0
         while (chunk := _next_chunk(reader, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(data, index, first_row, read_words(chunk.app_metadata).ends)
+            copied = getattr(chunk, "copied", None)  # Flight's own have none
+            yield Batch(data, index, first_row, read_words(chunk.app_metadata).ends, copied)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
