@@ -37,9 +37,10 @@ class Crew:
         try:
             good = _work(left)
         finally:
-            # Also after an error here: nobody may write to the sums any more when this returns.
+            # Also after an error here: nobody may write to the sums any more when this returns. A helper that has not
+            # begun finds nothing to do: on a busy machine it would be waited for long.
             left.clear()
-            results = [helper.result() for helper in helping]
+            results = [helper.result() for helper in helping if not helper.cancel()]
         return good and all(results)
 
     def close(self) -> None:

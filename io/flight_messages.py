@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -163,21 +163,19 @@ def read_words(metadata: Any) -> Words:
 
 
 def _place(said: Mapping[str, Any]) -> Place | Columns | None:
-    if _are_numbers(place := said.get(PLACE)):
-        return Place(*place)
-    columns = said.get(COLUMNS)
-    if (
-        isinstance(columns, list)
-        and [type(one) for one in columns[:1]] == [int]
-        and all(map(_are_numbers, columns[1:]))
-    ):
-        return Columns(columns[0], tuple(Place(*place) for place in columns[1:]))
-    return None
+    whole, columns = said.get(PLACE), said.get(COLUMNS)
+    if _are_numbers(whole, 2):
+        return Place(*whole)
+    if not isinstance(columns, list) or not _are_numbers(columns[:1], 1):
+        return None
+    num_rows, *places = columns
+    if not all(_are_numbers(place, 2) for place in places):
+        return None
+    return Columns(num_rows, tuple(Place(*place) for place in places))
 
 
-def _are_numbers(said: Any) -> bool:
-    """Whether it says where something lies."""
-    return isinstance(said, list) and [type(one) for one in said] == [int, int]
+def _are_numbers(said: Any, count: int) -> TypeGuard[list[int]]:
+    return isinstance(said, list) and [type(one) for one in said] == [int] * count
 
 
 def encoded(said: Mapping[str, Any]) -> bytes:

@@ -20,6 +20,8 @@ from penstock.io.flight_messages import Columns, Place
 
 # Below this a batch goes with its message: copies are not what such a one costs.
 WORTH_SHARING_BYTES = 1 << 16
+# So that the words that say where they lie stay short.
+MOST_COLUMNS = 32
 
 
 class Stream:
@@ -49,6 +51,9 @@ class Values:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Values | None:
+        """None for a batch of anything else."""
+        if batch.num_columns > MOST_COLUMNS:
+            return None
         columns = [_values(column) for column in batch.columns]
         whole = [values for values in columns if values is not None]
         return cls(batch.num_rows, whole) if len(whole) == len(columns) else None
@@ -133,12 +138,14 @@ def _values(column: pa.Array) -> Bytes | None:
     if not row_bytes(kind) or column.null_count:
         return None
     if not pa.types.is_fixed_size_list(kind):
-        return column.to_numpy().view(np.uint8)
+        values: Bytes = column.to_numpy()
+        return values.view(np.uint8)
     flat, width = column.values, kind.list_size  # which ignores the slice
     if flat.null_count:
         return None
-    own: Bytes = flat.to_numpy()[column.offset * width : (column.offset + len(column)) * width].view(np.uint8)
-    return own
+    first = column.offset * width
+    values = flat.to_numpy()[first : first + len(column) * width]
+    return values.view(np.uint8)
 
 
 def _lines(num_bytes: int) -> int:

@@ -307,6 +307,19 @@ def test_batches_with_columns_of_other_kinds_go_as_streams(column, lends, small)
         assert service.engine.state_hash() == replayed(frames).state_hash()
 
 
+def test_a_batch_of_very_many_columns_goes_as_a_stream(lends):
+    wide = FRAMES[0].slice(0, 3000)
+    for number in range(300):
+        wide = wide.append_column(f"more{number}", wide.column("id"))
+    with service_of() as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            for _ in range(3):
+                producer.send(wide)
+                producer.wait()
+        assert lends == [False] * len(lends) != []
+        assert service.engine.state_hash() == replayed([wide] * 3).state_hash()
+
+
 def test_columns_of_a_kind_whose_values_are_not_all_there_is_are_refused():
     schema = FRAMES[0].schema.append(pa.field("more", pa.utf8()))
     with service_of() as service:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 from penstock.errors import InputError, ServiceError
 from penstock.io.flight_memory import Given, Memory
 from penstock.io.flight_messages import Ack, Columns, Place, PutRequest, Words, read_words
-from penstock.io.flight_source import chunks_part
+from penstock.io.flight_source import Chunk, chunks_part
 from penstock.io.parts import Part
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import Source
@@ -27,8 +27,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 CUT_IS_KNOWN_AFTER_S = 0.05
 ACK_PAUSE_S = 0.01
 
-# Of shared memory, per stream; more would be less in cache. A batch whose values are lent keeps its room until its frame
-# is taken: two others are to have room meanwhile.
+# Of shared memory, per stream; more would be less in cache. A batch whose values are lent keeps its room until its
+# frame is taken: two others are to have room meanwhile.
 SHARED_BYTES = 16 << 20
 LENT_SHARE = 3
 
@@ -125,14 +125,6 @@ def _one(part: Part) -> Generator[Part, None, None]:
     yield part
 
 
-class Chunk(NamedTuple):
-    """What a Flight reader gives, wherever the batch came from. copied : see Batch"""
-
-    data: pa.RecordBatch | None
-    app_metadata: pa.Buffer | None
-    copied: Callable[[], pa.RecordBatch] | None = None
-
-
 class _Watched:
     """A producer's stream on its way to the frame reader: looked at before that sees it.
 
@@ -177,7 +169,7 @@ class _Watched:
         if given.data is not None:
             self._queue.admit(given.data)
             self._num_rows = 0 if self._ends_frame(words) else given.data.num_rows
-        return Chunk(given.data, chunk.app_metadata, given.copied)
+        return Chunk(given.data, words.ends, given.copied)
 
     def _ends_frame(self, words: Words) -> bool:
         return words.ends or self._every
