@@ -37,10 +37,9 @@ class Crew:
         try:
             good = _work(left)
         finally:
-            # Also after an error here: nobody may write to the sums any more when this returns. A helper that has not
-            # begun finds nothing to do: on a busy machine it would be waited for long.
+            # Also after an error here: nobody may write to the sums any more when this returns.
             left.clear()
-            results = [helper.result() for helper in helping if not helper.cancel()]
+            results = [helper.result() for helper in helping]
         return good and all(results)
 
     def close(self) -> None:
