@@ -26,7 +26,7 @@ from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
 from penstock.deltas import DeltaArguments, Deltas
-from penstock.errors import ConfigError, StateError, UsageError
+from penstock.errors import ConfigError, StateError
 from penstock.frames import Coalesced, Frame
 from penstock.gradients import contributor_of
 from penstock.io.arrays import one_frame
