@@ -141,8 +141,11 @@ class Probe:
             return
         with self._for_rows.look():
             for name, (ids, rows) in self._rows.items():
-                moved = self._read(name, ids) - rows
-                self.norms[name] = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
+                with np.errstate(invalid="ignore"):
+                    moved = np.subtract(self._read(name, ids), rows, dtype=np.float64)
+                norm = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
+                if math.isfinite(norm):  # a row that has become infinite has moved by no number
+                    self.norms[name] = norm
             self._rows = {}
 
     def took(self, frame: Frame) -> None:

@@ -169,7 +169,10 @@ def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[s
     known = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
     if isinstance(slots, bool):
         return known if slots else []
-    wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+    try:
+        wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+    except TypeError:
+        raise UsageError(f"slots: expected True, False or names of slots, got {slots!r:.100}") from None
     for slot in wanted:
         if slot not in known:
             raise UsageError(f"slots: no table has a slot '{slot}' (there are: {', '.join(known) or 'none'})")

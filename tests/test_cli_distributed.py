@@ -197,3 +197,19 @@ def test_flags_that_do_not_go_together_are_a_usage_error(job, capsys, words, pro
 def test_what_cannot_be_supervised_is_a_usage_error(capsys, words, problem):
     assert main(["supervise", *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_started_leaves_no_other_behind(job, tmp_path, capsys, monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def one_alone(words, **options):
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", one_alone)
+    words = ["supervise", "--processes", "2", "--", *job, "--checkpoint", str(tmp_path / "saved")]
+    assert main(words) == 6
+    assert "Resource temporarily unavailable" in capsys.readouterr().err
+    assert started[0].poll() == -signal.SIGKILL

@@ -14,6 +14,9 @@ plane wider than 128 is several strips of that width, and the strips of a line a
 XLA's scatter takes an array of one strip for a matrix, whose tiles hold 8 lines, and fetches and writes a whole tile
 for each line. For XLA such an array is kept as the halves of its words, ``int16[lines, 2, 128]`` (``halved``): the same
 bytes, whose tiles are one line each.
+
+And XLA is told how what a step puts back lies in memory (``_by_line``). Left to itself it keeps all first strips, then
+all second ones, and turns them into lines at the end: on v5p in HBM, not on the chip.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.experimental import layout as in_memory
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -166,10 +170,12 @@ class Line:
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """``planes`` backwards."""
-        strips, ends = self.cut(planes), accumulate(self.groups, initial=0)
+        by_line = _by_line if self.lanes > 1 else lambda part: part
+        strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
         return [
-            _cut_words(part) if dtype == np.int16 else part for part, (_, dtype) in zip(parts, self.forms, strict=True)
+            by_line(_cut_words(part) if dtype == np.int16 else part)
+            for part, (_, dtype) in zip(parts, self.forms, strict=True)
         ]
 
     def _words(self, halves: jax.Array) -> jax.Array:
@@ -243,7 +249,13 @@ class Line:
 def _cut_words(part: jax.Array) -> jax.Array:
     """``Line._words`` backwards."""
     words = part if part.dtype == jnp.int32 else _bits(part)
-    return jnp.concatenate([words, jax.lax.shift_right_logical(words, 16)], axis=1).astype(jnp.int16)
+    return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
+
+
+def _by_line(part: jax.Array) -> jax.Array:
+    """``part``, its axes laid out in memory in the order they have: line after line."""
+    out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
+    return out
 
 
 def _floats(words: jax.Array) -> jax.Array:

@@ -106,7 +106,7 @@ def replay(args: argparse.Namespace) -> int:
     progress = ProgressLine(is_first(args))  # its clock starts with the work
     try:
         place = args.checkpoint or args.deltas
-        with watching, writing(Path(place)) if place else nullcontext():
+        with watching, writing(place) if place else nullcontext():
             report = engine.run(
                 args.sources,
                 table=args.table,
