@@ -88,6 +88,7 @@ ROOMS = [
         {
             "penstock.checkpoint",
             "penstock.config",
+            "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
             "penstock.errors",

@@ -45,22 +45,30 @@ TWO_ONES = 0x3F803F80
 
 @dataclass(frozen=True)
 class Places:
-    """How a device tells which id a row has: ``Layout.place`` backwards."""
+    """How a device tells which id a row has: ``Layout.place`` backwards.
+
+    among : as in Layout
+    """
 
     vocabulary_size: int
     num_shards: int
     mod: bool
     shards_per_device: int
     rows_per_shard: int
+    among: tuple[int, int] = (0, 1)
 
     def ids(self, device: jax.Array, rows: jax.Array) -> jax.Array:
         """The ids, modulo 2**32, of a device's rows: uint32."""
+        first, stride = self.among
+        return self._numbers(device, rows).astype(jnp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
+
+    def _numbers(self, device: jax.Array, rows: jax.Array) -> jax.Array:
         shards = device * self.shards_per_device + rows // self.rows_per_shard
         inside = rows % self.rows_per_shard
         if self.mod:
-            return (inside * self.num_shards + shards).astype(jnp.uint32)
+            return inside * self.num_shards + shards
         quotient, remainder = divmod(self.vocabulary_size, self.num_shards)
-        return (shards * quotient + jnp.minimum(shards, remainder) + inside).astype(jnp.uint32)
+        return shards * quotient + jnp.minimum(shards, remainder) + inside
 
 
 @dataclass(frozen=True)
