@@ -117,8 +117,15 @@ class State:
         for together in self._together:
             brought = {name: self._brought(name, coalesced[name]) for name in together.tables if name in coalesced}
             for turn in range(max(map(len, brought.values()), default=0)):
-                segments = [(name, several[turn].parts) for name, several in brought.items() if turn < len(several)]
-                together.apply(segments, self._rate(segments[0][0], rates), step, turn)
+                together.apply(
+                    [
+                        (name, several[turn].parts, self._rate(name, rates))
+                        for name, several in brought.items()
+                        if turn < len(several)
+                    ],
+                    step,
+                    turn,
+                )
 
     def _brought(self, name: str, contributions: list[Coalesced]) -> list[Coalesced]:
         spec = self.specs[name]

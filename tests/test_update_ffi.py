@@ -193,7 +193,7 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
     reference.update_rows(wanted, [(ids, grads)], equation, **where)
     table.apply(ids, grads, 0.1)
     table.wait()
-    assert np.asarray(table._rows.array).tobytes() == wanted.tobytes()
+    assert np.asarray(table._rows.arrays[0]).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
