@@ -43,6 +43,7 @@ KERNELS = [
     "handlers",
     "id_map",
     "id_table",
+    "intake",
     "marks",
     "memory",
     "partition",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
-from penstock.frames import Coalesced
+from penstock.frames import Coalesced, SummedArrays
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, read_table
 from penstock.orbax import is_orbax, load_tree, parts_of
@@ -119,7 +119,7 @@ class State:
             for turn in range(max(map(len, brought.values()), default=0)):
                 together.apply(
                     [
-                        (name, several[turn].parts, self._rate(name, rates))
+                        (name, several[turn], self._rate(name, rates))
                         for name, several in brought.items()
                         if turn < len(several)
                     ],
@@ -256,7 +256,7 @@ def _least_bytes(spec: TableSpec) -> int:
 
 def _no_rows(spec: TableSpec) -> Coalesced:
     """What a step brings to a table that nothing touched, where its rows move all the same."""
-    return Coalesced(((np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
+    return Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:

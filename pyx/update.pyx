@@ -13,6 +13,8 @@ from libc.stdint cimport int64_t
 
 from ._types cimport grad_t, id_t
 
+from .memory cimport Sums
+
 from .handlers import handlers
 
 
@@ -43,6 +45,8 @@ def rules():
     cdef int i
     return {entries[i].name.decode(): entries[i].num_slots for i in range(NUM_RULES)}
 
+
+cdef object FLOAT32 = np.dtype(np.float32)
 
 # Bytes of rows asked for ahead: half of a first-level cache.
 cdef int64_t BYTES_AHEAD = 16384
@@ -173,8 +177,8 @@ cdef class Step:
     def update(self, brought):
         """One optimizer application to the rows of some tables, each table once.
 
-        brought : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) each,
-            ids distinct over all segments of a table
+        brought : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
+            accumulator's Sums each, ids distinct over all segments of a table
         Returns whether there is anything to do.
         """
         cdef Plan plan
@@ -185,8 +189,12 @@ cdef class Step:
         for number, segments, lr in brought:
             plan = self.plans[number]
             sweep = self._sweep(&plan.table, lr) if plan.table.non_lazy else -1
-            for ids, grads in segments:
-                self._add(&plan.table, ids, grads, lr, sweep)
+            for segment in segments:
+                if isinstance(segment, Sums) and (<Sums>segment).dim == plan.table.dim and (<Sums>segment).dtype is FLOAT32:
+                    self._add_sums(&plan.table, <Sums>segment, lr, sweep)
+                else:
+                    ids, grads = segment
+                    self._add(&plan.table, ids, grads, lr, sweep)
         self.held = brought
         return self.order.num_claims + self.order.num_sweep_claims > 0
 
@@ -244,6 +252,15 @@ cdef class Step:
                 segment.first = ids
             else:
                 segment.ids = &keys[0]
+        return 0
+
+    cdef int _add_sums(self, const Table* table, Sums sums, float lr, int64_t sweep) except -1:
+        """As they were handed over, without arrays."""
+        cdef Segment* segment
+        if sums.num_ids:
+            segment = self._next(sums.num_ids)
+            segment.table, segment.lr, segment.sweep = table, lr, sweep
+            segment.ids, segment.values = <const id_t*>sums.id_block.memory, <grad_t*>sums.sum_block.memory
         return 0
 
     cdef Segment* _next(self, int64_t num_rows) except NULL:

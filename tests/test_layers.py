@@ -194,6 +194,7 @@ ROOMS = [
             "penstock.crew",
             "penstock.frames",
             "penstock.gate",
+            "penstock.pyx.intake",
             "penstock.store",
             "penstock.stats",
             "penstock.errors",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -138,8 +139,11 @@ class DirectStack:
         self.array: jax.Array = create(mesh, self._step.num_floats)(self._operand).block_until_ready()
         self._step.release()
 
-    def apply(self, brought: Sequence[tuple[int, Segments, float]]) -> None:
-        """One optimizer application to the rows of several tables: (which of them, its segments, its rate) each."""
+    def apply(self, brought: Sequence[tuple[int, Sequence[Any], float]]) -> None:
+        """One optimizer application to the rows of several tables: (which of them, its segments, its rate) each.
+
+        segments : as ``update.Step.update`` takes them
+        """
         with self._lock:
             if self._step.update(brought):
                 self._run()

@@ -6,7 +6,7 @@ Which those are stands in stacks.py; where the host is the device (direct.py), a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
@@ -29,7 +29,13 @@ class Wanted(NamedTuple):
     rate: Hashable
 
 
-Rows = tuple[str, Segments, float]  # table, its rows, its learning rate
+class Coalesced(Protocol):
+    """``frames.Coalesced``: one table's rows of a step, as arrays and as the kernels hand them over."""
+
+    @property
+    def parts(self) -> Segments: ...
+    @property
+    def summed(self) -> Sequence[Any]: ...
 
 
 class Together:
@@ -40,15 +46,16 @@ class Together:
         self._among = among
         self._members = {name: member for member, name in enumerate(self.tables)}
 
-    def apply(self, brought: Sequence[Rows], step: int, turn: int) -> None:
-        """One optimizer application to the rows of these tables; see ``DeviceTable.apply_segments``."""
-        members = [(self._members[name], segments, rate) for name, segments, rate in brought if segments]
-        if not members:
-            return
+    def apply(self, brought: Sequence[tuple[str, Coalesced, float]], step: int, turn: int) -> None:
+        """One optimizer application to the rows of these tables, each with its learning rate.
+
+        step, turn : as for ``DeviceTable.apply_segments``
+        """
+        member = self._members
         if isinstance(self._among, DirectStack):
-            self._among.apply(members)
-        else:  # whose tables have one rate
-            self._among.apply([(member, segments) for member, segments, _ in members], members[0][2], step, turn)
+            self._among.apply([(member[name], rows.summed, rate) for name, rows, rate in brought])
+        elif brought:  # whose tables have one rate
+            self._among.apply([(member[name], rows.parts) for name, rows, _ in brought], brought[0][2], step, turn)
 
     def warm(self) -> int:
         """See ``DeviceTable.warm``, which a stack does for all of its tables."""
