@@ -137,8 +137,8 @@ class Engine:
         contributor : who sends it, for ``gate.explain()`` and ``gate.stale``
         Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
         """
-        self._check_ready()
-        if not isinstance(gradients, Mapping) or not all(isinstance(g, tuple | list) for g in gradients.values()):
+        pairs = isinstance(gradients, dict | Mapping)  # a dict is found out at once, a Mapping is asked for
+        if not pairs or False in [isinstance(g, tuple | list) for g in gradients.values()]:
             raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
         local_step = None if local_step is None else whole("local_step", local_step)
         return self._take_in(one_frame(gradients, self.config.sizes, local_step, contributor), learning_rates)
@@ -377,7 +377,8 @@ class Engine:
             raise StateError(f"an earlier step failed half way ({self._failed}); make a new engine from saved tables")
 
     def _check_ready(self) -> None:
-        self._check_whole()
+        if self._failed is not None:
+            self._check_whole()
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 

@@ -114,7 +114,6 @@ class SummedArrays(NamedTuple):
         return self.ids.nbytes + self.sums.nbytes
 
 
-@dataclass(eq=False)
 class Coalesced:
     """One table's gradients of one opening.
 
@@ -122,13 +121,13 @@ class Coalesced:
         one of them, once
     """
 
-    summed: tuple[Summed, ...]
+    __slots__ = ("num_ids", "summed")
+
+    def __init__(self, summed: tuple[Summed, ...]) -> None:
+        self.summed = summed
+        self.num_ids = sum([one.num_ids for one in summed])
 
     @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:
         """The same as arrays."""
         return tuple([(one.ids, one.sums) for one in self.summed])
-
-    @property
-    def num_ids(self) -> int:
-        return sum([one.num_ids for one in self.summed])

@@ -60,6 +60,8 @@ class State:
         from penstock.bridge.together import Wanted, make_tables
 
         self.specs = {spec.name: spec for spec in config.tables}
+        # What a step brings to a table that nothing touched, where its rows move all the same.
+        self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(_least_bytes(spec) for spec in self.specs.values()))
@@ -115,21 +117,17 @@ class State:
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
         for together in self._together:
-            brought = {name: self._brought(name, coalesced[name]) for name in together.tables if name in coalesced}
-            for turn in range(max(map(len, brought.values()), default=0)):
-                together.apply(
-                    [
-                        (name, several[turn], self._rate(name, rates))
-                        for name, several in brought.items()
-                        if turn < len(several)
-                    ],
-                    step,
-                    turn,
-                )
-
-    def _brought(self, name: str, contributions: list[Coalesced]) -> list[Coalesced]:
-        spec = self.specs[name]
-        return contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])
+            turns: list[list[tuple[str, Coalesced, float]]] = []
+            for name in together.tables:
+                several = coalesced.get(name)
+                if several is None:
+                    continue
+                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
+                    if turn == len(turns):
+                        turns.append([])
+                    turns[turn].append((name, rows, self._rate(name, rates)))
+            for turn, brought in enumerate(turns):
+                together.apply(brought, step, turn)
 
     def _rate(self, name: str, rates: tuple[float, ...]) -> float:
         spec = self.specs[name]
@@ -255,7 +253,6 @@ def _least_bytes(spec: TableSpec) -> int:
 
 
 def _no_rows(spec: TableSpec) -> Coalesced:
-    """What a step brings to a table that nothing touched, where its rows move all the same."""
     return Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
 
 
