@@ -20,6 +20,7 @@ ROOMS = [
         "penstock.io",
         {
             "penstock.io",
+            "penstock.pyx.batches",
             "penstock.pyx.runs",
             "penstock.expand",
             "penstock.frames",
