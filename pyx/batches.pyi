@@ -7,8 +7,7 @@ from typing_extensions import disjoint_base
 _Int64 = npt.NDArray[np.int64]
 
 @disjoint_base
-class Memory:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+class Memory: ...
 
 def plain_rows(
     batch: Any, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
