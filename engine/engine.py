@@ -388,7 +388,8 @@ class Engine:
             raise StateError(f"an earlier step failed half way ({self._failed}); make a new engine from saved tables")
 
     def _check_ready(self) -> None:
-        self._check_whole()
+        if self._failed is not None:
+            self._check_whole()
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 

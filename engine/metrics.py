@@ -131,7 +131,7 @@ class Metrics:
             "counter",
             "rows that the optimizer was applied to",
             "table",
-            updated,
+            {name: updated[name] for name in stores},
         )
         unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
         yield labelled("penstock_table_unique_ratio", "gauge", "updated rows over gradient rows", "table", unique)

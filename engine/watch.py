@@ -136,7 +136,8 @@ class Watch:
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
         for name, several in coalesced.items():
-            self.updated[name] += sum([rows.num_ids for rows in several])
+            for rows in several:
+                self.updated[name] += rows.num_ids
         if probe is not None:
             probe.after()
 

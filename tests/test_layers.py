@@ -20,6 +20,7 @@ ROOMS = [
         "penstock.io",
         {
             "penstock.io",
+            "penstock.pyx.batches",
             "penstock.pyx.runs",
             "penstock.expand",
             "penstock.frames",
@@ -195,6 +196,7 @@ ROOMS = [
             "penstock.crew",
             "penstock.frames",
             "penstock.gate",
+            "penstock.pyx.intake",
             "penstock.store",
             "penstock.stats",
             "penstock.errors",
