@@ -38,11 +38,13 @@ PACKAGE_DIR = {
 # without kernels, and nothing complains.
 KERNELS = [
     "accumulator",
+    "batches",
     "digest",
     "expansion",
     "handlers",
     "id_map",
     "id_table",
+    "intake",
     "marks",
     "memory",
     "partition",

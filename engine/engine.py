@@ -25,7 +25,7 @@ from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
-from penstock.deltas import Deltas
+from penstock.deltas import DeltaArguments, Deltas
 from penstock.errors import ConfigError, StateError
 from penstock.frames import Coalesced, Frame
 from penstock.gradients import contributor_of
@@ -35,7 +35,7 @@ from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
-from penstock.stats import Contributor, Counters, Report
+from penstock.stats import Contributor, Counters, ProcessReport, Report
 from penstock.store import TableStore
 from penstock.watch import Watch
 
@@ -276,6 +276,11 @@ class Engine:
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        """Of a job of several, by rank, what each did by itself; else none."""
+        return ()
+
     # ---- inside; what an engine of several processes does otherwise comes first
 
     def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
@@ -283,6 +288,9 @@ class Engine:
 
     def _make_saves(self) -> Saves:
         return Saves(self)
+
+    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
+        return Deltas(self, **arguments)
 
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return FrameReader(source, options)
@@ -383,7 +391,8 @@ class Engine:
             raise StateError(f"an earlier step failed half way ({self._failed}); make a new engine from saved tables")
 
     def _check_ready(self) -> None:
-        self._check_whole()
+        if self._failed is not None:
+            self._check_whole()
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 

@@ -7,9 +7,9 @@ seen: who sums its rows looks at every value anyway, and takes them back where o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,16 +85,49 @@ class Frame:
         return self if self.audit is None else self.audit()
 
 
-@dataclass(eq=False)
-class Coalesced:
-    """One table's gradients of one opening.
+class Summed(Protocol):
+    """Some ids and the sum of each, which make arrays when they are asked for: ``pyx.memory.Sums``."""
 
-    parts : ids int64 (u,) and rows float32 (u, dim), summed, and divided where the reduction is mean; an id is in
-        one of the parts, once
-    """
+    @property
+    def num_ids(self) -> int: ...
+    @property
+    def ids(self) -> Int64: ...
+    @property
+    def sums(self) -> Float32: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
-    parts: tuple[tuple[Int64, Float32], ...]
+
+class SummedArrays(NamedTuple):
+    """The same of arrays that are there."""
+
+    ids: Int64
+    sums: Float32
 
     @property
     def num_ids(self) -> int:
-        return sum([len(ids) for ids, _ in self.parts])
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.sums.nbytes
+
+
+class Coalesced:
+    """One table's gradients of one opening.
+
+    summed : ids int64 (u,) and rows float32 (u, dim), summed, and divided where the reduction is mean; an id is in
+        one of them, once
+    """
+
+    __slots__ = ("num_ids", "summed")
+
+    def __init__(self, summed: tuple[Summed, ...]) -> None:
+        self.summed = summed
+        self.num_ids = sum([one.num_ids for one in summed])
+
+    @property
+    def parts(self) -> tuple[tuple[Int64, Float32], ...]:
+        """The same as arrays."""
+        return tuple([(one.ids, one.sums) for one in self.summed])

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.crew import Crew
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
+from penstock.pyx.intake import Intake, bytes_held
 from penstock.stats import Contributor, Counters
 from penstock.store import TableStore
 
@@ -67,6 +68,9 @@ class Pipeline:
         self.stores = stores
         self._step = step
         self._crew = Crew(threads)
+        self._intake = Intake()
+        self._accumulators = [store.accumulator for store in stores.values()]
+        self._apart = [table for table, store in stores.items() if not store.accumulates]
         self._most_parts = 1 << self._crew.threads.bit_length() - 1  # a power of two
         self._last: _Last | None = None  # of the last one admitted
         self._num_admitted = 0
@@ -119,52 +123,67 @@ class Pipeline:
         self._crew.close()
 
     def _add(self, frame: Frame, begin: Begin, counters: Counters) -> None:
-        num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in frame.rows.items()}
-        total = sum(num_rows.values())
-        # The largest first, so that no thread begins with a large table when the others are done.
-        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True) if len(num_rows) > 1 else list(num_rows)
+        intake, rows = self._intake, frame.rows
+        tables, parts, total = list(rows), None, 0
+        for blocks in rows.values():
+            for block in blocks:
+                total += len(block.ids)
+        alone = total < ROWS_WORTH_SPLITTING
+        if not alone:
+            tables, parts = self._split(rows, total)
         stores = [self.stores[table] for table in tables]
-        required = self.gate.num_required
-        tasks = []
+        vacant = intake.begin(
+            [store.accumulator for store in stores], [rows[table] for table in tables], self._num_admitted + 1, parts
+        )
         try:
-            for store, table in zip(stores, tables, strict=True):
-                parts = self._parts(num_rows[table], total)
-                tasks += store.begin(frame.rows[table], self._num_admitted + 1, parts)
-            vacant = False not in [store.vacant for store in stores]
             if frame.audit is not None and not vacant:
-                self._check(stores, total)
+                self._check(alone)
+            required = self.gate.num_required
             opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
+            num_tasks = intake.add()
         except BaseException:
-            for store in stores:
-                store.cancel()
+            intake.cancel()
             raise
-        if not self._crew.run(tasks, alone=total < ROWS_WORTH_SPLITTING):
+        if not self._work(num_tasks, alone):
             # Where a frame before it is held, its rows have been looked at above.
             assert vacant
-            for store in stores:
-                store.undo()
+            intake.undo()
             raise BadRowsError
-        for store in stores:
-            store.end()
+        intake.end()
+        for table in self._apart:
+            if table in rows:
+                self.stores[table].end()
         self._opening = opening
         self._num_admitted += 1
         # Not the frame: its rows may hold a whole batch in memory.
         self._last = frame.local_step, frame.contributor, frame.learning_rates, frame.source
 
-    def _parts(self, num_rows: int, total: int) -> int:
-        """How many tasks a table's rows are split into: one, unless it would keep the others waiting."""
-        large = num_rows >= ROWS_WORTH_SPLITTING and num_rows * self._most_parts > total
-        return self._most_parts if large else 1
+    def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
+        """The tables of a frame, and into how many tasks each is split: one, unless it would keep the others waiting.
 
-    def _check(self, stores: Sequence[TableStore], total: int) -> None:
+        The largest first, so that no thread begins with a large table when the others are done.
+        """
+        num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in rows.items()}
+        tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
+        most = self._most_parts
+        large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
+        return tables, [most if one else 1 for one in large]
+
+    def _check(self, alone: bool) -> None:
         """What is added to sums that are held cannot be taken back: look first."""
-        tasks = [task for store in stores for task in store.checks(self._crew.threads)]
-        if not self._crew.run(tasks, alone=total < ROWS_WORTH_SPLITTING):
+        if not self._work(self._intake.check(1 if alone else self._crew.threads), alone):
             raise BadRowsError
+
+    def _work(self, num_tasks: int, alone: bool) -> bool:
+        """What the intake has shared out. alone : on this thread. False where a row is bad."""
+        if alone:
+            return self._intake.work()
+        return self._crew.run([self._intake.work] * min(num_tasks, self._crew.threads))
 
     def _open(self, _: int) -> None:
         rates, counters = self._opening
-        held = sum([store.nbytes for store in self.stores.values()])
+        stores = self.stores
+        held = bytes_held(self._accumulators) + sum([stores[table].nbytes_apart for table in self._apart])
         counters.held_bytes = max(counters.held_bytes, held)
-        self._step({name: store.drain() for name, store in self.stores.items()}, rates)
+        self._step({name: store.drain() for name, store in stores.items()}, rates)
         counters.steps += 1

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
-from penstock.frames import Coalesced
+from penstock.frames import Coalesced, SummedArrays
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, check_table, read_table
 from penstock.orbax import Tree, is_orbax, load_tree, parts_of
@@ -61,6 +61,8 @@ class State:
         from penstock.bridge.together import Wanted, make_tables
 
         self.specs = {spec.name: spec for spec in config.tables}
+        # What a step brings to a table that nothing touched, where its rows move all the same.
+        self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(_least_bytes(spec) for spec in self.specs.values()))
@@ -75,6 +77,7 @@ class State:
                 mod,
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
+                among=self.among(name),
             )
             for name, spec in self.specs.items()
         }
@@ -104,6 +107,10 @@ class State:
         """How a table that is held starts: (first, count) → rows."""
         return start_of(spec, seed)
 
+    def among(self, name: str) -> tuple[int, int]:
+        """Which rows of the table these are: the first one, and how far apart neighbours are."""
+        return 0, 1
+
     def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
         """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
         return sums
@@ -116,14 +123,17 @@ class State:
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
         for together in self._together:
-            brought = {name: self._brought(name, coalesced[name]) for name in together.tables if name in coalesced}
-            for turn in range(max(map(len, brought.values()), default=0)):
-                segments = [(name, several[turn].parts) for name, several in brought.items() if turn < len(several)]
-                together.apply(segments, self._rate(segments[0][0], rates), step, turn)
-
-    def _brought(self, name: str, contributions: list[Coalesced]) -> list[Coalesced]:
-        spec = self.specs[name]
-        return contributions or ([_no_rows(spec)] if spec.rule.non_lazy else [])
+            turns: list[list[tuple[str, Coalesced, float]]] = []
+            for name in together.tables:
+                several = coalesced.get(name)
+                if several is None:
+                    continue
+                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
+                    if turn == len(turns):
+                        turns.append([])
+                    turns[turn].append((name, rows, self._rate(name, rates)))
+            for turn, brought in enumerate(turns):
+                together.apply(brought, step, turn)
 
     def _rate(self, name: str, rates: tuple[float, ...]) -> float:
         spec = self.specs[name]
@@ -268,8 +278,7 @@ def _least_bytes(spec: TableSpec) -> int:
 
 
 def _no_rows(spec: TableSpec) -> Coalesced:
-    """What a step brings to a table that nothing touched, where its rows move all the same."""
-    return Coalesced(((np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
+    return Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:

@@ -15,6 +15,9 @@ from penstock.frames import Frame, Rows
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.schema import suggestion
 
+# Made once: comparing with a type makes one each time.
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
 
 def one_frame(
     gradients: Mapping[str, tuple[Any, Any]],
@@ -27,23 +30,28 @@ def one_frame(
     ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
     Raises InputError as a stream would, or its audit does; the source is then ``apply('table')``.
     """
-    seen = {table: _as_they_are(table, *arrays, sizes) for table, arrays in gradients.items()}
-    if None in seen.values():
-        return _checked(gradients, sizes, local_step, contributor)
-    rows = {table: (block,) for table, block in seen.items() if block is not None and len(block.ids)}
-    num_rows = sum(len(block.ids) for block in seen.values() if block is not None)
+    rows: dict[str, tuple[Rows, ...]] = {}
+    num_rows = 0
+    for table, (ids, values) in gradients.items():
+        block = _as_they_are(ids, values, sizes.get(table))
+        if block is None:
+            return _checked(gradients, sizes, local_step, contributor)
+        if len(ids):
+            rows[table] = (block,)
+            num_rows += len(ids)
     audit = partial(_checked, gradients, sizes, local_step, contributor)
     return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
 
 
-def _as_they_are(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> Rows | None:
-    """NumPy arrays of the very types and shapes that are summed; None for everything else."""
-    if not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
+    """NumPy arrays of the very types and shapes that are summed; None for everything else. size : of the table"""
+    if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
         return None
-    fits = ids.dtype == np.int64 and ids.ndim == 1 and values.dtype == np.float32 and values.ndim == 2
-    if not fits or table not in sizes or values.shape != (len(ids), sizes[table][1]):
+    if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
-    return Rows(ids, values) if ids.flags.carray and values.flags.carray else None
+    of_ids, of_values = ids.flags, values.flags
+    lies_so = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
+    return Rows(ids, values) if lies_so else None
 
 
 def _checked(

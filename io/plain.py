@@ -17,6 +17,7 @@ from penstock.io.columns import Codes, Float32, Int64
 from penstock.io.decode import Broken, Decoded
 from penstock.io.parts import RAISED
 from penstock.io.schema import Roles
+from penstock.pyx.batches import plain_rows
 
 
 class PlainRows:
@@ -63,27 +64,23 @@ class PlainColumns:
 
     def __init__(self, roles: Roles, table: str) -> None:
         self._table, self._width = table, roles.gradient.type.list_size
-        self._id, self._gradient = roles.id.name, roles.gradient.name
-        self._step = None if roles.step is None else roles.step.name
+        self._names = roles.id.name, roles.gradient.name, None if roles.step is None else roles.step.name
+        self._where: tuple[int, int, int, int] | None = None  # columns, and where these are: the same in all batches
 
     def decode(self, batch: pa.RecordBatch, long_way: Callable[[], Decoded]) -> PlainRows | None:
         """None where the batch is not plain, or damaged."""
+        if self._where is None:
+            at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
+            self._where = batch.num_columns, at[0], at[1], at[2]
         try:
-            ids = _plain(batch, self._id)
-            steps = None if self._step is None else _plain(batch, self._step)
-            gradient = batch.column(self._gradient)
-            gradient.validate(full=True)
-            child = gradient.values  # it ignores the slice
-            if gradient.null_count or child.null_count or len(gradient) != batch.num_rows:
-                return None
-            flat = child.to_numpy()
+            # Not in full: of numbers there is no more to validate, and other columns are nobody's business here.
+            batch.validate()
+            found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
         except RAISED:
             return None
-        if ids is None or (steps is None) != (self._step is None) or not flat.flags.aligned:
+        if found is None or (found[2] is None) != (self._names[2] is None):
             return None
-        first = gradient.offset * self._width
-        values = flat[first : first + len(ids) * self._width].reshape(len(ids), self._width)
-        return PlainRows(self._table, ids, values, steps, long_way)
+        return PlainRows(self._table, *found, long_way)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
@@ -97,13 +94,3 @@ def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int
     if gradient.value_type != pa.float32() or table is None or sizes.get(table, (0, -1))[1] != gradient.list_size:
         return None
     return PlainColumns(roles, table)
-
-
-def _plain(batch: pa.RecordBatch, name: str) -> Int64 | None:
-    """An int64 column; None where it has nulls, another length than the batch, or is not aligned."""
-    column = batch.column(name)
-    column.validate(full=True)
-    if column.null_count or len(column) != batch.num_rows:
-        return None
-    values: Int64 = column.to_numpy()
-    return values if values.flags.aligned else None

@@ -8,25 +8,19 @@ for all of it (the last thing that can fail), ``add_part`` for every part, ``end
 
 import numpy as np
 
-from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strchr
 
 from ._types cimport id_t, index_t, real_t
 from .id_map cimport IdMap
 from .id_table cimport table_clear, table_free, table_init, table_reserve
-from .memory cimport Block, Pool, penstock_allocate_zeroed, penstock_release
-from .parts cimport (
-    Index, Mark, Part, Source, part_add, part_carry, part_check, part_clear, part_undo,
-)
+from .memory cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
+from .parts cimport Index, Mark, Part, Source, part_add, part_carry, part_check, part_clear, part_undo
 
 # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
 LARGEST_MAP = 1 << 27
-
-cdef enum:
-    MOST_PARTS = 64
-
 
 cdef class Accumulator:
     """One table's coalesced gradients since the last drain.
@@ -38,21 +32,6 @@ cdef class Accumulator:
     One frame at a time; its parts may be added by threads side by side.
     """
 
-    cdef readonly Py_ssize_t dim
-    cdef readonly object dtype
-    cdef readonly Py_ssize_t num_parts   # of what is held now
-    cdef bint wide, count
-    cdef IdMap map
-    cdef Index index
-    cdef size_t seen_bytes
-    cdef Part[MOST_PARTS] parts
-    cdef list _ids, _sums, _news, _marks   # the blocks that a part's pointers look into, by part
-    cdef Pool _pool
-    cdef index_t first_frame
-    cdef Source* sources                   # of the frame between begin and end
-    cdef Py_ssize_t num_sources
-    cdef object _arrays                    # that its sources look into
-
     def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True):
         cdef Py_ssize_t p
         self.num_parts = 0
@@ -63,6 +42,7 @@ cdef class Accumulator:
         if self.dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be float32 or float64, got {self.dtype}")
         self.wide = self.dtype == np.float64
+        self.row_bytes = dim * self.dtype.itemsize
         self.count = count
         self._pool = Pool()
         self._ids, self._sums, self._news, self._marks = [], [], [], []
@@ -86,6 +66,9 @@ cdef class Accumulator:
 
     def __len__(self):
         """Distinct ids held."""
+        return self.held()
+
+    cdef Py_ssize_t held(self) noexcept:
         cdef Py_ssize_t p, n = 0
         for p in range(self.num_parts):
             n += self.parts[p].num_ids
@@ -102,11 +85,15 @@ cdef class Accumulator:
     @property
     def nbytes(self):
         """Bytes held for sums, ids, counts and the index, and for those to come."""
-        per_id = self.dim * self.dtype.itemsize + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
-        per_slot = 16
-        slots = sum(self.parts[p].table.capacity for p in range(self.num_parts))
-        index = slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
-        return len(self) * per_id + index + self._pool.nbytes
+        return self.num_bytes()
+
+    cdef Py_ssize_t num_bytes(self) noexcept:
+        cdef Py_ssize_t p, slots = 0, per_slot = 16
+        cdef Py_ssize_t per_id = self.row_bytes + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
+        for p in range(self.num_parts):
+            slots += self.parts[p].table.capacity
+        return (self.held() * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
+                + self._pool.num_bytes())
 
     # ---- a frame in
 
@@ -120,7 +107,7 @@ cdef class Accumulator:
         num_parts : a power of two; how many to split into from the next time on that nothing is held
         Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
         """
-        cdef Py_ssize_t p, num_rows, held = len(self)
+        cdef Py_ssize_t p, num_rows, held = self.held()
         num_rows = self._look_into(blocks)
         if held == 0:
             if num_parts != self.num_parts:
@@ -133,6 +120,7 @@ cdef class Accumulator:
             self._reserve(p, num_rows)
             if self.count and frame != self.first_frame:
                 self._start_marks(p)
+        self.rows_begun = num_rows
         return self.num_parts
 
     def add_part(self, Py_ssize_t number, index_t frame, bint strict=False):
@@ -155,14 +143,19 @@ cdef class Accumulator:
 
     def end(self):
         """The frame is added."""
-        self.num_sources, self._arrays = 0, None
+        self.num_rows += self.rows_begun
+        self.cancel()
+
+    cpdef cancel(self):
+        """The frame that was begun will not come."""
+        self.num_sources, self.rows_begun, self._arrays = 0, 0, None
 
     def undo(self):
         """As if the frame had never been added; only where nothing was held before it."""
         cdef Py_ssize_t p
         for p in range(self.num_parts):
             part_undo(&self.parts[p], &self.index)
-        self.end()
+        self.cancel()
 
     def add(self, ids not None, grads not None, index_t frame):
         """A frame of one block, on one thread. Nothing is counted when shape or dtype disagree."""
@@ -180,15 +173,18 @@ cdef class Accumulator:
         mean : divide each row by its dtype(number of frames that contained it)
         Returns a list of (ids int64 (n,), sums (n, dim)), one per part; an id is in one of them.
         """
-        parts = range(self.num_parts)
+        return [tuple(sums) for sums in self.drain_sums(mean)]
+
+    cpdef tuple drain_sums(self, bint mean=False):
+        """The same without making arrays of it: a ``Sums`` per part, which makes them where somebody asks."""
+        cdef Py_ssize_t p
         # All that can fail, before anything changes.
-        drained = [self._held(p) for p in parts]
-        counts = [self._counts(p) if mean and self._marks[p] is not None else None for p in parts]
-        for (_, sums), divisors in zip(drained, counts):
-            if divisors is not None:
-                divide(sums, divisors)
+        cdef list drained = [self._sums_of(p) for p in range(self.num_parts)]
+        for p in range(self.num_parts):
+            if mean and self._marks[p] is not None:
+                divide(drained[p].sums, self._counts(p))
         self._clear()
-        return drained
+        return tuple(drained)
 
     def drain(self, bint mean=False, bint ascending=False):
         """The same as ids int64 (n,), sums (n, dim), counts int64 (n,): in how many frames the id occurred.
@@ -210,8 +206,9 @@ cdef class Accumulator:
         return ids, sums, counts
 
     def start_counting(self):
-        """``num_distinct`` is 0 from here; what is held counts only where it comes again."""
+        """``num_distinct`` and ``num_rows`` are 0 from here; what is held counts only where it comes again."""
         cdef Py_ssize_t p
+        self.num_rows = 0
         for p in range(self.num_parts):
             part_carry(&self.parts[p])
         if self.map is not None:
@@ -294,33 +291,51 @@ cdef class Accumulator:
 
     cdef Py_ssize_t _look_into(self, blocks) except -1:
         """Note where the rows of the frame lie. Returns how many there are."""
-        cdef Py_ssize_t s, num_rows = 0
+        cdef Py_ssize_t num_rows = 0
         cdef Source* sources = <Source*>malloc(max(len(blocks), 1) * sizeof(Source))
         if sources == NULL:
             raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
         free(self.sources)
         self.sources, self.num_sources, self._arrays = sources, 0, blocks
-        for ids, grads, which, *rest in blocks:
-            gains = rest[0] if rest else None
-            self._check(ids, grads, which)
-            if gains is not None:
-                self._check_gains(gains, len(ids))
-            if not len(ids):
-                continue
-            s = self.num_sources
-            self.num_sources += 1
-            sources[s].ids = <const id_t*>start_of(ids)
-            sources[s].rows = <const char*>start_of(grads)
-            sources[s].stride = grads.strides[0]
-            sources[s].which = NULL
-            if which is not None:
-                sources[s].which = <const index_t*>start_of(which)
-            sources[s].gains = NULL
-            if gains is not None:
-                sources[s].gains = <const float*>start_of(gains)
-            sources[s].num_rows = len(ids)
-            num_rows += len(ids)
+        for block in blocks:
+            ids, grads, which = block[0], block[1], block[2]
+            gains = block[3] if len(block) > 3 else None
+            if not self._point(&sources[self.num_sources], ids, grads, which, gains):
+                self._check(ids, grads, which)
+                if gains is not None:
+                    self._check_gains(gains, len(ids))
+                raise ValueError("ids, grads, which and gains: expected arrays of this machine's own types")
+            if sources[self.num_sources].num_rows:
+                num_rows += sources[self.num_sources].num_rows
+                self.num_sources += 1
         return num_rows
+
+    cdef bint _point(self, Source* s, ids, grads, which, gains) except -1:
+        """Where the rows of a block lie. False where its arrays are not what is summed: ``_check`` says why."""
+        cdef Py_buffer view
+        cdef bint fits
+        cdef Py_ssize_t num_grads, itemsize = sizeof(double) if self.wide else sizeof(float)
+        s.ids = <const id_t*>row_of_numbers(ids, b"lq", sizeof(id_t), &s.num_rows)
+        if s.ids == NULL:
+            return False
+        PyObject_GetBuffer(grads, &view, PyBUF_STRIDES | PyBUF_FORMAT)
+        fits = (view.ndim == 2 and view.itemsize == itemsize and is_of(&view, b"d" if self.wide else b"f")
+                and view.shape[1] == self.dim)
+        if fits:
+            s.rows, s.stride, num_grads = <const char*>view.buf, view.strides[0], view.shape[0]
+            fits = s.num_rows == 0 or (
+                (self.dim == 1 or view.strides[1] == itemsize)
+                and (<size_t>s.rows | <size_t>s.stride) % itemsize == 0)
+        PyBuffer_Release(&view)
+        s.which, s.gains = NULL, NULL
+        if which is not None:
+            s.which = <const index_t*>row_of_numbers(which, b"lq", sizeof(index_t), &num_grads)
+            fits = fits and s.which != NULL
+        fits = fits and num_grads == s.num_rows
+        if gains is not None:
+            s.gains = <const float*>row_of_numbers(gains, b"f", sizeof(float), &num_grads)
+            fits = fits and s.gains != NULL and num_grads == s.num_rows and not self.wide
+        return fits
 
     def _check(self, ids, grads, which):
         rows = ids if which is None else which
@@ -352,7 +367,7 @@ cdef class Accumulator:
         if self.index.vocabulary_size:
             room = min(room, <Py_ssize_t>self.index.vocabulary_size)
         # One more: find_direct writes one beyond the end.
-        self._sums[p] = self._grown(self._sums[p], part.num_ids, room, self.dim * self.dtype.itemsize)
+        self._sums[p] = self._grown(self._sums[p], part.num_ids, room, self.row_bytes)
         part.sums = (<Block>self._sums[p]).memory
         self._ids[p] = self._grown(self._ids[p], part.num_ids, room + 1, sizeof(id_t))
         part.ids = <id_t*>(<Block>self._ids[p]).memory
@@ -387,13 +402,18 @@ cdef class Accumulator:
             part.marks[i].frame, part.marks[i].count = self.first_frame, 1
         return 0
 
+    cdef Sums _sums_of(self, Py_ssize_t p):
+        """The ids and sums of a part, where they lie."""
+        cdef Sums sums = Sums.__new__(Sums)
+        sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
+        if sums.num_ids:
+            sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
+            sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
+        return sums
+
     def _held(self, Py_ssize_t p):
         """The ids and sums of a part, as views."""
-        n = self.parts[p].num_ids
-        if n == 0:
-            return np.empty(0, np.int64), np.empty((0, self.dim), self.dtype)
-        (<Block>self._ids[p]).used, (<Block>self._sums[p]).used = n * 8, n * self.dim * self.dtype.itemsize
-        return (<Block>self._ids[p]).array(np.int64, n), (<Block>self._sums[p]).array(self.dtype, n, self.dim)
+        return tuple(self._sums_of(p))
 
     def _counts(self, Py_ssize_t p):
         """In how many frames each id of a part occurred: a copy."""
@@ -408,12 +428,25 @@ cdef class Accumulator:
         return self._marks[p].array(np.int64, n, 2)[:, 0].copy()
 
 
-cdef const void* start_of(array) except NULL:
-    """Where an array's memory begins; who keeps the array keeps that."""
+cdef const void* row_of_numbers(array, const char* kinds, Py_ssize_t itemsize, Py_ssize_t* num) except? NULL:
+    """Where the numbers of an array begin that lie one after the other and aligned, and how many; NULL where not so.
+
+    Who keeps the array keeps that.
+    """
     cdef Py_buffer view
-    PyObject_GetBuffer(array, &view, PyBUF_STRIDES)
+    cdef void* begin = NULL
+    PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT)
+    if (view.ndim == 1 and view.itemsize == itemsize and is_of(&view, kinds) and <size_t>view.buf % itemsize == 0
+            and (view.shape[0] <= 1 or view.strides[0] == itemsize)):
+        # Of no numbers the address may be NULL, and nobody looks there.
+        begin, num[0] = view.buf if view.shape[0] else <void*>num, view.shape[0]
     PyBuffer_Release(&view)
-    return view.buf
+    return begin
+
+
+cdef bint is_of(const Py_buffer* view, const char* kinds) noexcept:
+    """Whether the elements are of one of these kinds, in this machine's byte order: another one has a sign before."""
+    return view.format != NULL and view.format[1] == 0 and strchr(kinds, view.format[0]) != NULL
 
 
 def divide(sums not None, counts not None):

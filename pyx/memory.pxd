@@ -20,6 +20,7 @@ cdef class Pool:
     cdef Py_ssize_t _wanted   # bytes that were needed of late: what is far larger is not kept
     cdef Block take(self, Py_ssize_t num_bytes)
     cdef void give_back(self, Block block) noexcept
+    cdef Py_ssize_t num_bytes(self) noexcept
 
 
 cdef class Block:
@@ -29,3 +30,9 @@ cdef class Block:
     cdef Py_ssize_t touched
     cdef Pool pool
     cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*)
+
+
+cdef class Sums:
+    cdef Block id_block, sum_block   # None where there are no ids
+    cdef readonly Py_ssize_t num_ids, dim
+    cdef object dtype, _id_array, _sum_array

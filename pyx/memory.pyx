@@ -30,7 +30,14 @@ cdef class Pool:
     @property
     def nbytes(self):
         """Bytes that wait here."""
-        return sum(self._free[at].touched for at in range(self._num_free))
+        return self.num_bytes()
+
+    cdef Py_ssize_t num_bytes(self) noexcept:
+        cdef int at
+        cdef Py_ssize_t n = 0
+        for at in range(self._num_free):
+            n += self._free[at].touched
+        return n
 
     cdef Block take(self, Py_ssize_t num_bytes):
         """A block of at least num_bytes, its contents undefined. Raises MemoryError."""
@@ -85,3 +92,33 @@ cdef class Block:
         cdef Py_ssize_t count = num_rows * max(width, <Py_ssize_t>1)
         flat = np.frombuffer(self, dtype, count) if count else np.empty(0, dtype)
         return flat.reshape(num_rows, width) if width else flat
+
+
+cdef class Sums:
+    """Ids, and a sum for each, as they were handed over; arrays of them are made when somebody asks.
+
+    num_ids : how many; dim : floats per sum. Unpacks to ids int64 (num_ids,), sums (num_ids, dim)
+    """
+
+    @property
+    def ids(self):
+        if self._id_array is None:
+            self._id_array = self.id_block.array(np.int64, self.num_ids) if self.num_ids else np.empty(0, np.int64)
+        return self._id_array
+
+    @property
+    def sums(self):
+        if self._sum_array is None:
+            if self.num_ids:
+                self._sum_array = self.sum_block.array(self.dtype, self.num_ids, self.dim)
+            else:
+                self._sum_array = np.empty((0, self.dim), self.dtype)
+        return self._sum_array
+
+    @property
+    def nbytes(self):
+        """Bytes of both."""
+        return self.num_ids * (8 + self.dim * self.dtype.itemsize)
+
+    def __iter__(self):
+        return iter((self.ids, self.sums))

@@ -29,38 +29,53 @@ cdef enum Op:
     WRITE
     READ
     READ_ALL
+    START
 
 
 cdef struct Table:              # what is fixed for a table, the same on all its devices
     Rule rule
     UpdateRows run
+    const char* name
     bint non_lazy
     bint mod
     int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
     int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
     double per_shards, per_quotient, per_longer
-    int64_t num_parts, dim, threads
+    int64_t num_parts, dim
+    int64_t first_float         # of the array that a device's tables lie in
+    int64_t row_floats, num_rows, ahead
     float starts[MAX_PARTS]
     const float* zeros
 
 
-cdef struct Segment:            # rows of one host array; ids is NULL for the ids from first on
+cdef struct Segment:            # rows of one table and one host array; ids is NULL for the ids from first on
+    const Table* table
     const id_t* ids
     id_t first
     grad_t* values
     int64_t num_rows
     int64_t first_claim
+    float lr
+    int64_t sweep               # of the order's, where the rule is not lazy; else -1
+
+
+cdef struct Sweep:              # a table whose every row the step changes
+    const Table* table
+    float lr
+    int64_t first_word          # of its bits, one per row of the device: set where a segment has the row
+    int64_t first_claim
 
 
 cdef struct Order:              # one step: the same for all devices
-    const Table* table
     Op op
+    int64_t num_floats          # of the array that a device's tables lie in
+    int64_t threads
     int64_t part
     int64_t plane_floats        # READ_ALL: from one part of a row to the next in the host's array
-    float lr
     Segment* segments
-    int64_t num_segments
-    int64_t num_claims
+    int64_t num_segments, num_claims
+    Sweep* sweeps
+    int64_t num_sweeps, num_sweep_claims, num_words
 
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:

@@ -8,10 +8,12 @@ given it is done.
 
 import numpy as np
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t
 
 from ._types cimport grad_t, id_t
+
+from .memory cimport Sums
 
 from .handlers import handlers
 
@@ -44,27 +46,37 @@ def rules():
     return {entries[i].name.decode(): entries[i].num_slots for i in range(NUM_RULES)}
 
 
+cdef object FLOAT32 = np.dtype(np.float32)
+
+# Bytes of rows asked for ahead: half of a first-level cache.
+cdef int64_t BYTES_AHEAD = 16384
+
+
 cdef class Plan:
-    """What is fixed for a table: its rule, where its rows live, on how many threads it is updated.
+    """What is fixed for a table: its rule, and where its rows live.
 
     rule : one of ``rules``
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0
     starts : what weights and slots begin with
     num_shards, mod, rows_per_shard, shards_per_device : as in partition.place
-    threads : at most so many per device; 0: as many as XLA's pool has
     target : one of ``targets``; "": the best
+    first_float : where the table begins in the array of floats that every device has
+    name : in errors
     """
     cdef Table table
     cdef readonly object zeros
+    cdef bytes name
 
     def __init__(self, str rule, numbers, starts, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod,
-                 int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy, int64_t threads, str target=""):
+                 int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy, str target="", int64_t first_float=0,
+                 str name=""):
         cdef Table* t = &self.table
         cdef const RuleEntry* entry = entry_of(rule, target)
         cdef grad_t[::1] zeros
         if len(starts) != 1 + entry.num_slots:
             raise ValueError(f"{rule}: expected {1 + entry.num_slots} starts, got {len(starts)}")
-        t.run, t.num_parts, t.dim, t.threads, t.non_lazy = entry.run, len(starts), dim, threads, non_lazy
+        self.name = name[:80].encode("utf-8", "replace")  # an error has not room for more
+        t.run, t.num_parts, t.dim, t.non_lazy, t.name = entry.run, len(starts), dim, non_lazy, self.name
         for part in range(len(starts)):
             t.starts[part] = starts[part]
         self.zeros = np.zeros(max(1, dim), np.float32)
@@ -72,11 +84,18 @@ cdef class Plan:
         t.zeros = &zeros[0]
         t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
         t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
+        t.num_rows, t.row_floats, t.first_float = rows_per_shard * shards_per_device, t.num_parts * dim, first_float
+        t.ahead = max(4, min(32, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
         t.quotient = vocabulary_size // num_shards
         t.longer = vocabulary_size % num_shards * (t.quotient + 1)
         t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
         t.per_quotient = 1.0 / max(1, t.quotient)
         set_rule(&t.rule, {**dict.fromkeys(NUMBERS, 0.0), **numbers})
+
+    @property
+    def end(self):
+        """Where the table ends in that array."""
+        return self.table.first_float + self.table.num_rows * self.table.row_floats
 
 
 NUMBERS = (
@@ -113,99 +132,167 @@ cdef int set_rule(Rule* r, numbers) except -1:
 
 
 cdef class Step:
-    """One thing to do to a table's rows: host memory at ``address`` that a handler reads when its turn comes.
+    """One thing to do to the rows of tables that lie in one array: host memory at ``address`` that a handler reads
+    when its turn comes.
+
+    plans : of the tables, which are called by their numbers here
+    threads : at most so many per device; 0: as many as XLA's pool has
 
     May be set anew when the program that was given it is done, and not before. Holds the arrays until then.
     """
     cdef Order order
-    cdef Py_ssize_t room
-    cdef Plan plan
+    cdef Py_ssize_t room, room_for_sweeps
+    cdef tuple plans
     cdef object held
 
-    def __cinit__(self, Plan plan not None):
-        self.plan = plan
-        self.order.table = &plan.table
-        self.order.segments = NULL
-        self._reserve(1)
+    def __cinit__(self, plans, int64_t threads=0):
+        self.plans = tuple(plans)
+        self.order.segments, self.order.sweeps = NULL, NULL
+        self.order.threads = threads
+        for plan in self.plans:
+            self.order.num_floats = max(self.order.num_floats, <int64_t>(<Plan?>plan).end)
 
     def __dealloc__(self):
         PyMem_Free(self.order.segments)
+        PyMem_Free(self.order.sweeps)
 
     @property
     def address(self):
         """Where it lies: what the program's operand says."""
         return <size_t>&self.order
 
-    def update(self, segments, float lr):
-        """One optimizer application to the rows of ids, distinct over all segments.
+    @property
+    def num_floats(self):
+        """Of the array that every device has."""
+        return self.order.num_floats
 
-        segments : (ids int64 (n,), gradients float32 (n, dim)) each
+    def start(self):
+        """Every row of every table as it begins."""
+        cdef Segment* segment
+        self._begin(START)
+        for plan in self.plans:
+            segment = self._next((<Plan>plan).table.num_rows)
+            segment.table = &(<Plan>plan).table
+
+    def update(self, brought):
+        """One optimizer application to the rows of some tables, each table once.
+
+        brought : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
+            accumulator's Sums each, ids distinct over all segments of a table
+        Returns whether there is anything to do.
         """
-        self._begin(UPDATE, len(segments))
-        self.order.lr = lr
-        for ids, grads in segments:
-            self._add(ids, grads)
-        self.held = segments
+        cdef Plan plan
+        cdef Py_ssize_t number
+        cdef int64_t sweep
+        cdef float lr
+        self._begin(UPDATE)
+        for number, segments, lr in brought:
+            plan = self.plans[number]
+            sweep = self._sweep(&plan.table, lr) if plan.table.non_lazy else -1
+            for segment in segments:
+                if isinstance(segment, Sums) and (<Sums>segment).dim == plan.table.dim and (<Sums>segment).dtype is FLOAT32:
+                    self._add_sums(&plan.table, <Sums>segment, lr, sweep)
+                else:
+                    ids, grads = segment
+                    self._add(&plan.table, ids, grads, lr, sweep)
+        self.held = brought
+        return self.order.num_claims + self.order.num_sweep_claims > 0
 
-    def copy(self, ids, values, int64_t part, bint write):
+    def copy(self, Py_ssize_t number, ids, values, int64_t part, bint write):
         """Set one part of the rows of distinct ids to values, or values to that part of the rows of any ids.
 
         ids : int64 (n,), or the first of consecutive ids
         values : float32 (n, dim); written where write is False
         """
-        self._begin(WRITE if write else READ, 1)
-        if not 0 <= part < self.plan.table.num_parts:
-            raise ValueError(f"expected 0 <= part < {self.plan.table.num_parts}, got {part}")
+        cdef Plan plan = self.plans[number]
+        self._begin(WRITE if write else READ)
+        if not 0 <= part < plan.table.num_parts:
+            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {part}")
         self.order.part = part
-        self._add(ids, values)
+        self._add(&plan.table, ids, values, 0, -1)
         self.held = ids, values
 
-    def copy_all(self, ids, grad_t[:, :, ::1] values not None):
+    def copy_all(self, Py_ssize_t number, ids, grad_t[:, :, ::1] values not None):
         """All parts of the rows of any ids into values. ids : as in ``copy``; values : OUT float32 (parts, n, dim)"""
-        if values.shape[0] != self.plan.table.num_parts:
-            raise ValueError(f"expected room for {self.plan.table.num_parts} parts, got {values.shape[0]}")
-        self._begin(READ_ALL, 1)
+        cdef Plan plan = self.plans[number]
+        if values.shape[0] != plan.table.num_parts:
+            raise ValueError(f"expected room for {plan.table.num_parts} parts, got {values.shape[0]}")
+        self._begin(READ_ALL)
         self.order.plane_floats = values.shape[1] * values.shape[2]
-        self._add(ids, values[0])
+        self._add(&plan.table, ids, values[0], 0, -1)
         self.held = ids, values
 
     def release(self):
         """Let go of the arrays: the program is done."""
         self.held = None
         self.order.num_segments = self.order.num_claims = 0
+        self.order.num_sweeps = self.order.num_sweep_claims = self.order.num_words = 0
 
-    cdef int _begin(self, Op op, Py_ssize_t num_segments) except -1:
+    cdef int _begin(self, Op op) except -1:
         self.release()
-        self._reserve(num_segments)
         self.order.op = op
         return 0
 
-    cdef int _add(self, ids, values) except -1:
-        cdef Segment* segment = &self.order.segments[self.order.num_segments]
+    cdef int _add(self, const Table* table, ids, values, float lr, int64_t sweep) except -1:
+        cdef Segment* segment
         cdef const id_t[::1] keys
         cdef const grad_t[:, ::1] rows = values  # one row after the other
-        segment.ids, segment.first, segment.num_rows = NULL, 0, rows.shape[0]
-        segment.values = <grad_t*>&rows[0, 0] if rows.shape[0] else NULL
-        if rows.shape[1] != self.plan.table.dim:
-            raise ValueError(f"expected rows of {self.plan.table.dim} floats, got {rows.shape[1]}")
-        if isinstance(ids, int):
-            segment.first = ids
-        else:
+        cdef Py_ssize_t num_rows = rows.shape[0]
+        if rows.shape[1] != table.dim:
+            raise ValueError(f"expected rows of {table.dim} floats, got {rows.shape[1]}")
+        if not isinstance(ids, int):
             keys = ids
-            if keys.shape[0] != rows.shape[0]:
-                raise ValueError(f"expected {keys.shape[0]} rows for as many ids, got {rows.shape[0]}")
-            segment.ids = &keys[0] if keys.shape[0] else NULL
-        segment.first_claim = self.order.num_claims
-        self.order.num_claims += chunks(segment.num_rows)
-        self.order.num_segments += 1
+            if keys.shape[0] != num_rows:
+                raise ValueError(f"expected {keys.shape[0]} rows for as many ids, got {num_rows}")
+        if num_rows:
+            segment = self._next(num_rows)
+            segment.table, segment.lr, segment.sweep = table, lr, sweep
+            segment.values = <grad_t*>&rows[0, 0]
+            if isinstance(ids, int):
+                segment.first = ids
+            else:
+                segment.ids = &keys[0]
         return 0
 
-    cdef int _reserve(self, Py_ssize_t num_segments) except -1:
-        if num_segments > self.room:
-            PyMem_Free(self.order.segments)
-            self.room = 0
-            self.order.segments = <Segment*>PyMem_Malloc(num_segments * sizeof(Segment))
-            if self.order.segments == NULL:
-                raise MemoryError(f"no memory for {num_segments} segments")
-            self.room = num_segments
+    cdef int _add_sums(self, const Table* table, Sums sums, float lr, int64_t sweep) except -1:
+        """As they were handed over, without arrays."""
+        cdef Segment* segment
+        if sums.num_ids:
+            segment = self._next(sums.num_ids)
+            segment.table, segment.lr, segment.sweep = table, lr, sweep
+            segment.ids, segment.values = <const id_t*>sums.id_block.memory, <grad_t*>sums.sum_block.memory
         return 0
+
+    cdef Segment* _next(self, int64_t num_rows) except NULL:
+        cdef Segment* segment
+        cdef Order* o = &self.order
+        if o.num_segments == self.room:
+            o.segments = <Segment*>more_room(o.segments, &self.room, sizeof(Segment))
+        segment = &o.segments[o.num_segments]
+        segment.ids, segment.first, segment.values, segment.sweep = NULL, 0, NULL, -1
+        segment.num_rows, segment.first_claim = num_rows, o.num_claims
+        o.num_claims += chunks(num_rows)
+        o.num_segments += 1
+        return segment
+
+    cdef int64_t _sweep(self, const Table* table, float lr) except -1:
+        cdef Sweep* sweep
+        cdef Order* o = &self.order
+        if o.num_sweeps == self.room_for_sweeps:
+            o.sweeps = <Sweep*>more_room(o.sweeps, &self.room_for_sweeps, sizeof(Sweep))
+        sweep = &o.sweeps[o.num_sweeps]
+        sweep.table, sweep.lr, sweep.first_word, sweep.first_claim = table, lr, o.num_words, o.num_sweep_claims
+        o.num_words += (table.num_rows + 63) // 64
+        o.num_sweep_claims += chunks(table.num_rows)
+        o.num_sweeps += 1
+        return o.num_sweeps - 1
+
+
+cdef void* more_room(void* entries, Py_ssize_t* room, size_t size) except NULL:
+    """Twice the room for entries of that size; where there is no memory for it, what was there stays."""
+    cdef Py_ssize_t wanted = max(4, 2 * room[0])
+    cdef void* grown = PyMem_Realloc(entries, wanted * size)
+    if grown == NULL:
+        raise MemoryError(f"no memory for a step of {wanted} segments")
+    room[0] = wanted
+    return grown

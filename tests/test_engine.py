@@ -6,7 +6,7 @@ import pytest
 from engines import batch, column, engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.store import TableStore
+from penstock.pyx.intake import Intake
 
 # ---- frames and the gate
 
@@ -152,7 +152,7 @@ def test_apply_refuses_a_frame_whole():
 def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
     engine = zeroed(engine_of(tables=("t", "u")))
     monkeypatch.setattr(
-        engine._state._tables["u"], "apply_segments", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
+        engine._state._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
     )
     with pytest.raises(RuntimeError, match="device lost"):
         engine.apply({"t": frame([1]), "u": frame([1])})
@@ -183,15 +183,17 @@ def test_inference_mode_refuses_updates():
 def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeypatch):
     engine, other = (zeroed(engine_of(tables=("a", "b"), num_required=2)) for _ in range(2))
     engine.apply({"a": frame([1]), "b": frame([2, 3])})
-    before, held, begin = engine.state_hash(), engine.gate.get_state(), TableStore.begin
+    before, held = engine.state_hash(), engine.gate.get_state()
 
-    def none_left(store, *arguments):
-        if store is engine._pipeline.stores[table]:
+    class Scarce(Intake):
+        def begin(self, accumulators, blocks, *rest):
+            at = accumulators.index(engine._pipeline.stores[table].accumulator)
+            super().begin(accumulators[:at], blocks[:at], *rest)
+            self.cancel()
             raise MemoryError("cannot allocate 4096 bytes for sums")
-        return begin(store, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TableStore, "begin", none_left)
+        patch.setattr(engine._pipeline, "_intake", Scarce())
         with pytest.raises(MemoryError):
             engine.apply({"a": frame([1, 4]), "b": frame([5])})
     assert (engine.state_hash(), engine.gate.get_state()) == (before, held)

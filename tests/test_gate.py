@@ -203,7 +203,7 @@ def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeyp
         go_on.wait(60)
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine._state._tables["t"], "apply_segments", lost)
+    monkeypatch.setattr(engine._state._together[0], "apply", lost)
     caught = []
 
     def push(name):

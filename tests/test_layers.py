@@ -20,6 +20,7 @@ ROOMS = [
         "penstock.io",
         {
             "penstock.io",
+            "penstock.pyx.batches",
             "penstock.pyx.runs",
             "penstock.expand",
             "penstock.frames",
@@ -88,6 +89,7 @@ ROOMS = [
         {
             "penstock.checkpoint",
             "penstock.config",
+            "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
             "penstock.errors",
@@ -194,6 +196,7 @@ ROOMS = [
             "penstock.crew",
             "penstock.frames",
             "penstock.gate",
+            "penstock.pyx.intake",
             "penstock.store",
             "penstock.stats",
             "penstock.errors",

@@ -42,7 +42,7 @@ METRIC_OF = {
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
 }
-NO_NUMBERS = {"verified", "state_hash", "notes"}
+NO_NUMBERS = {"verified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
 CONFIG = """
 table_descriptor {
   name: "user" vocabulary_size: 50 dimension: 2

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 
 from penstock.frames import Rows
+from penstock.pyx.intake import Intake
 from penstock.store import TableStore
 
 
 def add(store, ids, frame):
     rng = np.random.default_rng(frame)
     rows = Rows(np.array(ids, np.int64), rng.standard_normal((len(ids), 3), np.float32))
-    assert all(task() for task in store.begin([rows], frame, 1))
+    intake = Intake()
+    intake.begin([store.accumulator], [[rows]], frame)
+    intake.add()
+    assert intake.work()
+    intake.end()
     store.end()
 
 

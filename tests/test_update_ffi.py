@@ -174,6 +174,37 @@ def test_segments_are_one_step(rule, devices, variant, mesh_of):
     assert [bits(part) for part in parts_of(cut)] == [bits(part) for part in parts_of(whole)]
 
 
+@given(
+    tables=st.lists(st.tuples(any_rule(), st.integers(1, 40), st.sampled_from([1, 900, 2500])), min_size=1, max_size=6),
+    devices=st.sampled_from([1, 3]),
+    mod=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, seed, mesh_of):
+    rng, mesh = np.random.default_rng(seed), make_mesh(mesh_of(devices))
+    layouts = [Layout(f"t{n}", rows, dim, r.num_slots, devices, mod) for n, (r, dim, rows) in enumerate(tables)]
+    rules, starts = [rule for rule, _, _ in tables], [[0.5] * rule.num_slots for rule, _, _ in tables]
+    together = direct.DirectStack(mesh, layouts, rules, starts, threads)
+    alone = [direct.DirectStack(mesh, [layout], [r], [s]) for layout, r, s in zip(layouts, rules, starts, strict=True)]
+    for _ in range(2):
+        brought = []
+        for number in rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist():
+            ids = rng.permutation(layouts[number].vocabulary_size)[: rng.integers(0, 2000)]
+            at = rng.integers(0, len(ids) + 1)
+            grads = rng.standard_normal((len(ids), layouts[number].dim), np.float32)
+            segments = [(ids[:at], grads[:at]), (ids[at:], grads[at:])]
+            brought.append((number, segments, 0.1 * number))
+            alone[number].apply([(0, segments, 0.1 * number)])
+        together.apply(brought)
+    for layout, own in zip(layouts, alone, strict=True):
+        ours, theirs = (
+            DeviceTable(mesh, layout, rules[0], (), variant="ffi", among=stack) for stack in (together, own)
+        )
+        assert [bits(part) for part in parts_of(ours)] == [bits(part) for part in parts_of(theirs)]
+
+
 @pytest.mark.parametrize("mod", [False, True])
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [1, 1000, 1024, 2047])
@@ -193,7 +224,7 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
     reference.update_rows(wanted, [(ids, grads)], equation, **where)
     table.apply(ids, grads, 0.1)
     table.wait()
-    assert np.asarray(table._rows.array).tobytes() == wanted.tobytes()
+    assert np.asarray(table._rows.arrays[0]).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -262,7 +293,7 @@ def test_an_id_outside_the_table_is_an_error_and_no_crash(bad, mesh_of):
         table.wait()
 
     # JAX raises a step that ran on the calling thread at once, and as ValueError.
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="penstock: an id outside the table"):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="penstock: an id outside the table 't'; all"):
         apply_and_wait()
 
 

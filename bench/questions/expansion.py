@@ -37,6 +37,7 @@ import pyarrow as pa
 import penstock as ps
 from penstock.crew import Crew
 from penstock.frames import Rows
+from penstock.pyx.intake import Intake
 from penstock.store import TableStore
 
 SAMPLES, PER_SAMPLE = 1 << 16, 8
@@ -77,10 +78,12 @@ def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float
     ids, samples = rng.integers(0, vocabulary, lookups), np.repeat(np.arange(SAMPLES), PER_SAMPLE)
     gradients, gains = rng.standard_normal((SAMPLES, dim), np.float32), rng.random(lookups, np.float32)
     store, crew = TableStore(vocabulary, dim, accumulate=True, mean=True), Crew(threads)
+    intake = Intake()
 
     def summed(rows: Rows) -> Any:
-        crew.run(store.begin([rows], 0, 1 << threads.bit_length() - 1))
-        store.end()
+        intake.begin([store.accumulator], [[rows]], 0, [1 << threads.bit_length() - 1])
+        crew.run([intake.work] * intake.add())
+        intake.end()
         return store.drain()[0].parts
 
     def written() -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.bench.ours import config_of
 from penstock.bench.workloads import make
 from penstock.engine import Engine
-from penstock.frames import Coalesced
+from penstock.frames import Coalesced, SummedArrays
 
 WAYS = [("ffi", "plain", "off"), *((v, f, s) for v, f in (("xla", "plain"), ("xla", "tiled")) for s in ("off", "on"))]
 
@@ -53,7 +53,7 @@ def unique(ids, grads):  # type: ignore[no-untyped-def]
 
 def median(engine: Engine, rows, rounds: int) -> float:  # type: ignore[no-untyped-def]
     """Seconds of a step that brings these rows."""
-    coalesced, times = {name: [Coalesced((part,))] for name, part in rows.items()}, []
+    coalesced, times = {name: [Coalesced((SummedArrays(*part),))] for name, part in rows.items()}, []
     for step in range(2 + rounds):  # the first ones compile
         began = time.perf_counter()
         engine._state.apply(coalesced, (), step)

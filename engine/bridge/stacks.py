@@ -51,18 +51,24 @@ def _must_be_alone(layout: Layout, rule: UpdateRule) -> bool:
     return layout.bfloat16 or rule.non_lazy
 
 
+def stacks_wanted() -> bool:
+    """Whether tables may share arrays at all."""
+    asked = os.environ.get(STACKS) or "on"
+    if asked not in ("on", "off"):
+        raise ConfigError(f"{STACKS}: expected one of on, off, got '{asked}'")
+    return asked == "on"
+
+
 def stacked(tables: Sequence[tuple[Layout, UpdateRule, Hashable]]) -> list[list[int]]:
     """Which of these tables share arrays: lists of their indices, tables in order. First fit, as TensorFlow has it.
 
     tables : layout, rule, and whatever else must be equal
     """
-    asked = os.environ.get(STACKS) or "on"
-    if asked not in ("on", "off"):
-        raise ConfigError(f"{STACKS}: expected one of on, off, got '{asked}'")
+    company_wanted = stacks_wanted()
     stacks: list[tuple[Hashable, list[int]]] = []
     sizes: list[int] = []
     for index, (layout, rule, other) in enumerate(tables):
-        company = asked == "on" and not _must_be_alone(layout, rule)
+        company = company_wanted and not _must_be_alone(layout, rule)
         key = (form(layout, rule), rule, other) if company else index
         size = layout.nbytes // layout.num_devices
         fits = (s for s, (k, _) in enumerate(stacks) if k == key and sizes[s] + size <= MAX_STACK_BYTES)

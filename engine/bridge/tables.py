@@ -70,17 +70,19 @@ class DeviceTable:
         threads: int = 0,
         variant: str | None = None,
         target: str = "",
-        among: StagedStack | None = None,
+        among: direct.DirectStack | StagedStack | None = None,
     ) -> None:
         self._mesh, self._outside = mesh, outside or mesh
         self.variant = variant or variants.choose(mesh, layout, rule)
         self.layout = layout = variants.formed(layout, self.variant)
         self._rows: direct.DirectTable | StagedTable
-        if self.variant == "ffi":
-            self._rows = direct.DirectTable(mesh, layout, rule, starts, threads, target)
+        if among is None and self.variant == "ffi":
+            among = direct.DirectStack(mesh, [layout], [rule], [starts], threads, target)
+        elif among is None:
+            among = StagedStack(mesh, Stack.of([layout], rule), rule, starts, self.variant, Dispatcher())
+        if isinstance(among, direct.DirectStack):
+            self._rows = direct.DirectTable(among, layout)
         else:
-            alone = Stack.of([layout], rule)
-            among = among or StagedStack(mesh, alone, rule, starts, self.variant, Dispatcher())
             self._rows = StagedTable(among, layout)
 
     @property
@@ -89,7 +91,10 @@ class DeviceTable:
         return 1 + self.layout.num_slots
 
     def pointers(self) -> list[int]:
-        """Addresses of its arrays' shards. An update in place never moves one; a move means that a table was copied."""
+        """Addresses of the shards of its arrays, which other tables may share.
+
+        An update in place never moves one; a move means that a table was copied.
+        """
         self._rows.drain()
         shards = [shard for array in self._rows.arrays for shard in array.addressable_shards]
         return [shard.data.unsafe_buffer_pointer() for shard in shards]

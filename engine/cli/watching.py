@@ -20,7 +20,7 @@ from penstock.flow import Progress
 from penstock.gate import Gate
 from penstock.metrics import Metrics
 from penstock.probe import thinned
-from penstock.stats import Counters, Report
+from penstock.stats import Counters, Report, hottest, summed
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
@@ -113,7 +113,7 @@ class Watching:
         with engine.gate.still():
             watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
             moments = list(probe.moments) if probe else []
-            hot = probe.hot.most(MAX_HOT) if probe else []
+            hot = hottest(engine.processes, MAX_HOT) if engine.processes else probe.hot.most(MAX_HOT) if probe else []
             errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
             metrics = self._metrics.plain()
         errors += [f"stale: {stale.last}"] if stale.last else []
@@ -136,7 +136,8 @@ class Watching:
         if self._report is None or watch.probe is None:
             return []
         probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
-        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        updated = summed(report.processes)[1] if report.processes else watch.updated
+        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, updated)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

@@ -143,8 +143,6 @@ def call(handler, float[:, :, ::1] table not None, int[:, ::1] step not None, bi
     step_buffer = fake_buffer(&step[0, 0], FFI_S32, 2, step_dims)
     if wrong == "dtype":
         table_buffer.dtype = result.dtype = FFI_S32
-    if wrong == "rank":
-        table_buffer.rank = result.rank = 2
     if wrong == "step":
         step_buffer.dtype = FFI_F32
     args[0] = &step_buffer if create else &table_buffer

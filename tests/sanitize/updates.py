@@ -43,14 +43,15 @@ class Tables:
         self.starts = [0.25 + part for part in range(self.num_parts)]
         self.where = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
         where = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
-        self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, threads, target)
-        self.step = update.Step(self.plan)
+        self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, target)
+        self.step = update.Step([self.plan], threads)
         low, high = np.array([self.step.address], np.uint64).view(np.int32)
         self.operands = [np.array([[low, high, device]], np.int32) for device in range(devices)]
         # Each in memory of its own: a guarded zone lies behind its last row.
         self.parts = [
             np.full((self.shards * self.per_shard, self.num_parts, dim), np.nan, np.float32) for _ in range(devices)
         ]
+        self.step.start()
         self.run(CREATE, create=True)
 
     def run(self, handler=TOUCH, **how):
@@ -61,13 +62,13 @@ class Tables:
         return [error for error in found if error is not None]
 
     def update(self, segments, **how):
-        self.step.update(segments, LR)
+        self.step.update([(0, segments, LR)])
         return self.run(**how)
 
     def read(self, part, ids=0):
         num = self.rows if isinstance(ids, int) else len(ids)
         values = np.empty((num, self.parts[0].shape[2]), np.float32)
-        self.step.copy(ids, values, part, False)
+        self.step.copy(0, ids, values, part, False)
         assert self.run() == []
         return values
 
@@ -143,14 +144,14 @@ def layouts():
                 for ids in (0, np.random.default_rng(1).permutation(rows)):
                     for part in range(tables.num_parts):
                         assert (tables.by_hand(part) == tables.starts[part]).all() or not isinstance(ids, int)
-                        tables.step.copy(ids, values, part, True)
+                        tables.step.copy(0, ids, values, part, True)
                         assert tables.run() == []
                         assert tables.read(part, ids).tobytes() == values.tobytes()
                         assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
                         done += 3
                 ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
                 copied = np.full((tables.num_parts, len(ids), 7), np.nan, np.float32)
-                tables.step.copy_all(ids, copied)
+                tables.step.copy_all(0, ids, copied)
                 assert tables.run() == []
                 for part in range(tables.num_parts):
                     assert copied[part].tobytes() == tables.read(part)[ids].tobytes()
@@ -198,11 +199,10 @@ def wrong_frames():
     """Frames that no program of ours makes are refused, and nothing is touched."""
     done = 0
     for wrong, said in {
-        "dtype": "float32[rows, parts, dim]",
-        "rank": "float32[rows, parts, dim]",
+        "dtype": "tables of float32",
         "step": "a step as int32[1, 3]",
         "moved": "not given to be updated in place",
-        "missing": "expected a table and a step",
+        "missing": "expected tables and a step",
     }.items():
         tables = Tables("sgd", 4, 50)
         ids, grads = gradients(0, 20, 50, 4)
@@ -214,7 +214,7 @@ def wrong_frames():
     small = Tables("sgd", 4, 50)
     small.parts = [np.zeros((part.shape[0] - 1, *part.shape[1:]), np.float32) for part in small.parts]
     ((_, message),) = small.update([gradients(0, 20, 50, 4)])
-    assert "another shape than its step's" in message
+    assert "another size than their step's" in message
     tables = Tables("sgd", 4, 50)
     before = [part.tobytes() for part in tables.parts]
     assert tables.update([gradients(0, 20, 50, 4)], stage=1) == []  # not the stage in which work is done

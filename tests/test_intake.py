@@ -1,0 +1,133 @@
+"""A frame of many tables enters by one call: the sums of each are its twin's, and a bad row leaves nothing behind."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.frames import Rows
+from penstock.pyx import reference
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.intake import Intake, bytes_held
+
+SIZES = [(13, 3), (500, 8), (2**30, 5), (40, 1)]  # vocabularies and dims: one of them is hashed
+
+
+def made(count=True):
+    return [Accumulator(dim, vocabulary_size=vocabulary, count=count) for vocabulary, dim in SIZES]
+
+
+def rows_of(rng, vocabulary, dim):
+    """Some blocks of one table; of one the rows are picked."""
+    blocks = []
+    for picked in rng.random(rng.integers(0, 3)) < 0.5:
+        ids = rng.integers(0, min(vocabulary, 600), rng.integers(0, 1500))
+        grads = rng.standard_normal((len(ids) + 3, dim), np.float32)
+        which = rng.permutation(len(ids) + 3)[: len(ids)] if picked else None
+        blocks.append(Rows(ids, grads if picked else grads[3:], which))
+    return blocks
+
+
+def taken(blocks):
+    """What the twin is given of them."""
+    return [(block.ids, block.grads if block.which is None else block.grads[block.which]) for block in blocks]
+
+
+def whole(pairs, dim):
+    """The blocks of a frame as one: an id that is in two of them was in one frame."""
+    ids, grads = [np.zeros(0, np.int64)], [np.zeros((0, dim), np.float32)]
+    for some, rows in pairs:
+        ids.append(some)
+        grads.append(rows)
+    return np.concatenate(ids), np.concatenate(grads)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 3),
+    st.lists(st.sampled_from([1, 2, 4]), min_size=4, max_size=4),
+    st.integers(1, 3),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_sums_of_every_table_are_the_twins_whatever_the_parts_and_threads(seed, num_frames, parts, threads, mean):
+    rng, accumulators, intake = np.random.default_rng(seed), made(), Intake()
+    frames = [[rows_of(rng, *size) for size in SIZES] for _ in range(num_frames)]
+    with ThreadPoolExecutor(threads) as pool:
+        for number, blocks in enumerate(frames):
+            assert intake.begin(accumulators, blocks, number, parts) is all(
+                not block.ids.size for before in frames[:number] for table in before for block in table
+            )
+            for share_out in (lambda: intake.check(3), intake.add):
+                share_out()
+                assert all(list(pool.map(lambda _: intake.work(), range(threads))))
+            intake.end()
+    for table, (accumulator, (_, dim)) in enumerate(zip(accumulators, SIZES, strict=True)):
+        given_rows = [whole(taken(blocks[table]), dim) for blocks in frames]
+        ids, sums, counts = reference.coalesce(given_rows, dim, mean)
+        order = np.argsort(ids)
+        got = accumulator.drain(mean, ascending=True)
+        assert [array.tobytes() for array in got] == [array[order].tobytes() for array in (ids, sums, counts)]
+        assert accumulator.num_rows == sum(len(ids) for ids, _ in given_rows)
+
+
+@pytest.mark.parametrize("table", range(4))
+@pytest.mark.parametrize("bad", ["id", "value"])
+def test_a_bad_row_of_any_table_leaves_nothing_behind(table, bad):
+    rng, accumulators, intake = np.random.default_rng(0), made(), Intake()
+    blocks = [[Rows(rng.integers(0, 13, 50), np.ones((50, dim), np.float32))] for _, dim in SIZES]
+    good = [list(its) for its in blocks]
+    ids, grads = blocks[table][0].ids.copy(), blocks[table][0].grads.copy()
+    if bad == "id":
+        ids[49] = SIZES[table][0]
+    else:
+        grads[49, -1] = np.nan
+    blocks[table] = [Rows(ids, grads)]
+    assert intake.begin(accumulators, blocks, 1)
+    intake.check(1)
+    assert not intake.work()
+    intake.add()
+    assert not intake.work()
+    intake.undo()
+    assert [(len(a), a.num_distinct, a.num_rows) for a in accumulators] == [(0, 0, 0)] * 4
+    assert intake.begin(accumulators, good, 1)
+    assert intake.add() == 4
+    assert intake.work()
+    intake.end()
+    assert [a.num_rows for a in accumulators] == [50] * 4
+
+
+def test_what_does_not_fit_is_refused_and_no_table_has_begun():
+    accumulators, intake = made(), Intake()
+    blocks = [[Rows(np.arange(3), np.ones((3, dim), np.float32))] for _, dim in SIZES]
+    blocks[2] = [Rows(np.arange(3), np.ones((3, 4), np.float32))]
+    with pytest.raises(ValueError, match=r"grads: expected shape \(3, 5\), got \(3, 4\)"):
+        intake.begin(accumulators, blocks, 1)
+    assert intake.add() == 0
+    assert intake.work()
+    assert [(len(a), a.num_rows) for a in accumulators] == [(0, 0)] * 4
+
+
+@pytest.mark.parametrize(
+    "ids", [np.arange(3, dtype=np.int32), np.arange(6)[::2], np.arange(3).astype(">i8"), np.arange(3).reshape(3, 1)]
+)
+def test_ids_of_another_kind_are_refused_not_misread(ids):
+    with pytest.raises(ValueError, match="ids: expected contiguous int64"):
+        Intake().begin(made()[:1], [[Rows(ids, np.ones((3, 3), np.float32))]], 1)
+
+
+def test_sums_that_are_handed_over_stay_as_they_are():
+    accumulator = made()[0]
+    accumulator.add(np.array([5, 1, 5]), np.ones((3, 3), np.float32), 0)
+    (sums,) = accumulator.drain_sums()
+    accumulator.add(np.array([7, 8]), np.zeros((2, 3), np.float32), 1)
+    assert (sums.num_ids, sums.ids.tolist(), sums.sums[:, 0].tolist(), sums.nbytes) == (2, [5, 1], [2.0, 1.0], 40)
+    assert [array is own for array, own in zip(sums, (sums.ids, sums.sums), strict=True)] == [True, True]
+
+
+def test_bytes_of_all_tables_are_those_of_each():
+    accumulators = made(count=False)
+    accumulators[1].add(np.arange(100), np.ones((100, 8), np.float32), 0)
+    assert bytes_held(accumulators) == sum(accumulator.nbytes for accumulator in accumulators)
