@@ -364,10 +364,7 @@ class Engine:
         """Returns the frame as it was taken in, rows that are bad left out, and whether it was: else it was stale."""
         begin, began = self._begin(rates)
         try:
-            with self.gate.still():  # no commit has a frame that its position does not count
-                taken = self._pipeline.push(frame, begin, counters)
-                self._saves.pushed(taken[0], counters)
-            return taken
+            return self._saves.known(counters, lambda: self._pipeline.push(frame, begin, counters))
         except BadRowsError:
             pass
         except BaseException as error:

@@ -113,11 +113,18 @@ class Saves:
         finally:
             self._deltas = None
 
-    def pushed(self, frame: Frame, counters: Counters) -> None:
-        """A frame of the run with these counters has entered, or was stale. Under the gate's lock."""
+    def known(self, counters: Counters, push: Callable[[], tuple[Frame, bool]]) -> tuple[Frame, bool]:
+        """What ``push`` gives for a frame of the run with these counters, if there is one, which knows of it at once.
+
+        Else a commit would hold frames that its position does not count.
+        """
         for run in self._runs:
             if run.counters is counters:
-                run.pushed(frame)
+                with self._engine.gate.still():
+                    taken = push()
+                    run.pushed(taken[0])
+                return taken
+        return push()
 
     def speaks_of(self, run: Run | None) -> bool:
         """Whether commits say how far this run is, None: one that does not commit; else they do of another one."""
