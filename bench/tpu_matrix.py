@@ -33,10 +33,8 @@ DIMS = (8, 32, 64, 128, 200)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
 WITH_SPARSECORES = ("v5p", "v6e", "tpu7x")
 ROWS, LINES = 1 << 22, 4096
-# Bytes moved at dim 128, as a multiple of the floor.
+# Bytes moved, as a multiple of the floor.
 MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
-# There XLA keeps what it has gathered and what it is to scatter in HBM, all of it or a part: docs/tpu.md says how much.
-MOST_BY_XLA_OF = {"v5p": 4.25, "tpu7x": 2.75}
 BEGIN, END = "<!-- tpu-matrix begins -->", "<!-- tpu-matrix ends -->"
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
 
@@ -166,9 +164,8 @@ class Compiler:
             by_pallas = 4 * line.width + 4  # the words and the number, which the TensorCore's pipeline brings in
             moved = dma_bytes(jaxpr) + by_pallas if case.variant == "pallas" else dma_bytes(jaxpr, block_of(line))
         failed = list(faults(case, layout, memory, text))
-        by_xla = MOST_BY_XLA_OF.get(case.generation, MOST_BY_XLA)
-        most = by_xla if case.variant == "xla" else MOST_BY_KERNEL
-        if case.dim == 128 and moved > most * floor:
+        most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
+        if moved > most * floor:
             failed.append(f"moves {moved / floor:.2f} times the floor, more than {most}")
         return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, tuple(failed))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,6 +30,17 @@ def between_steps(method: Callable[Concatenate[Engine, P], R]) -> Callable[Conca
             return method(self, *args, **kwargs)
 
     return held
+
+
+def check_gradients(gradients: Any) -> None:
+    """Raise UsageError for what is no mapping of pairs."""
+    wanted = "gradients: expected a mapping table → (ids, gradients)"
+    if not isinstance(gradients, Mapping):
+        raise UsageError(f"{wanted}, got {type(gradients).__name__}")
+    for table, pair in gradients.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise UsageError(f"{wanted}, got {got} for '{table}'")
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from penstock.arguments import whole
 
@@ -39,6 +39,7 @@ class Crew:
         finally:
             # Also after an error here: nobody may write to the sums any more when this returns.
             left.clear()
+            wait(helping)
             results = [helper.result() for helper in helping]
         return good and all(results)
 

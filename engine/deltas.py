@@ -64,6 +64,8 @@ class Deltas:
     The engine holds its watchers weakly: what nobody asks any more costs nothing. One thread asks; any may push.
     """
 
+    come_out_here = True  # and not with another process of a job
+
     def __init__(
         self,
         engine: Engine,
@@ -77,14 +79,14 @@ class Deltas:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         specs = engine._state.specs
+        self._engine, self._clock = engine, clock
         self._form = form_of(specs.values(), slots, op=op, numbered=numbered)
         self._rows = None if per_rows is None else whole("per_rows", per_rows, 1)
         self._seconds = None if per_seconds is None else _positive("per_seconds", per_seconds)
         self._steps = None if per_steps is None else whole("per_steps", per_steps, 1)
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
-        self._engine, self._clock = engine, clock
-        self._touched = {name: Touched(spec.vocabulary_size) for name, spec in specs.items()}
+        self._touched = {name: Touched(rows) for name, rows in self._sizes().items()}
         self._delta: Delta | None = None  # that is being handed out
         with engine.gate.still():
             self._parent, self._cut_step, self._cut_s = engine._changed_step, engine.global_step, clock()
@@ -103,6 +105,11 @@ class Deltas:
     def num_touched(self) -> int:
         """Rows that changed since the last delta began; one that two steps touched may count twice."""
         return sum(touched.num_ids for touched in self._touched.values())
+
+    @property
+    def num_times(self) -> int:
+        """The same, and one that two steps touched counts twice."""
+        return sum(touched.num_times for touched in self._touched.values())
 
     def due(self) -> Iterator[pa.RecordBatch]:
         """The batches of the next delta, where an interval is over; else none."""
@@ -131,14 +138,24 @@ class Deltas:
             yield from self.take()
         yield from self.take()
 
+    def outlive(self, error: BaseException) -> bool:
+        """Whether what is left can be handed out where a run ends with this error."""
+        return self._engine._failed is None
+
     def _cut(self) -> None:
         """An interval is over. Under the gate's lock."""
         self._cut_step, self._cut_s = self._engine.global_step, self._clock()
-        if not self.num_touched:
-            return
-        blocks = [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
-        parent, self._parent = self._parent, self._engine._changed_step
-        self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
+        if blocks := self._taken():
+            parent, self._parent = self._parent, self._engine._changed_step
+            self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
+
+    def _taken(self) -> list[Block]:
+        """What has changed; from now on nothing has."""
+        return [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
+
+    def _sizes(self) -> dict[str, int]:
+        """Table → how many rows may change."""
+        return {name: spec.vocabulary_size for name, spec in self._engine._state.specs.items()}
 
     # ---- what the engine tells, under the gate's lock
 
@@ -167,16 +184,22 @@ class Deltas:
         step = self._engine.global_step
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
-            or (self._rows is not None and self.num_touched >= self._rows)
+            or (self._rows is not None and self.num_times >= self._rows)
             or (self._seconds is not None and self._clock() - self._cut_s >= self._seconds)
         )
 
     def _read(self, block: Block) -> Piece:
-        state = self._engine._state
-        table, parts = state.table(block.table), state.parts(block.table)
-        ids = np.arange(block.ids.start, block.ids.stop) if isinstance(block.ids, range) else block.ids
-        columns = {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(block.table)}}
-        return Piece(block.table, ids, {column: table.read(ids, part) for column, part in columns.items()})
+        table, ids = self._engine._state.table(block.table), ids_of(block)
+        return Piece(block.table, ids, {c: table.read(ids, part) for c, part in self._columns(block.table).items()})
+
+    def _columns(self, table: str) -> dict[str, int]:
+        """What goes out of a table: column → part."""
+        parts = self._engine._state.parts(table)
+        return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table)}}
+
+
+def ids_of(block: Block) -> Int64:
+    return np.arange(block.ids.start, block.ids.stop) if isinstance(block.ids, range) else block.ids
 
 
 class Delta:
@@ -221,7 +244,7 @@ class Touched:
     Those of a few steps are held as they came, those of many as marks, a byte per row: to merge lists costs more than
     the steps themselves.
 
-    num_ids : how many, an id of two steps perhaps twice
+    num_ids : how many, an id of two steps perhaps twice; num_times : how many, such an id twice
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -230,26 +253,29 @@ class Touched:
         self._marks: npt.NDArray[np.bool_] | None = None
         self._num_marked = 0
         self._all = False
-        self.num_ids = 0
+        self.num_ids = self.num_times = 0
 
     def add(self, ids: Int64) -> None:
         if self._all or not len(ids):
             return
         self._held.append(np.array(ids))  # a copy: they may look into memory that is soon used again
         self.num_ids += len(ids)
+        self.num_times += len(ids)
         if self.num_ids - self._num_marked > MERGE_IDS:
             self._mark(self._held)
             self._held, self.num_ids = [], self._num_marked
 
     def add_all(self) -> None:
         self._all, self._held, self.num_ids = True, [], self._num_rows
+        self.num_times += self._num_rows
 
     def take(self) -> Int64 | range:
         """Ascending; from now on nothing is touched."""
         ids = range(self._num_rows) if self._all else self._distinct()
         if self._marks is not None and self._num_marked:
             self._marks[:] = False
-        self._held, self._num_marked, self._all, self.num_ids = [], 0, False, 0
+        self._held, self._num_marked, self._all = [], 0, False
+        self.num_ids = self.num_times = 0
         return ids
 
     def _distinct(self) -> Int64:

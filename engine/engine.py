@@ -20,21 +20,22 @@ import numpy.typing as npt
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.arguments import whole
-from penstock.between_steps import between_steps, checked_reduction
+from penstock.between_steps import between_steps, check_gradients, checked_reduction
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.crew import num_threads
-from penstock.deltas import Deltas
-from penstock.errors import ConfigError, StateError, UsageError
+from penstock.deltas import DeltaArguments, Deltas
+from penstock.errors import ConfigError, StateError
 from penstock.frames import Coalesced, Frame
+from penstock.gradients import contributor_of
 from penstock.io.arrays import one_frame
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
 from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
 from penstock.state import State
-from penstock.stats import Contributor, Counters, Report
+from penstock.stats import Contributor, Counters, ProcessReport, Report
 from penstock.store import TableStore
 from penstock.watch import Watch
 
@@ -137,11 +138,10 @@ class Engine:
         contributor : who sends it, for ``gate.explain()`` and ``gate.stale``
         Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
         """
-        pairs = isinstance(gradients, dict | Mapping)  # a dict is found out at once, a Mapping is asked for
-        if not pairs or False in [isinstance(g, tuple | list) for g in gradients.values()]:
-            raise UsageError(f"gradients: expected a mapping table → (ids, gradients), got {type(gradients).__name__}")
-        local_step = None if local_step is None else whole("local_step", local_step)
-        return self._take_in(one_frame(gradients, self.config.sizes, local_step, contributor), learning_rates)
+        check_gradients(gradients)
+        step = None if local_step is None else whole("local_step", local_step)
+        frame = one_frame(gradients, self.config.sizes, step, contributor_of(contributor))
+        return self._take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """What a model sees of a batch: activations nested like ``features``, and what ``send_gradients`` needs.
@@ -240,11 +240,13 @@ class Engine:
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
 
-        A slot that has no column keeps its value, so that weights from elsewhere can be taken up.
+        A slot that has no column keeps its value, so that weights from elsewhere can be taken up. Raises InputError:
+        where a file is missing or has other columns nothing has changed; after a bad row inside one make a new engine.
         """
+        read = self._state.reading(directory)
         with self._whole():
             self._before_any_change()
-            self._state.read(directory)
+            read()
             for watcher in self._watchers:
                 for name in self.config.table_names:
                     watcher.loaded(name)
@@ -273,6 +275,11 @@ class Engine:
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        """Of a job of several, by rank, what each did by itself; else none."""
+        return ()
+
     # ---- inside; what an engine of several processes does otherwise comes first
 
     def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
@@ -280,6 +287,9 @@ class Engine:
 
     def _make_saves(self) -> Saves:
         return Saves(self)
+
+    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
+        return Deltas(self, **arguments)
 
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return FrameReader(source, options)

@@ -56,7 +56,7 @@ class InputError(PenstockError, ValueError):
         column: str | None = None,
         reason: str | None = None,
     ) -> None:
-        problem, column = _short(problem), None if column is None else _short(column)
+        problem, column = short(problem), None if column is None else short(column)
         self.problem = problem
         self.source, self.batch, self.row, self.column, self.reason = source, batch, row, column, reason
         places = [
@@ -71,7 +71,7 @@ class InputError(PenstockError, ValueError):
         super().__init__(" ".join(text.split()))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """A text without its middle, where it is longer than anybody reads."""
     if len(text) <= _MOST_SAID:
         return text

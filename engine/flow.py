@@ -153,8 +153,8 @@ class Flow:
                 yield from self._applied(saving)
             except GeneratorExit:
                 raise
-            except BaseException:
-                if engine._failed is None:
+            except BaseException as error:
+                if self._deltas is not None and self._deltas.outlive(error):
                     yield from self._rest()
                 raise
             yield from self._rest()

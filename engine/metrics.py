@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.stats import Counters
+from penstock.stats import Counters, ProcessReport, TableReport, summed
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -44,7 +44,9 @@ class Metrics:
     def collect(self) -> list[Metric]:
         """All of them, of one moment between two frames."""
         with self._engine.gate.still():
-            return [*self._flow(), *self._gate(), *self._tables(), *self._time(), *self._checkpoint()]
+            several = self._engine.processes
+            flow = [*self._flow(several), *self._gate(), *self._tables(several), *self._time(), *self._checkpoint()]
+            return [*flow, *_processes(several)] if several else flow
 
     def text(self) -> str:
         """Prometheus' text format, version 0.0.4."""
@@ -69,7 +71,7 @@ class Metrics:
     def _counters(self) -> Counters:
         return self._engine.watch.counters.plus(self._engine._counters)
 
-    def _flow(self) -> Iterator[Metric]:
+    def _flow(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
         of, watch = self._counters(), self._engine.watch
         seconds = watch.seconds
         yield counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
@@ -95,7 +97,8 @@ class Metrics:
         yield counter("penstock_steps_total", "openings of the gate", of.steps)
         yield gauge("penstock_run_seconds", "how long the run goes on, or went on", seconds)
         yield gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
-        yield gauge("penstock_held_bytes", "most memory that the sums behind the gate took", of.held_bytes)
+        held = sum(process.held_bytes for process in several) if several else of.held_bytes
+        yield gauge("penstock_held_bytes", "most memory that the sums behind the gate took", held)
         share = watch.share()
         yield gauge(
             "penstock_input_read_ratio", "share of the input that is read", math.nan if share is None else share
@@ -114,11 +117,14 @@ class Metrics:
             "penstock_learning_rate_ratio", "gauge", "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
         )
 
-    def _tables(self) -> Iterator[Metric]:
+    def _tables(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
         stores, updated = self._engine._pipeline.stores, self._engine.watch.updated
-        rows = {name: store.num_rows for name, store in stores.items()}
+        tables = {name: TableReport(store.num_rows, store.num_distinct) for name, store in stores.items()}
+        if several:
+            tables, updated = summed(several)
+        rows = {name: table.rows for name, table in tables.items()}
         yield labelled("penstock_table_rows_total", "counter", "gradient rows that entered the gate", "table", rows)
-        distinct = {name: store.num_distinct for name, store in stores.items()}
+        distinct = {name: table.distinct for name, table in tables.items()}
         yield labelled("penstock_table_distinct_ids", "gauge", "different ids among them", "table", distinct)
         yield labelled(
             "penstock_table_updated_rows_total",
@@ -151,6 +157,27 @@ class Metrics:
         num_bytes = sum(file.num_bytes for file in commit.files)
         yield gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
         yield gauge("penstock_checkpoint_steps", "global step of the last commit", commit.contents["global_step"])
+
+
+def _processes(several: Sequence[ProcessReport]) -> Iterator[Metric]:
+    """What each process of a job did by itself, by its number."""
+
+    def of(name: str, kind: str, told: str, numbers: Iterable[float]) -> Metric:
+        return labelled(f"penstock_process_{name}", kind, told, "process", dict(enumerate(numbers)))
+
+    def by(name: str, told: str, label: str, numbers: Iterable[Mapping[str, float]]) -> Metric:
+        samples = [("", {"process": str(n), label: key}, v) for n, of in enumerate(numbers) for key, v in of.items()]
+        return Metric(f"penstock_process_{name}", "counter", told, tuple(samples))
+
+    yield counter("penstock_sent_bytes_total", "that processes sent each other", sum(p.sent_bytes for p in several))
+    yield of("rows_total", "counter", "gradient rows read from its sources", (p.rows for p in several))
+    yield by("dropped_rows_total", "of them left out, by reason", "reason", (p.dropped for p in several))
+    yield of("own_rows_total", "counter", "gradient rows of ids that are its own", (p.own_rows for p in several))
+    updated = (sum(p.updated.values()) for p in several)
+    yield of("updated_rows_total", "counter", "rows that its optimizer was applied to", updated)
+    yield of("held_bytes", "gauge", "most memory that its sums behind the gate took", (p.held_bytes for p in several))
+    yield of("sent_bytes_total", "counter", "that it sent to the others", (p.sent_bytes for p in several))
+    yield by("stage_seconds_total", "its time by stage", "stage", (p.stage_s for p in several))
 
 
 def counter(name: str, told: str, value: float) -> Metric:

@@ -24,6 +24,7 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Stepped = Mapping[str, Sequence[Coalesced]]
 Read = Callable[[str, Int64], Float32]
+KnownAs = Callable[[str, Int64], Int64]
 
 SHARE = 0.0015  # of the time, for looking closer
 ALLOWANCE_S = 0.005  # and so much at the start, so that short runs are seen, too
@@ -107,10 +108,13 @@ class Probe:
     """A closer look, in so little of the time that a run does not notice: hot ids, how far rows move, history.
 
     read : (table, ids) → their weights
+    known_as : (table, ids) → as whoever looks knows them
     """
 
-    def __init__(self, read: Read, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._read = read
+    def __init__(
+        self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
+    ) -> None:
+        self._read, self._known_as = read, known_as
         self._for_ids, self._for_rows = Budget(clock), Budget(clock)
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
@@ -137,8 +141,11 @@ class Probe:
             return
         with self._for_rows.look():
             for name, (ids, rows) in self._rows.items():
-                moved = self._read(name, ids) - rows
-                self.norms[name] = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
+                with np.errstate(invalid="ignore"):
+                    moved = np.subtract(self._read(name, ids), rows, dtype=np.float64)
+                norm = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
+                if math.isfinite(norm):  # a row that has become infinite has moved by no number
+                    self.norms[name] = norm
             self._rows = {}
 
     def took(self, frame: Frame) -> None:
@@ -148,7 +155,7 @@ class Probe:
             for name, blocks in frame.rows.items():
                 if blocks:
                     ids = blocks[int(self._rng.integers(len(blocks)))].ids
-                    self.hot.count(name, self._some(ids, SAMPLED_IDS))
+                    self.hot.count(name, self._known_as(name, self._some(ids, SAMPLED_IDS)))
 
     def note(self, seconds: float, of: Counters, gate: Gate, rates: Sequence[float]) -> None:
         """One more moment of the history, or none: of a long run every second, fourth, eighth … frame is noted."""

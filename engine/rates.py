@@ -45,7 +45,7 @@ def check_given(given: Given, num_tags: int) -> dict[int, float]:
             raise UsageError(f"learning rate for tag {tag!r}: the configuration has {has}")
         try:
             rates[tag] = float(rate)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(f"learning rate for tag {tag}: expected a number, got {rate!r}") from None
         if not is_usable(rates[tag]):
             raise UsageError(f"learning rate for tag {tag}: expected a finite number that fits float32, got {rate}")

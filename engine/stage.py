@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from penstock.deltas import DeltaArguments, Deltas
+from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
 from penstock.flow import Flow, FlowArguments
 from penstock.io.delta_file import open_deltas
@@ -35,7 +35,7 @@ class RunArguments(StageArguments, total=False):
 def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
     """See ``Engine.stage``. Arguments are looked at now, the source is opened by the first pull."""
     of_deltas, of_flow = _parted(arguments)
-    deltas = Deltas(engine, **of_deltas)
+    deltas = engine._make_deltas(**of_deltas)
     flow = Flow(engine, source, deltas=deltas, **of_flow)
     return pa.RecordBatchReader.from_batches(deltas.schema, flow.batches())
 
@@ -48,8 +48,10 @@ def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Repor
         if of_deltas:
             raise UsageError(f"{next(iter(of_deltas))}: says what deltas hold; give deltas= too")
         return Flow(engine, source, **of_flow).run()
-    deltas = Deltas(engine, **{"numbered": True, **of_deltas})
+    deltas = engine._make_deltas(**{"numbered": True, **of_deltas})
     flow = Flow(engine, source, deltas=deltas, **of_flow)
+    if not deltas.come_out_here:
+        return flow.run()
     committed = engine._saves.deltas_aside if of_flow.get("resume") else None
     keeps = of_flow.get("checkpoint") is not None
     with open_deltas(target, deltas.schema, engine._changed_step, committed, keeps) as writer:

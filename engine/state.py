@@ -10,6 +10,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,8 +22,8 @@ from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced, SummedArrays
 from penstock.initial import truncated_normal, uniform
-from penstock.io.tables import TablesWriter, read_table
-from penstock.orbax import is_orbax, load_tree, parts_of
+from penstock.io.tables import TablesWriter, check_table, read_table
+from penstock.orbax import Tree, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class State:
                 mod,
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
+                among=self.among(name),
             )
             for name, spec in self.specs.items()
         }
@@ -92,7 +94,7 @@ class State:
 
     def table(self, name: str) -> DeviceTable:
         """The table on the devices. Raises UsageError for a name that the configuration has not."""
-        if name not in self._tables:
+        if not isinstance(name, str) or name not in self._tables:
             raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
         return self._tables[name]
 
@@ -104,6 +106,10 @@ class State:
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """How a table that is held starts: (first, count) → rows."""
         return start_of(spec, seed)
+
+    def among(self, name: str) -> tuple[int, int]:
+        """Which rows of the table these are: the first one, and how far apart neighbours are."""
+        return 0, 1
 
     def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
         """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
@@ -179,9 +185,13 @@ class State:
         shape = (len(where), table.layout.dim)
         values = {}
         for key, given in {WEIGHTS: rows, **slots}.items():
-            values[parts[key]] = np.array(given, np.float32, order="C")
-            if values[parts[key]].shape != shape:
-                raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {np.shape(given)}")
+            try:
+                value = np.array(given, np.float32, order="C")
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"table '{name}', {key}: expected floats of shape {shape}: {error}") from None
+            if value.shape != shape:
+                raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {value.shape}")
+            values[parts[key]] = value
         return where, values
 
     def hash(self, global_step: int) -> str:
@@ -205,32 +215,47 @@ class State:
                 writer.write(name, table.layout.dim, slots, blocks)
         return writer.written
 
-    def read(self, directory: str | os.PathLike[str]) -> None:
-        """Set every row that the files of ``write`` list, or all rows from an Orbax checkpoint."""
-        if is_orbax(directory):
-            self._read_orbax(directory)
-            return
-        for name, table in self._tables.items():
-            parts = {"row": 0, **{key: part for key, part in self.parts(name).items() if part}}
-            layout = table.layout
-            for ids, columns in read_table(Path(directory), name, layout.vocabulary_size, layout.dim, list(parts)):
-                for column, values in columns.items():
-                    table.write(ids, values, parts[column])
+    def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
+        """What sets every row that the files of ``write`` list, or all rows from an Orbax checkpoint.
 
-    def _read_orbax(self, directory: str | os.PathLike[str]) -> None:
+        Whether the files are there and of this form is looked at now; what is wrong with a row comes out of the call.
+        """
+        if is_orbax(directory):
+            return partial(self._set_whole, self._rows_of_orbax(directory))
+        for name, table in self._tables.items():
+            check_table(Path(directory), name, table.layout.dim, self._columns(name))
+        return partial(self._read_parquet, Path(directory))
+
+    def _columns(self, name: str) -> list[str]:
+        """Of a table's file, in the order of its parts."""
+        return ["row", *list(self.parts(name))[1:]]
+
+    def _read_parquet(self, directory: Path) -> None:
+        for name, table in self._tables.items():
+            columns, layout = self._columns(name), table.layout
+            for ids, found in read_table(directory, name, layout.vocabulary_size, layout.dim, columns):
+                for column, values in found.items():
+                    table.write(ids, values, columns.index(column))
+
+    def _rows_of_orbax(self, directory: str | os.PathLike[str]) -> dict[str, Tree]:
         tree = load_tree(directory)
-        looked_at = {
+        return {
             name: parts_of(tree, directory, name, (t.layout.vocabulary_size, t.layout.dim), list(self.parts(name)))
             for name, t in self._tables.items()
         }
-        for name, found in looked_at.items():
+
+    def _set_whole(self, rows_of: Mapping[str, Tree]) -> None:
+        for name, found in rows_of.items():
             for key, rows in found[name].items():
                 self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """ids as int64, shape (n,). Raises UsageError for one outside the table."""
-        given = np.asarray(ids).reshape(-1)
         size = self.table(name).layout.vocabulary_size
+        try:
+            given = np.asarray(ids).reshape(-1)
+        except ValueError as error:
+            raise UsageError(f"table '{name}': expected integer ids: {error}") from None
         if given.size and not np.issubdtype(given.dtype, np.integer):
             raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
         if given.size and (given.min() < 0 or given.max() >= size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,55 @@ class TableReport:
 
     rows: int
     distinct: int
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """What one process of several did by itself.
+
+    rows, dropped : of its own sources, as in Report
+    tables : name → TableReport of the rows that are its own; updated : name → rows that the optimizer was applied to
+    held_bytes : most memory that its own sums behind the gate took
+    sent_bytes : what it sent to the others
+    stage_s : seconds by stage (``Watch.stage_s``)
+    """
+
+    rows: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, TableReport] = field(default_factory=dict)
+    updated: Mapping[str, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    sent_bytes: int = 0
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def own_rows(self) -> int:
+        """Gradient rows that entered the gate and are its own, whoever read them."""
+        return sum(table.rows for table in self.tables.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        tables = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
+        return {**vars(self), "tables": tables}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> ProcessReport:
+        return cls(**{**told, "tables": {name: TableReport(**of) for name, of in told["tables"].items()}})
+
+
+def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], Counter[str]]:
+    """The tables of all of them together, and the rows updated: every row has one owner."""
+    tables = {
+        name: TableReport(
+            sum(of.tables[name].rows for of in processes if name in of.tables),
+            sum(of.tables[name].distinct for of in processes if name in of.tables),
+        )
+        for name in processes[0].tables
+    }
+    updated: Counter[str] = Counter()
+    for of in processes:
+        updated.update(of.updated)
+    return tables, updated
 
 
 @dataclass(frozen=True)
@@ -38,6 +87,7 @@ class Report:
     held_bytes : most memory that the sums behind the gate took
     state_hash : of the tables after the run, where it was asked for
     notes : what the user should know, a sentence each
+    processes : of a job of several, by rank, what each did by itself; else none
     """
 
     rows: int
@@ -57,6 +107,7 @@ class Report:
     notes: tuple[str, ...] = ()
     skipped: int = 0
     truncated: int = 0
+    processes: tuple[ProcessReport, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as ``--json`` prints them."""
@@ -64,6 +115,7 @@ class Report:
         plain["dropped"] = dict(self.dropped)
         plain["tables"] = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
         plain["notes"] = list(self.notes)
+        plain["processes"] = [process.to_dict() for process in self.processes]
         plain["learning_rates"] = None if self.learning_rates is None else list(self.learning_rates)
         return plain
 

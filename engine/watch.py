@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from penstock.frames import Frame
 from penstock.gate import Gate
-from penstock.probe import Probe, Read, Stepped
+from penstock.probe import KnownAs, Probe, Read, Stepped
 from penstock.stats import Counters
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class Watch:
     """Counts and times of one engine.
 
     read : (table, ids) → their weights, for who is inside a step already
+    known_as : (table, ids) → as whoever looks knows them
     stage_s : seconds in reading, summing (validation included), steps, and saving, since the last run began
     updated, num_steps : table → rows that the optimizer was applied to, and how many steps, since then
     recent_s : of the last steps of all runs. On an accelerator a step's time is that of its dispatch
@@ -40,8 +41,10 @@ class Watch:
     tracer : OpenTelemetry's, or what has its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(self, read: Read, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._read, self.clock = read, clock
+    def __init__(
+        self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
+    ) -> None:
+        self._read, self.clock, self._known_as = read, clock, known_as
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
         self.num_steps = 0
@@ -59,7 +62,7 @@ class Watch:
     def look_closer(self) -> None:
         """From now on there is a probe."""
         if self.probe is None:
-            self.probe = Probe(self._read, self.clock)
+            self.probe = Probe(self._read, self.clock, self._known_as)
 
     @contextmanager
     def run(

@@ -91,7 +91,7 @@ def _ids(ids: Any, source: str) -> pa.Array:
         return ids.combine_chunks()
     if isinstance(ids, pa.Array):
         return ids
-    array = _native(np.asarray(ids))
+    array = _array(ids, source)
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -104,7 +104,7 @@ def _gradients(values: Any, source: str) -> pa.Array:
         return values.combine_chunks()
     if isinstance(values, pa.Array):
         return values
-    array = _native(np.asarray(values))
+    array = _array(values, source)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
@@ -117,6 +117,10 @@ def _gradients(values: Any, source: str) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
-def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _array(given: Any, source: str) -> npt.NDArray[Any]:
     """In this machine's byte order: Arrow takes no other."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:  # lists of several lengths
+        raise InputError(f"expected an array: {error}", source=source) from None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -92,14 +92,17 @@ class DeltaForm:
         """The slots of a table that go out."""
         return [slot for slot in self._slots if slot in self._tables[table].slots]
 
-    def cut(self, blocks: Iterable[Block]) -> Iterator[list[Block]]:
-        """The blocks of a delta, cut to what is to be one batch each. Depends on nothing but their ids."""
+    def cut(self, blocks: Iterable[Block], parts: int = 1) -> Iterator[list[Block]]:
+        """The blocks of a delta, cut to what is to be one batch each. Depends on nothing but their ids.
+
+        parts : of so many a batch is made; the cut is to what is one of them
+        """
         batch: list[Block] = []
         room = 1.0  # of the batch's, as a share
         for block in blocks:
             shape, first = self._tables[block.table], 0
             row_bytes = 4 * shape.dim * (1 + len(self.slots_of(block.table)))
-            share = max(1 / MOST_ROWS, row_bytes / MOST_BYTES)
+            share = parts * max(1 / MOST_ROWS, row_bytes / MOST_BYTES)
             while first < len(block.ids):
                 count = min(len(block.ids) - first, int(room / share))
                 if not count and batch:
@@ -166,7 +169,10 @@ def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[s
     known = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
     if isinstance(slots, bool):
         return known if slots else []
-    wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+    try:
+        wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+    except TypeError:
+        raise UsageError(f"slots: expected True, False or names of slots, got {slots!r:.100}") from None
     for slot in wanted:
         if slot not in known:
             raise UsageError(f"slots: no table has a slot '{slot}' (there are: {', '.join(known) or 'none'})")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -27,6 +27,7 @@ from penstock.errors import (
 END = "penstock.end"
 FRAME = "penstock.frame"
 PLACE = "penstock.place"
+COLUMNS = "penstock.columns"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
@@ -114,6 +115,13 @@ class Place(NamedTuple):
     length: int
 
 
+class Columns(NamedTuple):
+    """Where in shared memory the values of every column of a batch lie, as Arrow lays them out: numbers, none null."""
+
+    num_rows: int
+    places: tuple[Place, ...]
+
+
 class Words(NamedTuple):
     """What a producer says with a batch.
 
@@ -122,10 +130,14 @@ class Words(NamedTuple):
 
     ends: bool = False
     number: int | None = None
-    place: Place | None = None
+    place: Place | Columns | None = None
 
     def encoded(self) -> bytes:
-        said = {END: self.ends or None, FRAME: self.number, PLACE: self.place}
+        said: dict[str, Any] = {END: self.ends or None, FRAME: self.number}
+        if isinstance(self.place, Columns):
+            said[COLUMNS] = [self.place.num_rows, *self.place.places]
+        else:
+            said[PLACE] = self.place
         return encoded({word: value for word, value in said.items() if value is not None})
 
 
@@ -146,9 +158,24 @@ def read_words(metadata: Any) -> Words:
         said = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_WORDS_BYTES else {}
     except _NO_JSON:
         said = {}
-    number, at = said.get(FRAME), said.get(PLACE)
-    place = Place(*at) if isinstance(at, list) and [type(n) for n in at] == [int, int] else None
-    return Words(bool(said.get(END)), number if type(number) is int else None, place)
+    number = said.get(FRAME)
+    return Words(bool(said.get(END)), number if type(number) is int else None, _place(said))
+
+
+def _place(said: Mapping[str, Any]) -> Place | Columns | None:
+    whole, columns = said.get(PLACE), said.get(COLUMNS)
+    if _are_numbers(whole, 2):
+        return Place(*whole)
+    if not isinstance(columns, list) or not _are_numbers(columns[:1], 1):
+        return None
+    num_rows, *places = columns
+    if not all(_are_numbers(place, 2) for place in places):
+        return None
+    return Columns(num_rows, tuple(Place(*place) for place in places))
+
+
+def _are_numbers(said: Any, count: int) -> TypeGuard[list[int]]:
+    return isinstance(said, list) and [type(one) for one in said] == [int] * count
 
 
 def encoded(said: Mapping[str, Any]) -> bytes:

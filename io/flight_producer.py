@@ -14,8 +14,8 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight_connection import PASSING, Patience
-from penstock.io.flight_memory import Room
 from penstock.io.flight_messages import Ack, PutRequest, Words, decoded, from_flight
+from penstock.io.flight_room import Room
 
 if TYPE_CHECKING:
     from penstock.io.flight import Client
@@ -204,15 +204,15 @@ class _PutStream:
 
     def _send(self, batch: pa.RecordBatch, words: Words) -> None:
         room = self._room
-        size = None if room is None else room.size_of(batch)
-        if room is None or size is None:
+        parcel = None if room is None else room.parcel(batch)
+        if room is None or parcel is None:
             self._writer.write_with_metadata(batch, words.encoded())
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or room.has(size))
+            self._changed.wait_for(lambda: self._is_over or room.has(parcel.size))
             if self._is_over:
                 raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
-            place = room.put(batch, size)
+            place = room.put(parcel)
         self._writer.write_metadata(words._replace(place=place).encoded())
 
     def end(self) -> None:

@@ -6,8 +6,8 @@ cut: there is no end marker to look for.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -17,6 +17,14 @@ from penstock.io.flight_connection import Address, dial
 from penstock.io.flight_messages import flight_errors, from_flight, read_words
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
 from penstock.io.sources import Parts, Source
+
+
+class Chunk(NamedTuple):
+    """A batch as it came, whether it ends its frame, and what Batch says of ``copied``."""
+
+    data: pa.RecordBatch | None
+    ends: bool
+    copied: Callable[[], pa.RecordBatch] | None = None
 
 
 def flight_source(uri: str, token: str | None = None) -> Source:
@@ -61,7 +69,10 @@ def _endpoint(
 
 
 def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
-    """What is left of a Flight reader, or of what has its ``schema`` and ``read_chunk``. ends_are_told : see Part"""
+    """What is left of a Flight reader, or of what has a ``schema`` and a ``read_chunk`` that gives Chunks.
+
+    ends_are_told : see Part
+    """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
     empty = pa.RecordBatch.from_pylist([], schema)
@@ -70,17 +81,18 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
         index = first_row = 0
         while (chunk := _next_chunk(reader, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(data, index, first_row, read_words(chunk.app_metadata).ends)
+            yield Batch(data, index, first_row, chunk.ends, chunk.copied)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
 
 
-def _next_chunk(reader: Any, name: str, index: int) -> Any:
+def _next_chunk(reader: Any, name: str, index: int) -> Chunk | None:
     try:
         with arrow_errors("the stream broke off", name, index):
-            return reader.read_chunk()
+            chunk = reader.read_chunk()
     except StopIteration:
         return None
     except flight.FlightError as error:
         raise InputError(f"the stream broke off: {from_flight(error, name)}", source=name, batch=index) from error
+    return chunk if isinstance(chunk, Chunk) else Chunk(chunk.data, read_words(chunk.app_metadata).ends)

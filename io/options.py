@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError
@@ -50,8 +51,9 @@ class ReadOptions:
             if value not in allowed:
                 wanted = ", ".join(repr(a) for a in allowed)
                 raise UsageError(f"{name}: expected one of {wanted}, got {value!r}")
-        if self.contribution_rows is not None and self.contribution_rows < 1:
-            raise UsageError(f"contribution_rows: expected at least 1, got {self.contribution_rows}")
+        rows = self.contribution_rows
+        if rows is not None and (not isinstance(rows, Integral) or rows < 1):
+            raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")
         if self.table is not None and self.table not in self.sizes:
             near = suggestion(self.table, self.sizes)
             raise UsageError(f"table '{self.table}' is not in the configuration ({', '.join(self.sizes)}){near}")

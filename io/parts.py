@@ -37,12 +37,20 @@ RAISED = (
 
 @dataclass(eq=False)  # not frozen: there are thousands a second, and a frozen one takes four times as long to make
 class Batch:
-    """One record batch and where it stood."""
+    """One record batch and where it stood.
+
+    copied : where another process may write to its values: the same with values of its own
+    """
 
     data: pa.RecordBatch
     index: int | None  # None: the source has no batches of its own (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
+    copied: Callable[[], pa.RecordBatch] | None = None
+
+    def owned(self) -> pa.RecordBatch:
+        """Its data, which nobody changes between one look and the next."""
+        return self.data if self.copied is None else self.copied()
 
 
 Batches = Generator[Batch, None, None]

@@ -55,7 +55,9 @@ class Roles:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """``columns=`` may only name roles."""
+    """``columns=`` may only name roles. Raises UsageError."""
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
+        raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
     for role in columns:
         if role not in ROLES:
             raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")

@@ -3,7 +3,7 @@
 Arrow IPC has no checksum and a stream cut at a batch boundary looks complete to Arrow: the end
 marker is looked for here. pyarrow stops silently both where the marker is and where the input ends;
 ``tell()`` after the last batch and after the end tells the two apart (8 bytes, or 4 in files
-written before Arrow 0.15). penstock's own logs have checksums: ``log`` checks every batch.
+written before Arrow 0.15). penstock's own logs have checksums: ``checksums`` checks every batch.
 """
 
 from __future__ import annotations

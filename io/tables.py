@@ -105,16 +105,12 @@ def read_table(
     columns : "row" and the slots; slots that the file lacks are left out of every block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
-    path = table_path(directory, table)
-    name = str(path)
-    if not path.exists():
-        raise InputError(f"no file for table '{table}'", source=name)
+    name = str(table_path(directory, table))
     seen = np.zeros(vocabulary_size, bool)
     first = 0
     with ExitStack() as stack:
+        parquet, wanted = _opened(stack, directory, table, dim, columns)
         with arrow_errors(_NOT_READ, name):
-            parquet = stack.enter_context(open_parquet(path))
-            wanted = _check_schema(parquet.schema_arrow, columns, dim, name)
             batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
         while True:
             with arrow_errors(_NOT_READ, name):
@@ -125,6 +121,24 @@ def read_table(
             ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
             yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
             first += len(ids)
+
+
+def check_table(directory: Path, table: str, dim: int, columns: Sequence[str]) -> None:
+    """What ``read_table`` says of a file before it reads a row. Raises InputError."""
+    with ExitStack() as stack:
+        _opened(stack, directory, table, dim, columns)
+
+
+def _opened(
+    stack: ExitStack, directory: Path, table: str, dim: int, columns: Sequence[str]
+) -> tuple[pa.parquet.ParquetFile, list[str]]:
+    """One table's file, closed with the stack, and which of the columns it has."""
+    path = table_path(directory, table)
+    if not path.exists():
+        raise InputError(f"no file for table '{table}'", source=str(path))
+    with arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        return parquet, _check_schema(parquet.schema_arrow, columns, dim, str(path))
 
 
 def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:

@@ -82,13 +82,29 @@ def test_bad_gradients_are_named_and_nothing_is_applied(gradients, message):
 
 @pytest.mark.parametrize(
     ("rates", "message"),
-    [([0.5, 0.5], "expected 0 values"), ([np.zeros(1)], r"expected scalars, one per dynamic tag, got shape \(1,\)")],
+    [
+        ([0.5, 0.5], "expected 0 values"),
+        (np.array([0.5, 0.5]), "expected 0 values"),
+        ([np.zeros(1)], r"expected scalars, one per dynamic tag, got shape \(1,\)"),
+        (np.zeros((2, 1)), r"expected scalars, one per dynamic tag, got shape \(1,\)"),
+        (0.5, "expected a sequence or a mapping by tag, got 0.5"),
+        ([10**400], "expected 0 values"),
+    ],
 )
 def test_the_number_and_shape_of_rates_is_checked(rates, message):
     engine = engine_of()
     _, dedup = engine.recv_activations([RAGGED])
     with pytest.raises(ps.UsageError, match=message):
         engine.send_gradients([np.zeros((4, 2), np.float32)], rates, dedup)
+
+
+@pytest.mark.parametrize("rates", [[0.5], (0.5,), {0: 0.5}, np.array([0.5]), np.array([0.5], np.float32)])
+def test_rates_come_in_any_sequence(rates):
+    engine = engine_of(optimizer=ps.SGD(ps.DynamicLearningRate(0)))
+    before = engine.lookup("t", [4])
+    _, dedup = engine.recv_activations([RAGGED])
+    assert engine.send_gradients([np.ones((4, 2), np.float32)], rates, dedup)
+    assert (engine.lookup("t", [4]) == before - 0.5).all()
 
 
 def test_gradients_need_the_data_of_their_own_step_configuration_and_send():

@@ -325,6 +325,28 @@ def test_two_writers_do_not_meet(tmp_path):
     engine.save(tmp_path / "c")
 
 
+def test_a_save_elsewhere_during_a_run_is_a_commit_of_its_own(tmp_path, small_blocks):
+    engine = engine_of()
+    for n, _ in enumerate(engine.stage(iter(LOG), checkpoint=tmp_path / "a", every=1)):
+        if n == 4:
+            engine.save(tmp_path / "b")
+            middle = everything(engine)
+    assert everything(ps.Engine.restore(tmp_path / "b")) == middle
+    assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
+
+
+def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
+    engine = engine_of()
+    for n, _ in enumerate(engine.stage(iter(LOG[:12]), checkpoint=tmp_path / "a", every=1)):
+        if n == 2:
+            with pytest.raises(UsageError, match=r"this engine commits to .*a at this moment"):
+                engine.run(iter(LOG[12:]), checkpoint=tmp_path / "b")
+    assert not (tmp_path / "b").exists() or not commits(tmp_path / "b")
+    assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
+    engine.run(iter(LOG[12:]), checkpoint=tmp_path / "b")  # after it, it may
+    assert everything(ps.Engine.restore(tmp_path / "b")) == everything(engine)
+
+
 def test_every_without_a_checkpoint(tmp_path):
     with pytest.raises(UsageError, match="give checkpoint= too"):
         engine_of().run([LOG[0]], every=3)

@@ -83,11 +83,18 @@ def wait_for_commit(folder, number, process):
 
 
 def test_two_processes_with_two_devices_each_end_as_one_does_and_the_first_speaks(job, wanted, tmp_path):
-    first, second = ranks(job, 2, "--devices", "2", "--json", "--out", str(tmp_path / "out"))
+    shown = ("--metrics-file", str(tmp_path / "metrics"), "--report", str(tmp_path / "page"))
+    first, second = ranks(job, 2, "--devices", "2", "--json", "--out", str(tmp_path / "out"), *shown)
     code, out, _ = ended(first)
     assert (code, json.loads(out)["state_hash"]) == (0, wanted)
     assert [os.path.basename(path) for path in json.loads(out)["out"]] == ["user.parquet", "item.parquet"]
     assert ended(second)[:2] == (0, "")
+    told = json.loads(out)["processes"]
+    assert [process["rows"] for process in told] == [2400, 1200]
+    last = json.loads((tmp_path / "metrics").read_text().splitlines()[-1])
+    assert last["penstock_process_rows_total"] == {"0": 2400, "1": 1200}
+    assert sum(last["penstock_table_rows_total"].values()) == 3600
+    assert "<h2>Processes</h2>" in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_a_bad_row_ends_every_process_with_the_same_line_and_code(job, tmp_path):
@@ -110,7 +117,7 @@ def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(job, tmp_path, rank):
-    job = slow(job, tmp_path)
+    job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas"), "--deltas-slots", "all"]
     supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
     wait_for_commit(tmp_path / "saved", 2, supervisor)
     os.kill(children(supervisor)[rank], signal.SIGKILL)
@@ -119,8 +126,14 @@ def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(j
     assert f"process {rank} of 2 was killed (SIGKILL); starting again from commit" in err
     assert json.loads(out)["skipped"] > 0
     unbroken = Engine(config_of(), num_required=3)
-    unbroken.run(job[2:5], merge="round")
+    unbroken.run(job[2:5], merge="round", deltas=tmp_path / "unbroken", slots=True)
     assert json.loads(out)["state_hash"] == unbroken.state_hash()
+    assert deltas_in(tmp_path / "deltas") == deltas_in(tmp_path / "unbroken")
+
+
+def deltas_in(file):
+    with pa.ipc.open_stream(file) as stream:
+        return [batch.serialize().to_pybytes() for batch in stream if batch.num_rows]
 
 
 def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
@@ -182,3 +195,19 @@ def test_flags_that_do_not_go_together_are_a_usage_error(job, capsys, words, pro
 def test_what_cannot_be_supervised_is_a_usage_error(capsys, words, problem):
     assert main(["supervise", *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_started_leaves_no_other_behind(job, tmp_path, capsys, monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def one_alone(words, **options):
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", one_alone)
+    words = ["supervise", "--processes", "2", "--", *job, "--checkpoint", str(tmp_path / "saved")]
+    assert main(words) == 6
+    assert "Resource temporarily unavailable" in capsys.readouterr().err
+    assert started[0].poll() == -signal.SIGKILL

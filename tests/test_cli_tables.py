@@ -1,6 +1,7 @@
 """``export``, ``diff`` and ``inspect``: what a checkpoint holds, out of it and compared."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -118,6 +119,7 @@ def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
     assert (code, found["kind"], found["global_step"], found["pending"]) == (0, "checkpoint", 3, 1)
     assert found["sources"] == [{"source": "<batches>", "frames": 10}]
     assert f"table user: {ROWS:,} × 4, Adagrad, accumulators" in err
+    assert re.search(rf"  1 base, \d+ deltas?, {found['bytes']:,} bytes", err)
     (folder / "00000001.base").write_bytes(b"")
     assert run(capsys, "inspect", folder)[0] == 5
 

@@ -109,6 +109,32 @@ def with_strategy(config, strategy):
     return ps.EmbeddingConfig.from_proto(message)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "before", "after"), [("MOD", (2, 1), (1, 3)), ("MOD", (1, 1), (2, 2)), ("DIV", (3, 1), (2, 4))]
+)
+def test_rows_of_16_bits_are_rounded_alike_whoever_holds_them(logs, mesh_of, tmp_path, strategy, before, after):
+    """Half of the run by so many processes of so many devices, the rest by others."""
+    config = with_16_bits(with_strategy(config_of(optimizer=o.SGD(0.1)), strategy), "user")
+    wanted, _ = alone(config, logs, THREE)
+    folder, (count, devices) = tmp_path / "c", before
+    replayed(count, config, logs, mesh_of(devices), THREE, limit=13, checkpoint=folder)
+    count, devices = after
+
+    def work(peers):
+        member = Member.restored(peers, folder, mesh_of(devices))
+        member.run(logs, resume=True)
+        return member.state_hash()
+
+    assert all_well(together(count, work)) == [wanted] * count
+
+
+def with_16_bits(config, name):
+    message = config.to_engine_proto()
+    table = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
+    table.storage_dtype = 2
+    return ps.EmbeddingConfig.from_proto(message)
+
+
 # ---- shares
 
 
@@ -253,7 +279,6 @@ def test_what_needs_one_process_is_refused():
         member = Member(peers, config_of())
         for refused in (
             lambda: member.apply({}),
-            lambda: member.stage("x"),
             lambda: member.table("user"),
             lambda: member.run([], merge="step"),
         ):

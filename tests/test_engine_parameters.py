@@ -48,12 +48,18 @@ def test_parameters_that_do_not_fit_are_refused_by_name():
         engine.load_parameters("t", rows)
     with pytest.raises(ps.UsageError, match=r"accumulators: expected shape \(10, 2\), got \(9, 2\)"):
         engine.load_parameters("t", rows, accumulators=rows[1:])
+    with pytest.raises(ps.UsageError, match=r"accumulators: expected floats of shape \(10, 2\): could not convert"):
+        engine.load_parameters("t", rows, accumulators=[["x"]])
+    with pytest.raises(ps.UsageError, match="table 't': expected integer ids"):
+        engine.lookup("t", [[1], [1, 2]])
     with pytest.raises(ps.UsageError, match="occurs twice"):
         engine.load_parameters("t", rows[:2], ids=[1, 1], accumulators=rows[:2])
     with pytest.raises(ps.UsageError, match="expected 0 <= id < 10, got 10"):
         engine.lookup("t", [0, 10])
     with pytest.raises(ps.UsageError, match="no table 'x'"):
         engine.table("x")
+    with pytest.raises(ps.UsageError, match="no table"):
+        engine.lookup(["t"], [0])
 
 
 def test_tables_written_and_read_again_are_the_same_state(tmp_path):
@@ -66,6 +72,52 @@ def test_tables_written_and_read_again_are_the_same_state(tmp_path):
     for name in ("t", "a/b"):
         for key, value in engine.retrieve_parameters(name).items():
             assert other.retrieve_parameters(name)[key].tobytes() == value.tobytes()
+
+
+def test_tables_that_cannot_be_read_at_all_leave_the_engine_as_it_was(tmp_path):
+    engine = engine_of(tables=("t", "u"))
+    before = engine.state_hash()
+    for folder, message in ((tmp_path / "no", "no file for table 't'"), (tmp_path / "half", "no file for table 'u'")):
+        if folder.name == "half":
+            engine_of().write_tables(folder)
+        with pytest.raises(ps.InputError, match=message):
+            engine.read_tables(folder)
+    assert engine.state_hash() == before
+    assert engine.apply({"t": frame([1])})
+
+
+def test_a_bad_row_inside_a_table_leaves_an_engine_that_refuses_to_go_on(tmp_path):
+    engine_of(rows=20).write_tables(tmp_path)
+    engine = engine_of(rows=10)
+    with pytest.raises(ps.InputError, match="expected 0 <= id < 10"):
+        engine.read_tables(tmp_path)
+    with pytest.raises(ps.StateError, match="failed half way"):
+        engine.lookup("t", [1])
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        (None, "expected a mapping table → .* got NoneType"),
+        ({"t": (np.array([1]),)}, r"expected a mapping table → \(ids, gradients\), got 1 values for 't'"),
+        ({"t": 3}, "got int for 't'"),
+        ({"t": ([1, 2], [[1.0], [1.0, 2.0]])}, r"apply\('t'\): expected an array"),
+    ],
+)
+def test_what_is_no_frame_is_refused_by_name(gradients, message):
+    engine = engine_of()
+    with pytest.raises(ps.PenstockError, match=message):
+        engine.apply(gradients)
+    assert engine.apply({"t": frame([1])})
+
+
+def test_a_contributor_is_a_number_or_a_name_and_nothing_else_touches_the_gate(tmp_path):
+    engine = engine_of(num_required=2)
+    with pytest.raises(ps.UsageError, match="contributor: expected an int, a str or None, got list"):
+        engine.apply({"t": frame([1])}, contributor=["a"])
+    assert engine.apply({"t": frame([1])}, contributor=np.int64(7))
+    engine.save(tmp_path / "saved")
+    assert "7: 1" in ps.Engine.restore(tmp_path / "saved").gate.explain()
 
 
 def test_tables_are_written_all_or_none(tmp_path, monkeypatch):

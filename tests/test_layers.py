@@ -89,6 +89,7 @@ ROOMS = [
         {
             "penstock.checkpoint",
             "penstock.config",
+            "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
             "penstock.errors",

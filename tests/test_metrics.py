@@ -4,8 +4,10 @@ import argparse
 import json
 import logging
 import math
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -40,7 +42,7 @@ METRIC_OF = {
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
 }
-NO_NUMBERS = {"verified", "state_hash", "notes"}
+NO_NUMBERS = {"verified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
 CONFIG = """
 table_descriptor {
   name: "user" vocabulary_size: 50 dimension: 2
@@ -233,10 +235,22 @@ def test_names_of_others_cannot_break_the_format():
     assert 'penstock_table_rows_total{table="it\\"em"} 0\n' in text
 
 
-@pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1"])
+@pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1", "h:²"])
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         address_of(address, "--metrics")
+
+
+def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_word_on_stderr(capfd):
+    server = Server(("127.0.0.1", 0), {"/": ("text/plain", lambda: "x" * 50_000_000)})
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as browser:
+        browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert browser.recv(1)  # what is left unread is a reset when it closes
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join()
+    server.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):

@@ -77,6 +77,19 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, capsys, monkeypatch):
     assert told["out"] == []
 
 
+def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("penstock.probe.ALLOWANCE_S", 60.0)
+    (tmp_path / "t.pbtxt").write_text(CONFIG.replace("adagrad {}", "stochastic_gradient_descent {}"))
+    gradient = pa.array([[1e30, 1.0]] * 3, pa.list_(pa.float32(), 2))
+    batch = pa.record_batch({"id": np.arange(3), "gradient": gradient})
+    with pa.ipc.new_stream(str(tmp_path / "l.arrows"), batch.schema) as writer:
+        writer.write_batch(batch)
+    words = ["replay", str(tmp_path / "t.pbtxt"), str(tmp_path / "l.arrows"), "--learning-rate", "0=1e30"]
+    assert main([*words, "--report", str(tmp_path / "page")]) == 0
+    page_of(tmp_path / "page")
+    assert json.loads((tmp_path / "page" / "report.json").read_text())["live"]["moments"][-1]["norms"] == {}
+
+
 def test_what_did_not_happen_has_no_plot(tmp_path):
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("dynamic { tag: 0 }", "constant: 0.1"))
     schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import client_of, config_of, frame, replayed, service_of, until
+from services import DIM, client_of, config_of, frame, replayed, service_of, until
 
 import penstock as ps
-from penstock.io import flight_memory
-from penstock.io.flight_memory import Memory, Room
-from penstock.io.flight_messages import Place, PutRequest, Words, decoded
+from penstock.io import cutting, flight_memory
+from penstock.io.flight_memory import Memory
+from penstock.io.flight_messages import Columns, Place, PutRequest, Words, decoded
+from penstock.io.flight_room import Room
 from penstock.service import producers
 from penstock.service.limits import Limits
 
@@ -134,7 +135,17 @@ class Raw:
 
 @pytest.mark.parametrize(
     "place",
-    [(0, 100), (-64, 100), (64, -1), (64, 0), (64, 1 << 40), (1 << 62, 1 << 62), ((16 << 20) - 8, 16), (16 << 20, 1)],
+    [
+        (0, 100),
+        (-64, 100),
+        (65, 100),
+        (64, -1),
+        (64, 0),
+        (64, 1 << 40),
+        (1 << 62, 1 << 62),
+        ((16 << 20) - 8, 16),
+        (16 << 20, 1),
+    ],
 )
 def test_a_place_outside_the_memory_is_refused(place):
     with service_of() as service, client_of(service) as client:
@@ -178,23 +189,174 @@ def test_what_is_no_batch_of_the_stream_is_refused(kind):
     with service_of() as service, client_of(service) as client:
         raw = Raw(service)
         room = Room.found(raw.offer)
-        room._memory[64 : 64 + len(content)] = content
+        room._bytes[64 : 64 + len(content)] = np.frombuffer(content, np.uint8)
         raw.say(ends=True, number=1, place=Place(64, len(content)))
         assert said in raw.refused()
         assert client.put(FRAMES[:2], "w0").position == 2
 
 
-def test_what_a_producer_changes_after_it_was_copied_changes_nothing():
+def test_what_a_producer_changes_after_it_was_taken_changes_nothing():
     first, second = FRAMES[0].slice(0, 5000), FRAMES[0].slice(5000)
     with service_of() as service:
         raw = Raw(service)
         room = Room.found(raw.offer)
         for count, (piece, words) in enumerate([(first, {}), (second, {"ends": True, "number": 1})], 1):
-            raw.say(place=room.put(piece, room.size_of(piece)), **words)
+            put(raw, room, piece, **words)
             assert raw.heard("taken") == count
-            room._memory[64:MB] = b"\xff" * (MB - 64)
+            room._bytes[64:MB] = 255
         raw.close()
         assert service.engine.state_hash() == replayed(FRAMES[:1]).state_hash()
+
+
+def put(raw, room, batch, **words):
+    raw.say(place=room.put(room.parcel(batch)), **words)
+
+
+@pytest.fixture
+def lends(monkeypatch):
+    """Of every batch in shared memory, whether its values were lent."""
+    batch, seen = Memory.batch, []
+
+    def spied(memory, *arguments):
+        given = batch(memory, *arguments)
+        seen.append(given.copied is not None)
+        return given
+
+    monkeypatch.setattr(Memory, "batch", spied)
+    return seen
+
+
+@pytest.mark.parametrize("num_required", [1, 2])
+def test_values_are_lent_where_they_are_read_once(num_required, lends):
+    """Where frames are held their values are judged before they are added: those are copied."""
+    with service_of(ps.Engine(config_of(), num_required=num_required)) as service:
+        raw = Raw(service)
+        room = Room.found(raw.offer)
+        for number, each in enumerate(FRAMES[:4], 1):
+            put(raw, room, each, ends=True, number=number)
+            assert raw.heard("taken") == number
+            room._bytes[64:MB] = 255
+        raw.close()
+        assert lends == [num_required == 1] * 4
+        assert service.engine.state_hash() == replayed(FRAMES[:4], num_required=num_required).state_hash()
+
+
+def test_values_of_a_frame_in_pieces_or_too_large_to_leave_room_for_others_are_copied(lends, small):
+    large = frame(9, 30_000)
+    with service_of() as service:
+        raw = Raw(service)
+        room = Room.found(raw.offer)
+        put(raw, room, FRAMES[0].slice(0, 5000))
+        put(raw, room, FRAMES[0].slice(5000), ends=True, number=1)
+        assert raw.heard("taken") in (1, 2)
+        put(raw, room, large, ends=True, number=2)
+        assert raw.heard("taken") in (2, 3)
+        raw.close()
+        assert lends == [False] * 3
+        assert service.engine.state_hash() == replayed([FRAMES[0], large]).state_hash()
+
+
+IDS, GRADIENTS = Place(64, 8 * ROWS), Place(64 + 8 * ROWS, 4 * DIM * ROWS)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "places", "said"),
+    [
+        (ROWS, [IDS], "1 columns in the shared memory, where the stream has 2"),
+        (ROWS, [IDS, GRADIENTS, IDS], "3 columns in the shared memory, where the stream has 2"),
+        (ROWS, [], "0 columns in the shared memory"),
+        (ROWS, [IDS, Place(64, 100)], "100 bytes in the shared memory for 8000 rows of fixed_size_list"),
+        (ROWS, [GRADIENTS, IDS], "128000 bytes in the shared memory for 8000 rows of int64"),
+        (ROWS + 1, [IDS, GRADIENTS], "64000 bytes in the shared memory for 8001 rows of int64"),
+        (0, [Place(64, 0), Place(64, 0)], "0 bytes in the shared memory for 0 rows"),
+        (-1, [Place(64, -8), Place(64, -16)], "-8 bytes in the shared memory for -1 rows"),
+        (1 << 61, [Place(64, 1 << 64), GRADIENTS], "bytes at 64 of the shared memory, which has 16777216"),
+        (ROWS, [Place(0, 8 * ROWS), GRADIENTS], "64000 bytes at 0 of the shared memory"),
+        (ROWS, [IDS, Place(68, 4 * DIM * ROWS)], "128000 bytes at 68 of the shared memory"),
+        (ROWS, [IDS, Place((16 << 20) - 64, 4 * DIM * ROWS)], "of the shared memory, which has 16777216"),
+    ],
+)
+def test_columns_that_are_not_those_of_the_stream_are_refused(num_rows, places, said):
+    with service_of() as service, client_of(service) as client:
+        raw = Raw(service)
+        raw.say(ends=True, number=1, place=Columns(num_rows, tuple(places)))
+        assert said in raw.refused()
+        client.put(FRAMES[:2], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["a"] * ROWS,
+        [True] * ROWS,
+        [[1.0]] * ROWS,
+        pa.array(["a"] * ROWS).dictionary_encode(),
+        [1.0, None] * (ROWS // 2),
+    ],
+)
+def test_batches_with_columns_of_other_kinds_go_as_streams(column, lends, small):
+    frames = [each.append_column("more", pa.array(column)) for each in FRAMES[:3]]
+    with service_of() as service:
+        raw = Raw(service, schema=frames[0].schema)
+        room = Room.found(raw.offer)
+        for number, each in enumerate(frames, 1):
+            put(raw, room, each, ends=True, number=number)
+        raw.close()
+        assert lends == [False] * 3
+        assert service.engine.state_hash() == replayed(frames).state_hash()
+
+
+def test_a_batch_of_very_many_columns_goes_as_a_stream(lends):
+    wide = FRAMES[0].slice(0, 3000)
+    for number in range(300):
+        wide = wide.append_column(f"more{number}", wide.column("id"))
+    with service_of() as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            for _ in range(3):
+                producer.send(wide)
+                producer.wait()
+        assert lends == [False] * len(lends) != []
+        assert service.engine.state_hash() == replayed([wide] * 3).state_hash()
+
+
+def test_columns_of_a_kind_whose_values_are_not_all_there_is_are_refused():
+    schema = FRAMES[0].schema.append(pa.field("more", pa.utf8()))
+    with service_of() as service:
+        raw = Raw(service, schema=schema)
+        raw.say(ends=True, number=1, place=Columns(ROWS, (IDS, GRADIENTS, Place(64, 8 * ROWS))))
+        assert "64000 bytes in the shared memory for 8000 rows of string" in raw.refused()
+
+
+@pytest.mark.parametrize("on_bad_row", ["error", "drop"])
+def test_a_value_that_turns_bad_after_it_was_judged_is_not_added(on_bad_row, monkeypatch, lends):
+    """A producer that writes to what it lends: what is looked at twice is a copy."""
+    judged = cutting.Piece.audited
+
+    def changing(piece, sizes):
+        seen = judged(piece, sizes)
+        room._bytes[64:MB].view(np.float32)[:] = np.nan
+        return seen
+
+    monkeypatch.setattr(cutting.Piece, "audited", changing)
+    with service_of(on_bad_row=on_bad_row) as service:
+        raw = Raw(service)
+        room = Room.found(raw.offer)
+        put(raw, room, with_value(FRAMES[0], np.nan), ends=True, number=1)
+        if on_bad_row == "error":
+            assert "gradient_not_finite" in raw.refused()
+            assert service.engine.global_step == 0
+        else:
+            raw.close()
+            assert service.status()["dropped"] == {"gradient_not_finite": 1}
+        assert lends == [True]
+        assert np.isfinite(np.asarray(service.engine.table("user"))).all()
+
+
+def with_value(batch, value):
+    values = batch.column("gradient").values.to_numpy().copy()
+    values[17] = value
+    return batch.set_column(1, "gradient", pa.FixedSizeListArray.from_arrays(values, DIM))
 
 
 def test_the_memory_cannot_be_made_longer_or_shorter():
@@ -268,12 +430,14 @@ def test_a_ring_never_writes_over_what_is_not_copied_yet(seed):
     room = Room.found(memory.offer())
     held, taken = [], 0
     for n in range(200):
-        batch = frame(n, int(rng.integers(3000, 12_000)))
-        size = room.size_of(batch)
-        while not room.has(size) or (held and rng.random() < 0.3):
-            place, wanted = held.pop(0)
-            assert memory.batch(place, wanted.schema, "here").equals(wanted)
+        batch = frame(n, int(rng.integers(3000, 12_000))).slice(int(rng.integers(0, 9)))
+        parcel = room.parcel(batch)
+        while not room.has(parcel.size) or (held and rng.random() < 0.3):
+            where, wanted = held.pop(0)
+            given = memory.batch(where, wanted.schema, "here", lend=bool(rng.random() < 0.5))
+            assert given.data.equals(wanted)
+            given.data.validate(full=True)
             room.taken(taken := taken + 1)
-        held.append((room.put(batch, size), batch))
+        held.append((room.put(parcel), batch))
     assert taken > 100
     memory.close()

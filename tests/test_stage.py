@@ -251,6 +251,9 @@ def test_wrong_arguments_are_told_at_the_call():
     engine = engine_of()
     for wrong, says in (
         ({"slots": ["momenta"]}, r"no table has a slot 'momenta' \(there are: accumulators\)"),
+        ({"slots": 3}, "slots: expected True, False or names of slots, got 3"),
+        ({"columns": 3}, "columns: expected a mapping role → name, got 3"),
+        ({"columns": {"id": 3}}, "columns: expected a mapping role → name"),
         ({"per_steps": 0}, "per_steps: expected at least 1"),
         ({"per_rows": "x"}, "per_rows"),
         ({"per_seconds": -1}, "per_seconds: expected a number of seconds that is not negative"),

@@ -84,7 +84,7 @@ def with_producers(config: Path, frames: list[pa.RecordBatch]) -> None:
 
         def push(number: int) -> None:
             with connect(service.uri, patience_s=120) as one:
-                one.put([frames[number]], f"worker-{number}")
+                one.put([frames[number % len(frames)]], f"worker-{number}")
 
         def all_of_them() -> None:
             with ThreadPoolExecutor(100) as crew:
@@ -107,7 +107,9 @@ class started:  # noqa: N801 (read as a verb)
     def __enter__(self) -> started:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # nobody has told it to end
+            self.process.terminate()
         self.process.communicate(timeout=60)
 
     def rss_mb(self) -> float:

@@ -76,9 +76,7 @@ class Exchange:
             got = type(data).__name__
             raise UsageError(f"deduplication_data: expected a DeduplicationData (unpack makes one), got {got}")
         check_fingerprint(self._fingerprint, data.fingerprint)
-        for rate in learning_rates.values() if isinstance(learning_rates, Mapping) else learning_rates or ():
-            if np.ndim(rate):
-                raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
+        _check_scalars(learning_rates)
         structure = structure_for(self._config, gradients)
         given = leaves(structure, gradients, "gradients")
         frame = self._frame(data, [self._checked(index, given[index]) for index in sorted(given)])
@@ -173,6 +171,14 @@ class Exchange:
     def _release(self, data: DeduplicationData) -> None:
         with self._lock:
             self._sent.pop(data.number, None)
+
+
+def _check_scalars(rates: Any) -> None:
+    """UsageError for a rate that is an array. Whether there is one per tag is asked where they are resolved."""
+    given = rates.values() if isinstance(rates, Mapping) else rates
+    for rate in given if np.iterable(given) else ():
+        if np.ndim(rate):
+            raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
 
 
 def is_pipelined(config: EmbeddingConfig) -> bool:

@@ -59,6 +59,8 @@ class Layout:
     lanes : a line's width is a multiple of so many elements: 128 on TPU, else 1
     bfloat16 : weights are kept in 16 bits, two rows' in a word; slots stay float32
     halved : as in line.py, for tables that XLA updates
+    among : (first, stride): these are every stride-th row, from the first on, of the table by whose ids 16 bits are
+        rounded to
     """
 
     name: str
@@ -70,6 +72,7 @@ class Layout:
     lanes: int = 1
     bfloat16: bool = False
     halved: bool = False
+    among: tuple[int, int] = (0, 1)
 
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:
@@ -100,7 +103,7 @@ class Layout:
     def line(self) -> Line:
         """What programs know of a line. Ids only where they count: else tables of one form share their programs."""
         shards = (self.shards_per_device, self.rows_per_shard)
-        places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards) if self.bfloat16 else None
+        places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
         return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
 
     @property

@@ -14,6 +14,9 @@ plane wider than 128 is several strips of that width, and the strips of a line a
 XLA's scatter takes an array of one strip for a matrix, whose tiles hold 8 lines, and fetches and writes a whole tile
 for each line. For XLA such an array is kept as the halves of its words, ``int16[lines, 2, 128]`` (``halved``): the same
 bytes, whose tiles are one line each.
+
+And XLA is told how what a step puts back lies in memory (``_by_line``). Left to itself it keeps all first strips, then
+all second ones, and turns them into lines at the end: on v5p in HBM, not on the chip.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.experimental import layout as in_memory
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -41,22 +45,30 @@ TWO_ONES = 0x3F803F80
 
 @dataclass(frozen=True)
 class Places:
-    """How a device tells which id a row has: ``Layout.place`` backwards."""
+    """How a device tells which id a row has: ``Layout.place`` backwards.
+
+    among : as in Layout
+    """
 
     vocabulary_size: int
     num_shards: int
     mod: bool
     shards_per_device: int
     rows_per_shard: int
+    among: tuple[int, int] = (0, 1)
 
     def ids(self, device: jax.Array, rows: jax.Array) -> jax.Array:
         """The ids, modulo 2**32, of a device's rows: uint32."""
+        first, stride = self.among
+        return self._numbers(device, rows).astype(jnp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
+
+    def _numbers(self, device: jax.Array, rows: jax.Array) -> jax.Array:
         shards = device * self.shards_per_device + rows // self.rows_per_shard
         inside = rows % self.rows_per_shard
         if self.mod:
-            return (inside * self.num_shards + shards).astype(jnp.uint32)
+            return inside * self.num_shards + shards
         quotient, remainder = divmod(self.vocabulary_size, self.num_shards)
-        return (shards * quotient + jnp.minimum(shards, remainder) + inside).astype(jnp.uint32)
+        return shards * quotient + jnp.minimum(shards, remainder) + inside
 
 
 @dataclass(frozen=True)
@@ -158,10 +170,12 @@ class Line:
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """``planes`` backwards."""
-        strips, ends = self.cut(planes), accumulate(self.groups, initial=0)
+        by_line = _by_line if self.lanes > 1 else lambda part: part
+        strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
         return [
-            _cut_words(part) if dtype == np.int16 else part for part, (_, dtype) in zip(parts, self.forms, strict=True)
+            by_line(_cut_words(part) if dtype == np.int16 else part)
+            for part, (_, dtype) in zip(parts, self.forms, strict=True)
         ]
 
     def _words(self, halves: jax.Array) -> jax.Array:
@@ -235,7 +249,13 @@ class Line:
 def _cut_words(part: jax.Array) -> jax.Array:
     """``Line._words`` backwards."""
     words = part if part.dtype == jnp.int32 else _bits(part)
-    return jnp.concatenate([words, jax.lax.shift_right_logical(words, 16)], axis=1).astype(jnp.int16)
+    return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
+
+
+def _by_line(part: jax.Array) -> jax.Array:
+    """``part``, its axes laid out in memory in the order they have: line after line."""
+    out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
+    return out
 
 
 def _floats(words: jax.Array) -> jax.Array:

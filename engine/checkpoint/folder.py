@@ -206,11 +206,11 @@ class Folder:
     def _damaged(self, path: Path, number: int, problem: str) -> StateError:
         numbers = self.numbers()
         older = [n for n in numbers if n < number and not self._needs(n, path.name)]
-        back = "there is no older commit without it"
+        back = "; there is no older commit without it"
         if older:
             newer = ", ".join(self.manifest(n).name for n in numbers if n > older[-1])
-            back = f"to go back to commit {older[-1]}, remove {newer}"
-        return StateError(f"{path}: {problem}; copy the folder anew from where it is whole, or {back}")
+            back = f", or to go back to commit {older[-1]}, remove {newer}"
+        return StateError(f"{path}: {problem}; copy the folder anew from where it is whole{back}")
 
     def _needs(self, number: int, name: str) -> bool:
         """Whether a commit cannot be read without a file either."""

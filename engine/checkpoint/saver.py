@@ -80,6 +80,7 @@ class Saver:
     describe : the rest of the state, asked for when a commit begins
     last : the newest commit, which the tables are equal to but for the rows told of; None: there is none
     delta : whether the next commit may be a delta to it
+    in_use : a run or a service commits with it; no other may take its place until it is closed
 
     Every method is called with the gate still. What commits is called between ``open`` and ``close``.
     """
@@ -101,7 +102,7 @@ class Saver:
         self._spent_s = self._began_s = self._advanced_s = 0.0
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
-        self.last = last
+        self.last, self.in_use = last, False
 
     def is_for(self, folder: Folder) -> bool:
         """This folder is the saver's, and its newest commit the one the tables come from."""
@@ -216,6 +217,7 @@ class Saver:
             self._give_up()
         self._ring.let_go()
         self.folder.unlock()
+        self.in_use = False
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
         return CommitWriter(self.folder, draft, self._keep, self._ring)

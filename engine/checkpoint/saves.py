@@ -191,10 +191,13 @@ class Saves:
 
     def opened(self, folder: Folder, keep: int) -> Saver:
         """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
-        saver = self._saver_of(folder)
+        saver, own = self._saver_of(folder), self._saver
+        if own is not None and own is not saver:
+            raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
         if folder.numbers() and saver.last is None:
             raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
         saver.open(whole("keep", keep, 1))
+        saver.in_use = True
         return saver
 
     def count_into(self, counters: Counters) -> None:
@@ -202,10 +205,16 @@ class Saves:
         self._before, self._running = self.totals, counters
 
     def _saver_of(self, folder: Folder) -> Saver:
-        """The saver of the last folder where it is this one, else a new one."""
-        if self._saver is None or not self._saver.is_for(folder):
-            self._saver = self._new_saver(folder, None, False)
-        return self._saver
+        """The saver of the last folder where it is this one, else a new one, which takes its place.
+
+        But not where a run commits with the last one, which must hear of every step: then for one commit alone.
+        """
+        if self._saver is not None and self._saver.is_for(folder):
+            return self._saver
+        saver = self._new_saver(folder, None, False)
+        if self._saver is None or not self._saver.in_use:
+            self._saver = saver
+        return saver
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)

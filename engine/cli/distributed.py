@@ -71,8 +71,6 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if not missing and not re.fullmatch(r".+:\d{1,5}", args.coordinator):
         raise UsageError(f"--coordinator {args.coordinator}: expected HOST:PORT, such as 127.0.0.1:7000")
-    if args.deltas is not None:
-        raise UsageError("--deltas: deltas come from one process; several can replay, commit and write tables")
     if args.merge == "step":
         raise UsageError("--merge step: several processes take a frame of each source in turn (--merge round)")
 

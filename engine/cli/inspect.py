@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
-from penstock.cli.output import Output, check_writable, count
+from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.report import write_page
 from penstock.cli.uses import IdUses, Uses, use_sections
 from penstock.config.embedding import EmbeddingConfig
@@ -107,7 +107,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     out.say(
         f"  step {count(contents['global_step'])}, {count(pending)} of {contents['num_required']} frames in the gate"
     )
-    out.say(f"  a base and {len(commit.files) - 1} deltas, {count(num_bytes)} bytes")
+    bases = sum(file.parent is None for file in commit.files)  # one of every process that committed
+    out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
         size = f"{count(table['vocabulary_size'])} × {table['dim']}"

@@ -17,7 +17,7 @@ from penstock.cli.compile_cache import keep_compiled
 from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
-from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError
+from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError, short
 
 # One module per command, named for it, with add(subparsers) and run(args) -> exit code. What each says of itself
 # stands here once more (a test compares), so that ``penstock --help`` loads none of them, nor what they need.
@@ -134,7 +134,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):  # Arrow takes no other names
         return f"'{os.fsencode(error.object).decode('utf-8', 'backslashreplace')}' is not UTF-8; use a name that is"
     if isinstance(error, OSError):
-        return f"{error.filename or 'cannot write the output'}: {error.strerror or error}"
+        return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
     if isinstance(error, MemoryError) or _out_of_device_memory(error):
         return f"out of memory: {error or 'the tables and one frame must fit'}"
     return str(error)

@@ -84,7 +84,7 @@ def drop_dead_streams() -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path | str) -> Iterator[None]:
     """An OSError in here names ``path`` where it names nothing, and says what to do."""
     try:
         yield

@@ -96,7 +96,7 @@ def replay(args: argparse.Namespace) -> int:
     if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
     deltas = deltas_of(args)
-    file = file_of_deltas(args)
+    file = file_of_deltas(args) if is_first(args) else None
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
@@ -106,7 +106,7 @@ def replay(args: argparse.Namespace) -> int:
     progress = ProgressLine(is_first(args))  # its clock starts with the work
     try:
         place = args.checkpoint or args.deltas
-        with watching, writing(Path(place)) if place else nullcontext():
+        with watching, writing(place) if place else nullcontext():
             report = engine.run(
                 args.sources,
                 table=args.table,
@@ -195,6 +195,9 @@ def say_report(out: Output, report: Report) -> None:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     for name, table in report.tables.items():
         out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
+    for number, process in enumerate(report.processes):
+        left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
+        out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:

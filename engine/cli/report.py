@@ -100,6 +100,7 @@ def run_sections(
             ),
         ),
     )
+    yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
     yield (
         "How often ids came",
         f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows",
@@ -115,6 +116,23 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "input", "verified: every checksum fits" if report.verified else "unverified"
     if report.state_hash:
         yield "state", report.state_hash
+
+
+def _processes(report: Report) -> str:
+    """Nothing where there are none."""
+    if not report.processes:
+        return ""
+    head = ("process", "rows read", "dropped", "its own", "updates", "held MB", "sent MB", *STAGES.values())
+    rows = [
+        (
+            str(number),
+            *map(count, (of.rows, sum(of.dropped.values()), of.own_rows, sum(of.updated.values()))),
+            *(f"{size / 1e6:.1f}" for size in (of.held_bytes, of.sent_bytes)),
+            *(f"{of.stage_s[stage]:.2f} s" for stage in STAGES),
+        )
+        for number, of in enumerate(report.processes)
+    ]
+    return table(head, rows)
 
 
 def _notes(report: Report) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +31,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 def address_of(text: str, flag: str) -> tuple[str, int]:
     """``127.0.0.1:9090``, ``:0`` (any free port of this machine alone), ``[::1]:80``. Raises UsageError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{flag} {text}: expected HOST:PORT, such as 127.0.0.1:9090; port 0 is any free one")
     return host.strip("[]") or "127.0.0.1", int(port)
 
@@ -42,13 +43,12 @@ class Server:
     """
 
     def __init__(self, address: tuple[str, int], routes: Routes) -> None:
-        kind: type[ThreadingHTTPServer] = _Server6 if ":" in address[0] else ThreadingHTTPServer
+        kind = _Server6 if ":" in address[0] else _Server4
         try:
             self._server = kind(address, _handler(routes))
         except OSError as error:
             problem = f"cannot listen: {(error.strerror or str(error)).lower()}; give another address"
             raise OSError(error.errno, problem, f"{address[0]}:{address[1]}") from error
-        self._server.daemon_threads = True
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         self.url = f"http://{host}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="penstock-http", daemon=True).start()
@@ -58,7 +58,14 @@ class Server:
         self._server.server_close()
 
 
-class _Server6(ThreadingHTTPServer):
+class _Server4(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A traceback for what is our fault; none for a browser that left in the middle of an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Server6(_Server4):
     address_family = socket.AF_INET6
 
 

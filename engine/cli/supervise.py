@@ -106,8 +106,10 @@ class Job:
 
     def run(self, again: bool) -> tuple[int, str]:
         """Start all processes and wait for the end. Returns the exit code, and which process it is of."""
-        self._running = [subprocess.Popen(words, process_group=0) for words in self._commands(again)]
+        self._running = []
         try:
+            for words in self._commands(again):
+                self._running.append(subprocess.Popen(words, process_group=0))
             return self._ended()
         finally:
             self._kill()

@@ -20,7 +20,7 @@ from penstock.flow import Progress
 from penstock.gate import Gate
 from penstock.metrics import Metrics
 from penstock.probe import thinned
-from penstock.stats import Counters, Report
+from penstock.stats import Counters, Report, summed
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
@@ -136,7 +136,8 @@ class Watching:
         if self._report is None or watch.probe is None:
             return []
         probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
-        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        updated = summed(report.processes)[1] if report.processes else watch.updated
+        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, updated)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

@@ -170,8 +170,7 @@ class SharedSaves(Saves):
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """Only where everybody stops after this very frame."""
-        agreed = error is self._peers.agreed and self._peers.failure is None
-        return agreed and super()._may_commit(run, error)
+        return self._peers.all_raise(error) and super()._may_commit(run, error)
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         return SharedSaver(folder, self._engine, last, delta, self._peers, self._shares)

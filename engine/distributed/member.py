@@ -10,22 +10,25 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaArguments, Deltas
 from penstock.distributed.commits import SharedSaves
+from penstock.distributed.deltas import SharedDeltas
 from penstock.distributed.peers import Peers
 from penstock.distributed.rounds import RoundsReader
 from penstock.distributed.tables import SharedState
+from penstock.distributed.telling import Telling
 from penstock.engine import Engine
-from penstock.errors import ConfigError, PenstockError, UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.rates import LearningRates
 from penstock.state import State
-from penstock.stats import Counters, Report, TableReport
+from penstock.stats import Counters, ProcessReport, Report, summed
 from penstock.watch import Watch
 
 if TYPE_CHECKING:
@@ -51,13 +54,14 @@ class Member(Engine):
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        for spec in config.tables:
-            if spec.storage_dtype == "bfloat16":  # rounded by id, and a share counts its ids anew
-                raise ConfigError(f"table '{spec.name}': BFLOAT16 tables belong to one process; use FLOAT32")
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
-        # Whoever looks closer looks at the rows that are here, and by their numbers here.
-        self.watch = Watch(lambda name, numbers: self._state.here(name).read(numbers))
+        self._telling = Telling(self, peers)
+        # Whoever looks closer looks at the rows that are here.
+        self.watch = Watch(
+            lambda name, numbers: self._state.here(name).read(numbers),
+            known_as=lambda name, numbers: self._state.shares[name].ids(numbers),
+        )
 
     @classmethod
     def restored(
@@ -76,19 +80,17 @@ class Member(Engine):
 
     def run(self, source: Any, **arguments: Any) -> Report:
         """``Engine.run`` of the sources of all processes, a frame of each in turn. The report is of the whole job."""
-        if arguments.get("deltas") is not None:
-            self.stage()
         report = super().run(source, **arguments)
-        mine = {name: [table.rows, table.distinct] for name, table in report.tables.items()}
-        told = self._peers.gather("the report", {"tables": mine, "held_bytes": report.held_bytes})
-        tables = {
-            name: TableReport(*(sum(its["tables"][name][of] for its in told) for of in range(2))) for name in mine
-        }
-        return replace(report, tables=tables, held_bytes=sum(its["held_bytes"] for its in told))
+        for rank, told in enumerate(self._peers.gather("the report", self._telling.told())):
+            if rank != self._peers.rank:
+                self._telling.heard(rank, told)
+        processes = self.processes
+        held_bytes = sum(process.held_bytes for process in processes)
+        return replace(report, tables=summed(processes)[0], held_bytes=held_bytes, processes=processes)
 
-    def stage(self, *_: Any, **__: Any) -> NoReturn:
-        """No deltas of several processes yet."""
-        raise UsageError("stage: deltas come from an engine of one process; several can replay, save and write tables")
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        return self._telling.all
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
         """Frames of several processes need an order, which rounds give them."""
@@ -102,15 +104,24 @@ class Member(Engine):
     def _make_saves(self) -> Saves:
         return SharedSaves(self, self._peers, self._state.shares)
 
+    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
+        return SharedDeltas(self, self._peers, self._state.shares, **arguments)
+
     def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return RoundsReader(self._peers, self._state.shares, source, options, self._saves)
+        return RoundsReader(self._peers, self._state.shares, source, options, self._saves, self._telling)
 
     def _take_in(self, frame: Frame, learning_rates: Any) -> NoReturn:
         self.apply()
 
     def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
         try:
-            return super()._push(frame, rates, counters)
+            taken = super()._push(frame, rates, counters)
         except PenstockError as error:  # of the frame or the rates: everybody meets it here
             self._peers.agreed = error
             raise
+        self._telling.took(taken[0])
+        return taken
+
+    def _start_counting(self) -> None:
+        super()._start_counting()
+        self._telling.begin()

@@ -104,33 +104,19 @@ def packed(head: Mapping[str, Any], entries: Sequence[Entry], rank: int) -> list
         blocks = [[table, len(ids), grads.shape[1]] for table, (ids, grads) in rows.items()]
         told.append({"about": entry.about, "blocks": blocks, "bad": len(bad)})
         for ids, grads in rows.values():
-            arrays += [_bytes_of(ids), _bytes_of(grads)]
+            arrays += [bytes_of(ids), bytes_of(grads)]
         arrays.append(bad)
-    header = json.dumps({**head, "entries": told}).encode()
-    header += b" " * (-(len(header) + _LENGTH.size) % 8)
-    pieces: list[Piece] = [_LENGTH.pack(len(header)) + header]
-    for array in arrays:
-        pieces += [array, bytes(-len(array) % 8)]
-    return [piece for piece in pieces if len(piece)]
+    return joined({**head, "entries": told}, arrays)
 
 
 def unpacked(message: bytearray) -> tuple[dict[str, Any], list[Received]]:
     """What ``packed`` made: the head and the entries. The arrays look into the message."""
-    (length,) = _LENGTH.unpack_from(message)
-    at = _LENGTH.size + length
-    head: dict[str, Any] = json.loads(message[_LENGTH.size : at])
+    opened = Opened(message)
     entries = []
-    for told in head.pop("entries"):
-        rows = {}
-        for table, number, dim in told["blocks"]:
-            ids = np.frombuffer(message, np.int64, number, at)
-            at += _padded(ids.nbytes)
-            grads = np.frombuffer(message, np.float32, number * dim, at).reshape(number, dim)
-            at += _padded(grads.nbytes)
-            rows[table] = (ids, grads)
-        entries.append(Received(told["about"], rows, memoryview(message)[at : at + told["bad"]]))
-        at += _padded(told["bad"])
-    return head, entries
+    for told in opened.header.pop("entries"):
+        rows = {table: (opened.ids(number), opened.rows(number, dim)) for table, number, dim in told["blocks"]}
+        entries.append(Received(told["about"], rows, opened.piece(told["bad"])))
+    return opened.header, entries
 
 
 def for_oneself(entry: Entry, rank: int) -> Received:
@@ -138,9 +124,35 @@ def for_oneself(entry: Entry, rank: int) -> Received:
     return Received(entry.about, entry.routed[rank] if entry.routed else {}, entry.bad if rank == 0 else b"")
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+def joined(header: Mapping[str, Any], arrays: Sequence[Piece]) -> list[Piece]:
+    """A message. header : plain data, which says what the arrays are"""
+    head = json.dumps(header).encode()
+    head += b" " * (-(len(head) + _LENGTH.size) % 8)
+    pieces: list[Piece] = [_LENGTH.pack(len(head)) + head]
+    for array in arrays:
+        pieces += [array, bytes(-len(array) % 8)]
+    return [piece for piece in pieces if len(piece)]
+
+
+class Opened:
+    """What ``joined`` made. Its arrays are asked for in their order, and look into the message."""
+
+    def __init__(self, message: bytearray) -> None:
+        (length,) = _LENGTH.unpack_from(message)
+        self._message, self._at = message, _LENGTH.size + length
+        self.header: dict[str, Any] = json.loads(message[_LENGTH.size : self._at])
+
+    def ids(self, number: int) -> Int64:
+        return np.frombuffer(self.piece(8 * number), np.int64)
+
+    def rows(self, number: int, dim: int) -> Float32:
+        return np.frombuffer(self.piece(4 * number * dim), np.float32).reshape(number, dim)
+
+    def piece(self, num_bytes: int) -> memoryview:
+        start = self._at
+        self._at += num_bytes + -num_bytes % 8
+        return memoryview(self._message)[start : start + num_bytes]
+
+
+def bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _padded(num_bytes: int) -> int:
-    return num_bytes + -num_bytes % 8

@@ -1,9 +1,10 @@
 """The connections between the processes of a job: one socket and one receiving thread per other process.
 
 Three ways to talk. ``exchange`` is in lockstep: everybody calls it with the same tag, gives every other process a
-message, and gets one from each. ``post`` and ``collect`` are letters between threads (commits). Failure and the wish to
-stop may come at any time. Nobody sends before everybody has taken part in the exchange before, so what waits to be read
-is at most one exchange per process; that everybody always receives is why sending cannot lock up.
+message, and gets one from each; ``send`` and ``receive`` are the same between two, in their turn. ``post`` and
+``collect`` are letters between threads (commits). Failure and the wish to stop may come at any time. Nobody takes part
+in an exchange before everybody has in the one before, so what waits to be read is at most one exchange per process,
+and what is sent between two; that everybody always receives is why sending cannot lock up.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Peers:
         self._told_stop = False
         self._sockets = connections
         self._sending = {other: threading.Lock() for other in connections}
+        self._sent = dict.fromkeys(connections, 0)
         self._changed = threading.Condition()
         self._arrived: dict[int, deque[tuple[str, bytearray]]] = {other: deque() for other in connections}
         self._letters: dict[tuple[int, str], Any] = {}
@@ -57,6 +59,11 @@ class Peers:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def sent_bytes(self) -> int:
+        """To all others, since this began."""
+        return sum(self._sent.values())
+
     # ---- in lockstep
 
     def exchange(self, tag: str, outgoing: Sequence[Sequence[Piece]]) -> list[bytearray]:
@@ -64,17 +71,24 @@ class Peers:
 
         Returns the messages by rank, an empty one for this process. Raises what ended another process, or PeerError.
         """
-        self._tell_stop()
         for step in range(1, self.count):  # not everybody to the same one first
             other = (self.rank + step) % self.count
-            self._send(other, _EXCHANGE, tag, outgoing[other])
-        incoming = [bytearray()] * self.count
-        for other, arrived in self._arrived.items():
-            self._wait(lambda other=other: self._arrived[other] or other in self._parted)  # type: ignore[misc]
-            its_tag, incoming[other] = arrived.popleft() if arrived else ("the end", bytearray())
-            if its_tag != tag:
-                raise self.fail(PeerError(f"process {other} is at '{its_tag}' and process {self.rank} at '{tag}'"))
-        return incoming
+            self.send(other, tag, outgoing[other])
+        return [bytearray() if rank == self.rank else self.receive(rank, tag) for rank in range(self.count)]
+
+    def send(self, to: int, tag: str, pieces: Sequence[Piece] = ()) -> None:
+        """A message to one, who is at the same tag when this comes to its turn."""
+        self._tell_stop()
+        self._send(to, _EXCHANGE, tag, pieces)
+
+    def receive(self, of: int, tag: str) -> bytearray:
+        """The next message of one."""
+        arrived = self._arrived[of]
+        self._wait(lambda: arrived or of in self._parted)
+        its_tag, message = arrived.popleft() if arrived else ("the end", bytearray())
+        if its_tag != tag:
+            raise self.fail(PeerError(f"process {of} is at '{its_tag}' and process {self.rank} at '{tag}'"))
+        return message
 
     def gather(self, tag: str, value: Any) -> list[Any]:
         """Everybody's value, plain data, by rank."""
@@ -154,6 +168,7 @@ class Peers:
         connection, name = self._sockets[other], tag.encode()
         try:
             with self._sending[other]:
+                self._sent[other] += _HEAD.size + len(name) + sum(map(len, pieces))
                 connection.sendall(_HEAD.pack(what, len(name), sum(map(len, pieces))) + name)
                 for piece in pieces:
                     connection.sendall(piece)
@@ -163,6 +178,10 @@ class Peers:
             # Its last word, if it said one, is worth more than that nobody listens.
             self._threads[list(self._sockets).index(other)].join(PARTING_S)
             raise self.fail(self._lost(other)) from None
+
+    def all_raise(self, error: BaseException) -> bool:
+        """Whether everybody stops with this error after the same frame."""
+        return error is self.agreed and self.failure is None
 
     def fail(self, error: BaseException) -> BaseException:
         """Nothing can be agreed on any more; the others hear of it when this process parts. Returns what came first."""

@@ -42,6 +42,16 @@ class Saving(Protocol):
     def agree(self, anybody_busy: bool) -> None: ...
 
 
+class Says(Protocol):
+    """What a process says of itself: process 0 is told with a round, now and then."""
+
+    def comes_from(self, source: int) -> None: ...
+
+    def due(self) -> dict[str, Any] | None: ...
+
+    def heard(self, rank: int, told: Mapping[str, Any]) -> None: ...
+
+
 class RoundsReader(FrameReader):
     """A FrameReader over the sources of all processes, each of which has one.
 
@@ -50,7 +60,13 @@ class RoundsReader(FrameReader):
     """
 
     def __init__(
-        self, peers: Peers, shares: Mapping[str, Share], source: Any, options: ReadOptions, saves: Saving
+        self,
+        peers: Peers,
+        shares: Mapping[str, Share],
+        source: Any,
+        options: ReadOptions,
+        saves: Saving,
+        telling: Says,
     ) -> None:
         if options.merge not in (None, "round"):
             raise UsageError(f"merge: many processes take a frame of each source in turn; got {options.merge!r}")
@@ -64,7 +80,7 @@ class RoundsReader(FrameReader):
             self._own[n].sources[0] if n in self._own else Source(_name_of(s), _not_ours) for n, s in enumerate(several)
         ]
         self.first_bad: dict[str, str] = {}
-        self._peers, self._shares, self._saves = peers, shares, saves
+        self._peers, self._shares, self._saves, self._telling = peers, shares, saves, telling
         self._whole = [False] * len(several)  # sources read to their end, with checksums that fit
 
     def numbered(self) -> Generator[tuple[int, Frame], None, None]:
@@ -135,11 +151,17 @@ class RoundsReader(FrameReader):
         peers = self._peers
         own = ahead.next(lambda: peers.stopping)
         head = {"stop": own is None, "busy": self._saves.is_busy()}
-        outgoing = [packed(head, own or [], rank) if rank != peers.rank else [] for rank in range(peers.count)]
+        to_first = {**head, "of": self._telling.due()} if peers.rank else head
+        outgoing = [
+            packed(head if rank else to_first, own or [], rank) if rank != peers.rank else []
+            for rank in range(peers.count)
+        ]
         heads, entries = [head], [for_oneself(entry, peers.rank) for entry in own or []]
         for rank, message in enumerate(peers.exchange(f"round {number}", outgoing)):
             if rank != peers.rank:
                 its_head, its_entries = unpacked(message)
+                if its_head.get("of") is not None:
+                    self._telling.heard(rank, its_head["of"])
                 heads.append(its_head)
                 entries += its_entries
         return heads, entries
@@ -157,6 +179,7 @@ class RoundsReader(FrameReader):
         if "num_rows" in about:
             for reason, first in about["first_bad"].items():
                 self.first_bad.setdefault(reason, first)
+            self._telling.comes_from(about["source"])
             dims = {table: dim for table, (_, dim) in self.options.sizes.items()}
             yield about["source"], entry.frame(dims, _batches_of(entry.bad))
 

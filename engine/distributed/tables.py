@@ -20,7 +20,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import UsageError
 from penstock.frames import Coalesced
 from penstock.state import State, start_of
 
@@ -41,7 +41,7 @@ class _Size(NamedTuple):
 
     vocabulary_size: int
     dim: int
-    bfloat16: bool = False
+    bfloat16: bool
 
 
 class SharedTable:
@@ -49,7 +49,7 @@ class SharedTable:
 
     def __init__(self, name: str, here: DeviceTable, share: Share, dim: int, peers: Peers) -> None:
         self.here, self.share = here, share
-        self.layout = _Size(share.vocabulary_size, dim)
+        self.layout = _Size(share.vocabulary_size, dim, here.layout.bfloat16)
         self._name, self._peers = name, peers
         self.only_first = False  # whole tables are for process 0 alone
 
@@ -127,6 +127,10 @@ class _Here(State):
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         return self._shares[spec.name].drawn(start_of(self._wholes[spec.name], seed))
 
+    def among(self, name: str) -> tuple[int, int]:
+        share = self._shares[name]
+        return share.ids(0), share.stride
+
 
 class _Held(NamedTuple):
     """What State asks of a configuration."""
@@ -149,9 +153,6 @@ class SharedState(State):
     ) -> None:
         self._peers = peers
         self.specs = {spec.name: spec for spec in config.tables}
-        for spec in config.tables:
-            if spec.storage_dtype != "float32":  # rounding is keyed by the id, and a share's rows are numbered anew
-                raise ConfigError(f"table '{spec.name}': {spec.storage_dtype} tables cannot be shared by processes yet")
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)

@@ -118,6 +118,14 @@ class Intake:
         """Whether there is a checkpoint."""
         return self._saves is not None
 
+    def reads_once(self) -> bool:
+        """Whether values of a frame that comes now are looked at no more than once, while they are added.
+
+        Where others are held they are judged first, for nothing that was added to those could be taken back.
+        """
+        gate = self._engine.gate
+        return gate.num_required == 1 and not gate.num_accumulated
+
     # ---- streams
 
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:

@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
-from penstock.io.flight_memory import Memory
-from penstock.io.flight_messages import Ack, Place, PutRequest, read_words
-from penstock.io.flight_source import chunks_part
+from penstock.io.flight_memory import Given, Memory
+from penstock.io.flight_messages import Ack, Columns, Place, PutRequest, Words, read_words
+from penstock.io.flight_source import Chunk, chunks_part
 from penstock.io.parts import Part
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import Source
@@ -27,8 +27,10 @@ Tell = Callable[[Mapping[str, Any]], None]
 CUT_IS_KNOWN_AFTER_S = 0.05
 ACK_PAUSE_S = 0.01
 
-# Of shared memory, per stream: a batch of our client is copied while the next is written. More would be less in cache.
+# Of shared memory, per stream; more would be less in cache. A batch whose values are lent keeps its room until its
+# frame is taken: two others are to have room meanwhile.
 SHARED_BYTES = 16 << 20
+LENT_SHARE = 3
 
 
 class Producers:
@@ -98,7 +100,8 @@ class Producers:
         queue = Queue(self._limits, self.rows, name)
         try:
             every = not ends and self._batches_are_frames(reader.schema)
-            watched = _Watched(context, stream, reader, queue, name, every, ends, shared)
+            read_once = self._intake.reads_once
+            watched = _Watched(context, stream, reader, queue, name, every, ends, shared, read_once)
             part = chunks_part(watched, name, ends)
             frames = FrameReader(Source(name, lambda: _one(part)), self._options)
             frames.first_bad = self._intake.first_bad
@@ -122,17 +125,11 @@ def _one(part: Part) -> Generator[Part, None, None]:
     yield part
 
 
-class Chunk(NamedTuple):
-    """What a Flight reader gives, wherever the batch came from."""
-
-    data: pa.RecordBatch | None
-    app_metadata: pa.Buffer | None
-
-
 class _Watched:
     """A producer's stream on its way to the frame reader: looked at before that sees it.
 
     every : every batch ends its frame; told : batches say where frames end
+    read_once : whether what reads a frame's values adds them at once
     """
 
     def __init__(
@@ -145,9 +142,11 @@ class _Watched:
         every: bool,
         told: bool,
         shared: Shared | None,
+        read_once: Callable[[], bool],
     ) -> None:
         self._context, self._stream, self._reader, self._queue = context, stream, reader, queue
         self._name, self._every, self._told, self._shared = name, every, told, shared
+        self._read_once = read_once
         self._num_rows = 0  # of the last batch, those that may be of a frame that goes on
         self.schema = reader.schema
 
@@ -156,6 +155,8 @@ class _Watched:
         self._queue.keep(self._num_rows)
 
     def read_chunk(self) -> Chunk:
+        if self._shared is not None:
+            self._shared.let_go()  # of a batch that was a frame: it has been taken, or this is not called
         try:
             chunk = self._reader.read_chunk()
         except StopIteration:
@@ -164,17 +165,21 @@ class _Watched:
         words = read_words(chunk.app_metadata)
         if words.number is not None and self._stream.contributor is not None and words.number != self._stream.next:
             raise InputError(f"frame {words.number} came where frame {self._stream.next} is next", source=self._name)
-        data = chunk.data if words.place is None else self._lies_at(words.place, chunk.data)
-        if data is not None:
-            self._queue.admit(data)
-            self._num_rows = 0 if words.ends or self._every else data.num_rows
-        return Chunk(data, chunk.app_metadata)
+        given = Given(chunk.data) if words.place is None else self._lies_at(words.place, words, chunk.data)
+        if given.data is not None:
+            self._queue.admit(given.data)
+            self._num_rows = 0 if self._ends_frame(words) else given.data.num_rows
+        return Chunk(given.data, words.ends, given.copied)
 
-    def _lies_at(self, place: Place, data: pa.RecordBatch | None) -> pa.RecordBatch:
+    def _ends_frame(self, words: Words) -> bool:
+        return words.ends or self._every
+
+    def _lies_at(self, place: Place | Columns, words: Words, data: pa.RecordBatch | None) -> Given:
         if self._shared is None or data is not None:
             problem = "a batch lies in shared memory, " + ("which this stream has not" if data is None else "and came")
             raise InputError(problem, source=self._name)
-        return self._shared.batch(place, self.schema, self._name)
+        is_frame = self._ends_frame(words) and not self._queue.num_rows
+        return self._shared.batch(place, self.schema, self._name, is_frame and self._read_once())
 
     def _check_end(self) -> None:
         """A frame that has begun is whole only where the producer said that this was all."""
@@ -188,21 +193,32 @@ class _Watched:
 
 
 class Shared:
-    """Memory that a stream's producer writes batches to. num_taken : batches copied from there"""
+    """Memory that a stream's producer writes batches to. num_taken : batches that came from there"""
 
     def __init__(self, memory: Memory, acks: Acks) -> None:
         self._memory, self._acks = memory, acks
-        self.num_taken = self._untold_bytes = 0
+        self.num_taken = self._num_told = self._untold_bytes = 0
 
-    def batch(self, place: Place, schema: pa.Schema, name: str) -> pa.RecordBatch:
-        batch = self._memory.batch(place, schema, name)
+    def batch(self, place: Place | Columns, schema: pa.Schema, name: str, may_lend: bool) -> Given:
+        """may_lend : whether the next batch is not asked for before this one's values are done with"""
+        places = place.places if isinstance(place, Columns) else (place,)
+        num_bytes = sum([each.length for each in places])
+        given = self._memory.batch(place, schema, name, may_lend and num_bytes <= SHARED_BYTES // LENT_SHARE)
         self.num_taken += 1
-        self._untold_bytes += place.length
+        self._untold_bytes += num_bytes
+        if given.copied is None:
+            self.let_go()
+        return given
+
+    def let_go(self) -> None:
+        """The producer may write over all that came so far."""
+        if self._num_told == self.num_taken:
+            return
         hurry = self._untold_bytes >= SHARED_BYTES // 4
         self._acks.taken(self.num_taken, hurry)
+        self._num_told = self.num_taken
         if hurry:
             self._untold_bytes = 0
-        return batch
 
 
 class Acks:
@@ -229,7 +245,7 @@ class Acks:
             self._say({"memory": memory})
 
     def taken(self, count: int, hurry: bool) -> None:
-        """So many batches have been copied from shared memory. hurry : the producer may wait for the room"""
+        """So many batches in shared memory have been let go. hurry : the producer may wait for the room"""
         with self._changed:
             self._hurry = self._hurry or hurry
             self._say({"taken": count})

@@ -1,0 +1,42 @@
+"""Threads that share out tasks."""
+
+import threading
+import time
+
+import pytest
+
+from penstock.crew import Crew
+
+
+def test_every_task_is_done_once_and_a_no_of_any_is_told():
+    crew, done = Crew(3), []
+
+    def task(number, good=True):
+        done.append(number)
+        return good
+
+    assert crew.run([lambda n=n: task(n) for n in range(50)])
+    assert sorted(done) == list(range(50))
+    assert not crew.run([lambda: task(0), lambda: task(1, good=False), lambda: task(2)])
+    crew.close()
+
+
+def test_an_error_comes_out_when_no_task_runs_any_more():
+    crew, ended = Crew(3), []
+
+    def fails(together):
+        together.wait()
+        raise MemoryError
+
+    def goes_on(together):
+        together.wait()
+        time.sleep(0.01)
+        ended.append(True)
+        return True
+
+    for turn in range(1, 21):  # whose thread goes on is not ours to say
+        together = threading.Barrier(3)
+        with pytest.raises(MemoryError):
+            crew.run([lambda at=together, task=task: task(at) for task in (fails, fails, goes_on)])
+        assert len(ended) == turn
+    crew.close()
