@@ -138,6 +138,7 @@ class Engine:
         contributor : who sends it, for ``gate.explain()`` and ``gate.stale``
         Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
         """
+        self._check_ready()
         check_gradients(gradients)
         step = None if local_step is None else whole("local_step", local_step)
         frame = one_frame(gradients, self.config.sizes, step, contributor_of(contributor))

@@ -28,6 +28,7 @@ class ProcessReport:
     held_bytes : most memory that its own sums behind the gate took
     sent_bytes : what it sent to the others
     stage_s : seconds by stage (``Watch.stage_s``)
+    hot : (table, id, share of its own rows) of the ids that come most often, where somebody looks closer
     """
 
     rows: int = 0
@@ -37,6 +38,7 @@ class ProcessReport:
     held_bytes: int = 0
     sent_bytes: int = 0
     stage_s: Mapping[str, float] = field(default_factory=dict)
+    hot: Sequence[tuple[str, int, float]] = ()
 
     @property
     def own_rows(self) -> int:
@@ -66,6 +68,13 @@ def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], 
     for of in processes:
         updated.update(of.updated)
     return tables, updated
+
+
+def hottest(processes: Sequence[ProcessReport], most: int) -> list[tuple[str, int, float]]:
+    """(table, id, share of all rows), the most frequent first."""
+    total = sum(process.own_rows for process in processes) or 1
+    found = [(table, one, share * of.own_rows / total) for of in processes for table, one, share in of.hot]
+    return sorted(found, key=lambda entry: -entry[2])[:most]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from penstock.io.flight_memory import KEY_BYTES, LINE, NAME, Bytes, row_bytes
 from penstock.io.flight_messages import Columns, Place
 
-# Below this a batch goes with its message: copies are not what such a one costs.
-WORTH_SHARING_BYTES = 1 << 16
+# Below this a batch goes with its message: copies are not what such a one costs (docs/performance.md).
+WORTH_SHARING_BYTES = 1 << 18
 # So that the words that say where they lie stay short.
 MOST_COLUMNS = 32
 

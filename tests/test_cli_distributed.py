@@ -137,7 +137,7 @@ def deltas_in(file):
 
 
 def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
-    job = slow(job, tmp_path, 300)
+    job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas")]
     supervisor = start(["supervise", "--processes", "2", "--", *job])
     wait_for_commit(tmp_path / "saved", 2, supervisor)
     supervisor.send_signal(signal.SIGTERM)
@@ -145,11 +145,13 @@ def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
     assert code == 130
     assert "interrupted after step" in err
     kept = Engine.restore(tmp_path / "saved")
-    report = kept.run(job[2:5], merge="round", resume=True, limit=None)
+    saved = {"checkpoint": tmp_path / "saved", "deltas": tmp_path / "deltas"}
+    report = kept.run(job[2:5], merge="round", resume=True, **saved)
     unbroken = Engine(config_of(), num_required=3)
-    unbroken.run(job[2:5], merge="round")
-    assert 0 < report.skipped < 900
+    unbroken.run(job[2:5], merge="round", deltas=tmp_path / "unbroken")
+    assert 0 < report.skipped < 360
     assert kept.state_hash() == unbroken.state_hash()
+    assert deltas_in(tmp_path / "deltas") == deltas_in(tmp_path / "unbroken")
 
 
 def test_a_job_that_cannot_go_well_is_not_started_again(job, tmp_path):

@@ -10,6 +10,7 @@ from jobs import all_well, together
 import penstock as ps
 from penstock.distributed.member import Member
 from penstock.metrics import Metrics
+from penstock.stats import hottest
 
 THREE = {"num_required": 3}
 
@@ -91,20 +92,20 @@ def test_a_second_run_is_counted_anew(logs):
         assert [process.own_rows for process in report.processes] == [0, 0]
 
 
-def test_hot_ids_are_ids_of_the_whole_table(tmp_path, monkeypatch):
+def test_hot_ids_are_those_of_all_by_their_ids_in_the_whole_table(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.probe.ALLOWANCE_S", 60.0)
-    frame = batch(0)
-    of = frame.set_column(3, "id", pa.array([1497] * 40, pa.int64()))  # the last but two: of process 1, as MOD deals
-    log = write(tmp_path / "hot.arrows", [of])
+    ids = [1497] * 20 + [6] * 12 + [7] * 8  # as MOD deals: of process 1, 0 and 1
+    log = write(tmp_path / "hot.arrows", [batch(0).set_column(3, "id", pa.array(ids, pa.int64()))])
 
     def work(peers):
         member = Member(peers, config_of())
         member.watch.look_closer()
-        member.run(log)
-        return [key for key, _ in member.watch.probe.hot.counts.most_common()]
+        report = member.run(log)
+        return [(one, round(share * 40)) for table, one, share in hottest(report.processes, 12) if table == "user"]
 
-    found = [keys for keys in all_well(together(2, work)) if keys]
-    assert {key for keys in found for key in keys} == {("user", 1497), ("item", 1497)}
+    of_users = [sum(n % 3 > 0 for n in places) for places in (range(20), range(20, 32), range(32, 40))]
+    for found in all_well(together(2, work)):
+        assert found == list(zip((1497, 6, 7), of_users, strict=True))
 
 
 def test_every_metric_of_a_process_is_in_the_docs_with_its_unit(logs):

@@ -132,7 +132,7 @@ def test_brackets_in_brackets_are_no_json():
 
 def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
     monkeypatch.setattr(producers, "SHARED_BYTES", 1 << 20)
-    large = [frame(n, 8000) for n in range(40)]
+    large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends
     with client_of(service, patience_s=0.1) as client:
@@ -147,7 +147,7 @@ def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypat
                 producer.close()
 
             pushed = in_thread(push)
-            until(lambda: producer._stream is not None and producer._stream.next > 5)
+            until(lambda: producer._stream is not None and producer._stream.next > 4)
             ended = in_thread(lambda: service.end(10))
         assert ended()
         with pytest.raises(ps.ServiceError):

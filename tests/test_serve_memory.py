@@ -13,7 +13,7 @@ import pytest
 from services import DIM, client_of, config_of, frame, replayed, service_of, until
 
 import penstock as ps
-from penstock.io import cutting, flight_memory
+from penstock.io import cutting, flight_memory, flight_room
 from penstock.io.flight_memory import Memory
 from penstock.io.flight_messages import Columns, Place, PutRequest, Words, decoded
 from penstock.io.flight_room import Room
@@ -22,9 +22,15 @@ from penstock.service.limits import Limits
 
 pytestmark = pytest.mark.skipif(not flight_memory._SEALS, reason="only Linux shares memory without a name")
 
-ROWS = 8000  # 192 kB: worth sharing
+ROWS = 8000  # 192 kB
 FRAMES = [frame(n, ROWS) for n in range(12)]
 MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def worth_sharing(monkeypatch):
+    """Batches that tests are quick with."""
+    monkeypatch.setattr(flight_room, "WORTH_SHARING_BYTES", 1 << 16)
 
 
 @pytest.fixture
@@ -397,10 +403,10 @@ import numpy as np, pyarrow as pa
 from penstock.io.flight import connect
 
 with connect(sys.argv[1]) as service:
-    gradient = pa.FixedSizeListArray.from_arrays(np.ones(4 * 8000, np.float32), 4)
+    gradient = pa.FixedSizeListArray.from_arrays(np.ones(4 * 16000, np.float32), 4)
     producer = service.producer("w0")
     while True:
-        producer.send(pa.record_batch({"id": np.arange(8000) % 500, "gradient": gradient}))
+        producer.send(pa.record_batch({"id": np.arange(16000) % 500, "gradient": gradient}))
         if producer.acked.position > 5:
             os.kill(os.getpid(), signal.SIGKILL)
 """

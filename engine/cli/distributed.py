@@ -50,6 +50,7 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     from penstock.distributed.peers import Peers
 
     with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers, _held_back(args):
+        args.looks_closer = bool(args.ui or args.report)
         if not is_first(args):  # what is shown of a job is shown by process 0
             args.ui = args.report = args.metrics = args.metrics_file = None
         yield
@@ -96,10 +97,13 @@ def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> E
 
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return Member.restored(args.peers, args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = Member(args.peers, config, mesh, seed=args.seed, threads=args.threads, **gate)
-    if args.init is not None:
-        engine.read_tables(args.init)
+        engine = Member.restored(args.peers, args.checkpoint, mesh, args.threads, config=config, **gate)
+    else:
+        engine = Member(args.peers, config, mesh, seed=args.seed, threads=args.threads, **gate)
+        if args.init is not None:
+            engine.read_tables(args.init)
+    if args.looks_closer:
+        engine.watch.look_closer()
     return engine
 
 

@@ -20,7 +20,7 @@ from penstock.flow import Progress
 from penstock.gate import Gate
 from penstock.metrics import Metrics
 from penstock.probe import thinned
-from penstock.stats import Counters, Report, summed
+from penstock.stats import Counters, Report, hottest, summed
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
@@ -113,7 +113,7 @@ class Watching:
         with engine.gate.still():
             watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
             moments = list(probe.moments) if probe else []
-            hot = probe.hot.most(MAX_HOT) if probe else []
+            hot = hottest(engine.processes, MAX_HOT) if engine.processes else probe.hot.most(MAX_HOT) if probe else []
             errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
             metrics = self._metrics.plain()
         errors += [f"stale: {stale.last}"] if stale.last else []

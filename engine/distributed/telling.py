@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Between two tellings: of 32 tables it takes 89 µs to say and 114 µs to hear (through JSON, on a 2-CPU Xeon 2.5 GHz),
 # which small rounds would feel.
 EVERY_S = 0.25
+NUM_HOT = 12
 
 
 class Telling:
@@ -81,4 +82,5 @@ class Telling:
             held_bytes=engine.watch.counters.held_bytes,
             sent_bytes=self._peers.sent_bytes - self._sent_before,
             stage_s=dict(engine.watch.stage_s),
+            hot=engine.watch.probe.hot.most(NUM_HOT) if engine.watch.probe else (),
         )
