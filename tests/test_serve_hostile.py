@@ -64,6 +64,39 @@ def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
+def test_what_fails_after_a_frame_is_in_does_not_let_it_in_again(monkeypatch):
+    """The client sends again what it heard nothing of: a frame in the tables must be one that is counted."""
+    with service_of() as service, client_of(service) as client:
+        watch, failures = service.engine.watch, [MemoryError("no room to look closer")]
+        took = watch.took
+
+        def fails_once(*arguments):
+            took(*arguments)
+            if failures:
+                raise failures.pop()
+
+        monkeypatch.setattr(watch, "took", fails_once)
+        assert client.put(FRAMES, "w0").position == 12
+        assert not failures
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def test_no_commit_falls_between_a_frame_and_its_number(monkeypatch):
+    """Who commits holds the gate still; nobody can from before a frame is pushed until it is counted."""
+    with service_of() as service, client_of(service) as client:
+        engine, found = service.engine, []
+        lock, push = engine.gate.still(), engine._push
+
+        def pushed(*arguments):
+            taken = push(*arguments)
+            found.append(in_thread(lambda: lock.acquire(blocking=False))())
+            return taken
+
+        monkeypatch.setattr(engine, "_push", pushed)
+        client.put(FRAMES[:3], "w0")
+        assert found == [False] * 3
+
+
 def exchange(service, name):
     client = flight.connect(service.address.uri)
     writer, reader = client.do_exchange(PutRequest("exchange", name, 1).descriptor())

@@ -273,11 +273,12 @@ class Intake:
     # ---- inside
 
     def _apply(self, stream: Stream, frame: Frame) -> None:
+        """Under the gate's lock. Between the push and the position nothing may come that can fail or commit: a frame
+        that is in the tables and not counted is applied again when it is sent again."""
         step, watch = self._engine.global_step, self._engine.watch
         try:
             with watch.applying():
                 self._engine._push(frame, self._rates, self.counters)
-            watch.took(frame, self._engine.gate, self._engine._last_rates or ())
         except BaseException as error:
             if self._engine._failed is not None:  # else nothing of the frame is in
                 self._fail(error)
@@ -294,6 +295,7 @@ class Intake:
         except BaseException as error:
             self._fail(error)
             raise
+        watch.took(frame, self._engine.gate, self._engine._last_rates or ())
 
     def _check_open(self) -> None:
         if self.error is not None:
