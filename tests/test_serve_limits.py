@@ -196,6 +196,38 @@ def test_positions_are_kept_for_so_many_producers():
             client.put(FRAMES[:1], "c")
 
 
+def test_a_name_that_never_sends_takes_no_place(tmp_path):
+    with service_of(limits=Limits(producers=2), folder=tmp_path / "c") as service, client_of(service) as client:
+        raw = flight.connect(service.address.uri)
+        for n in range(5):
+            descriptor = PutRequest(contributor=f"silent{n}", first=1).descriptor()
+            writer, _ = raw.do_put(descriptor, FRAMES[0].schema)
+            writer.done_writing()
+            writer.close()
+        raw.close()
+        assert client.status()["producers"] == 0
+        for name in ("a", "b"):
+            assert client.put(FRAMES[:1], name).position == 1
+    assert ps.Engine.restore(tmp_path / "c")._saves.positions.producers == {"a": 1, "b": 1}
+
+
+def push(writer):
+    writer.write_batch(FRAMES[0])
+    writer.close()
+
+
+def test_of_names_that_open_at_once_those_that_send_first_are_kept():
+    with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
+        a = one.producer("a")
+        writer, _ = two.opened()[0].do_put(PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema)
+        until(lambda: service.intake.num_streams == 1)
+        a.send(FRAMES[0])
+        a.close()
+        with pytest.raises(flight.FlightServerError, match="'b': positions of 1 producers are kept, and no more"):
+            push(writer)
+        assert service.engine.global_step == 1
+
+
 @pytest.mark.parametrize(
     ("ticket", "said"),
     [

@@ -61,7 +61,7 @@ class Intake:
 
     rates : learning rates, before and after what frames say
     steps : hears of steps and commits
-    max_producers : names that positions are kept for
+    max_producers : names that positions are kept for, from the first frame on
     failed : called when nothing can go on, but not by ``end``
 
     ended : set when no frame is taken any more and everything taken is on disk, or has failed
@@ -159,6 +159,8 @@ class Intake:
                 stream.next += 1
                 self._tell_if_done(stream)
                 return
+            if stream.contributor is not None:
+                self._check_room(stream.contributor)
             self._apply(stream, _named(frame, stream.contributor))
             self._tell_if_done(stream)
 
@@ -323,13 +325,13 @@ class Intake:
                 f"a gap: frame {first} comes where {position + 1} is next; send from there on",
                 source=f"producer '{name}'",
             )
-        if name not in self._positions.producers:
-            if self.num_producers >= self._max_producers:
-                raise UsageError(
-                    f"producer '{name}': positions of {self._max_producers} producers are kept, and no more"
-                )
-            self._positions.producers[name] = 0
+        self._check_room(name)
         return first or 1
+
+    def _check_room(self, name: str) -> None:
+        """A name takes room from its first frame on: one that only ever opens streams takes none."""
+        if name not in self._positions.producers and self.num_producers >= self._max_producers:
+            raise UsageError(f"producer '{name}': positions of {self._max_producers} producers are kept, and no more")
 
     def _tell_if_done(self, stream: Stream) -> None:
         """Without a checkpoint a frame that is applied is as safe as it will be."""
