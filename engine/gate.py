@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
+from penstock.arguments import whole
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.stats import Contributor, Stale, count_by, told
 
@@ -91,10 +92,12 @@ class Gate:
         return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
-        """Whatever it was: backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
+        """Any int64, backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
+
+        step = whole("global_step", global_step)
 
         def change() -> None:
-            self.global_step = global_step
+            self.global_step = step
 
         self._change(change)
 
@@ -138,10 +141,6 @@ class Gate:
     def still(self) -> AbstractContextManager[Any]:
         """While in here nothing enters and nothing opens."""
         return self._lock
-
-    @property
-    def num_stale(self) -> int:
-        return self._stale.total
 
     @property
     def stale(self) -> Stale:

@@ -6,15 +6,18 @@ Frame → gate → stores → at an opening: Coalesced of every table to ``step`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from penstock.crew import Crew
+from penstock.errors import StateError
 from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
 from penstock.pyx.intake import Intake, bytes_held
 from penstock.stats import Contributor, Counters
 from penstock.store import TableStore
 
+T = TypeVar("T")
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
 # What of a frame outlives it: step, contributor, learning rates, source.
@@ -47,6 +50,13 @@ class FrameGate(Gate):
         the frames of all threads form one order. Arguments and errors: ``Engine.apply``.
         """
         return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
+
+    def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
+        """Refused: what the gate holds lies in the engine's tables, and a taker would count a step that is none."""
+        raise StateError(
+            "an engine's gate opens into its tables, for nobody else: Engine.flush opens it early, and a "
+            "SparseConditionalAccumulator is for takers"
+        )
 
 
 class BadRowsError(Exception):
@@ -101,7 +111,7 @@ class Pipeline:
                 return False
             step, contributor, rates, source = self._last
             self._opening = begin(Frame({}, 0, step, contributor, rates, source=source), True), counters
-            future = self.gate.take(1, self._open)
+            future = Gate.take(self.gate, 1, self._open)
         if future.cancel():
             return False
         future.result()

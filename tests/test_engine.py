@@ -47,7 +47,7 @@ def test_a_stale_frame_is_dropped_whole_and_counted_and_one_without_a_step_never
     assert not engine.apply({"t": frame([0])}, local_step=0)
     assert engine.apply({"t": frame([0])}, local_step=99)  # the future is accepted
     assert engine.apply({"t": frame([0])})
-    assert (column(engine)[0], engine.gate.num_stale, engine.global_step) == (-3.0, 1, 3)
+    assert (column(engine)[0], engine.gate.stale.total, engine.global_step) == (-3.0, 1, 3)
 
 
 def test_what_the_gate_holds_stays_for_the_next_run():

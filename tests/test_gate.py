@@ -189,6 +189,26 @@ def test_pushing_is_applying():
         engine.gate.push({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
 
 
+@pytest.mark.parametrize("step", ["a", 1.5, None, 2**63])
+def test_a_global_step_is_a_whole_number(step):
+    engine = engine_of()
+    with pytest.raises(ps.UsageError, match="global_step: expected "):
+        engine.gate.set_global_step(step)
+    engine.gate.set_global_step(np.int64(3))
+    assert (type(engine.global_step), engine.global_step) == (int, 3)
+
+
+def test_nobody_takes_from_the_engines_gate():
+    """A taker would count a step, and leave what the stores hold to the next one."""
+    engine = engine_of(num_required=3)
+    engine.gate.push({"t": ([1], [[2.0, 2.0]])})
+    with pytest.raises(ps.StateError, match="opens into its tables, for nobody else"):
+        engine.gate.take(1, lambda num: num)
+    assert (engine.global_step, engine.gate.num_accumulated) == (0, 1)
+    assert engine.flush()
+    assert (engine.global_step, engine.lookup("t", [1]).tolist()) == (1, [[-2, -2]])
+
+
 def test_the_engines_gate_explains_itself():
     engine = engine_of(num_required=3)
     engine.gate.push({"t": ([1], [[2.0, 2.0]])}, contributor="a")

@@ -175,7 +175,7 @@ ROOMS = [
     ("penstock.watch", {"penstock.frames", "penstock.gate", "penstock.probe", "penstock.stats"}, set()),
     # jax through the bridge: who asks for metrics has an engine.
     ("penstock.metrics", {"penstock.bridge.compiles", "penstock.stats"}, set()),
-    ("penstock.gate", {"penstock.errors", "penstock.stats"}, set()),
+    ("penstock.gate", {"penstock.arguments", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.gradients", {"penstock.errors"}, {"numpy"}),
     ("penstock.sums", {"penstock.pyx.accumulator"}, {"numpy"}),
     (

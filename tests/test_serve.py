@@ -219,7 +219,7 @@ def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
             with service.engine.gate.still():
                 service.intake._positions.producers["w0"] = 0  # as if it had not been
         assert service.engine.global_step == 1
-        assert service.engine.gate.num_stale == 2
+        assert service.engine.gate.stale.total == 2
 
 
 def test_a_stream_that_ends_inside_a_frame_is_refused():
