@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import Any
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -21,3 +22,18 @@ def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
     if number > INT64_MAX:
         raise UsageError(f"{name}: expected an int64, got {number}")
     return number
+
+
+def place(name: str, value: Any) -> Path:
+    """value as a path: a string is one, or what has ``__fspath__``."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise UsageTypeError(f"{name}: expected a path, got {value!r}") from None
+
+
+def function(name: str, value: Any) -> Any:
+    """value, which can be called."""
+    if not callable(value):
+        raise UsageTypeError(f"{name}: expected something to call, got {value!r}")
+    return value

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
-from penstock.arguments import whole
+from penstock.arguments import place, whole
 from penstock.between_steps import between_steps, check_gradients, checked_reduction
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
@@ -235,7 +235,7 @@ class Engine:
     @between_steps
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
-        return self._state.write(directory)
+        return self._state.write(place("directory", directory))
 
     @between_steps
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
@@ -244,7 +244,7 @@ class Engine:
         A slot that has no column keeps its value, so that weights from elsewhere can be taken up. Raises InputError:
         where a file is missing or has other columns nothing has changed; after a bad row inside one make a new engine.
         """
-        read = self._state.reading(directory)
+        read = self._state.reading(place("directory", directory))
         with self._whole():
             self._before_any_change()
             read()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from penstock.arguments import whole
+from penstock.arguments import function, whole
 from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
@@ -122,7 +122,8 @@ class Flow:
             unseen=True,
         )
         self._reader = engine._reader(source, options)
-        self._flush, self._progress, self._shield = flush, progress, shield
+        self._progress = None if progress is None else function("progress", progress)
+        self._flush, self._shield = flush, function("shield", shield)
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
         self._skipped = 0
         self._started_s = time.perf_counter()

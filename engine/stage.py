@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
+from penstock.arguments import place
 from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
 from penstock.flow import Flow, FlowArguments
@@ -52,6 +53,7 @@ def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Repor
     flow = Flow(engine, source, deltas=deltas, **of_flow)
     if not deltas.come_out_here:
         return flow.run()
+    place("deltas", target)
     committed = engine._saves.deltas_aside if of_flow.get("resume") else None
     keeps = of_flow.get("checkpoint") is not None
     with open_deltas(target, deltas.schema, engine._changed_step, committed, keeps) as writer:

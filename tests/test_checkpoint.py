@@ -313,6 +313,19 @@ def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
         engine_of().run(iter(LOG), checkpoint=tmp_path / "notes.txt")
 
 
+@pytest.mark.parametrize("path", [3, None, b"c"])
+def test_what_is_no_path_is_refused_in_one_line(path):
+    engine = engine_of()
+    says = rf"expected a path, got {path!r}"
+    for call in (engine.save, engine.write_tables, engine.read_tables, ps.Engine.restore):
+        with pytest.raises(ps.UsageError, match=says):
+            call(path)
+    with pytest.raises(TypeError, match="checkpoint: expected a path, got 3"):
+        engine.run(iter([]), checkpoint=3)
+    with pytest.raises(ps.UsageError, match="deltas: expected a path, got 3"):
+        engine.run(iter([]), deltas=3)
+
+
 def test_two_writers_do_not_meet(tmp_path):
     engine = engine_of()
     engine.save(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizer_proto import optimization_parameters
-from penstock.config.optimizers import SGD, Adagrad, update_rule
+from penstock.config.optimizers import SGD, Adagrad, Adam, update_rule
 from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
@@ -48,6 +48,14 @@ def test_clipvalue_without_accumulation_is_refused():
 def test_a_list_as_clipvalue_is_a_type_error():
     with pytest.raises(TypeError, match=r"a tuple \(lower, upper\), got \[-1.0, 1.0\]"):
         SGD(clipvalue=[-1.0, 1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["x", None, [0.1], "0.1"])
+def test_what_is_no_number_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match="initial_accumulator_value must be a number, got"):
+        Adagrad(initial_accumulator_value=wrong)
+    with pytest.raises(ConfigError, match="beta_1 must be a number, got"):
+        Adam(beta_1=wrong)
 
 
 def test_a_slot_creation_function_must_be_callable():

@@ -114,7 +114,14 @@ ROOMS = [
     ),
     (
         "penstock.stage",
-        {"penstock.deltas", "penstock.errors", "penstock.flow", "penstock.io.delta_file", "penstock.stats"},
+        {
+            "penstock.arguments",
+            "penstock.deltas",
+            "penstock.errors",
+            "penstock.flow",
+            "penstock.io.delta_file",
+            "penstock.stats",
+        },
         {"pyarrow"},
     ),
     (

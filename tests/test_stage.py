@@ -259,6 +259,7 @@ def test_wrong_arguments_are_told_at_the_call():
         ({"per_seconds": -1}, "per_seconds: expected a number of seconds that is not negative"),
         ({"per_seconds": None, "per_steps": 2.5}, "per_steps"),
         ({"on_bad_row": "x"}, "on_bad_row"),
+        ({"progress": 3}, "progress: expected something to call, got 3"),
     ):
         with pytest.raises(ps.UsageError, match=says):
             engine.stage(LOG, **wrong)

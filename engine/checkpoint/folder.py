@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.arguments import place
 from penstock.errors import StateError, UsageError
 from penstock.io import durable
 from penstock.pyx.digest import Digest
@@ -80,7 +81,7 @@ class Folder:
     """A checkpoint's folder. Looking changes nothing; ``lock`` it before writing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = place("checkpoint", path)
         self._lock: int | None = None
 
     def numbers(self) -> list[int]:

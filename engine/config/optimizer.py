@@ -158,22 +158,30 @@ def global_step(step: int) -> float:
 def positive(**arguments: float) -> None:
     """ConfigError for an argument that is not above 0."""
     for name, value in arguments.items():
-        if value <= 0:
+        if _number(name, value) <= 0:
             raise ConfigError(f"{name} must be > 0, got {value!r}")
 
 
 def not_negative(**arguments: float) -> None:
     """ConfigError for an argument below 0."""
     for name, value in arguments.items():
-        if value < 0:
+        if _number(name, value) < 0:
             raise ConfigError(f"{name} must be at least 0, got {value!r}")
 
 
 def share(**arguments: float) -> None:
     """ConfigError for an argument outside [0, 1)."""
     for name, value in arguments.items():
-        if value < 0 or value >= 1:
+        if _number(name, value) < 0 or value >= 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")
+
+
+def _number(name: str, value: Any) -> Any:
+    """value, of any type that is a number's."""
+    try:
+        return value + 0.0
+    except TypeError:
+        raise ConfigError(f"{name} must be a number, got {value!r}") from None
 
 
 def _gradient_limits(clipvalue: Clip) -> tuple[float | None, float | None]:
