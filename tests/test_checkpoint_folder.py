@@ -164,6 +164,25 @@ def test_a_manifest_that_lacks_something_is_refused_by_name(folder, missing):
     assert f"KeyError: '{missing}'" in refused(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "forged"),
+    [
+        ("config", "not base64!"),
+        ("config", "AAAA"),
+        ("changed_step", "soon"),
+        ("tables", [3]),
+        ("learning_rates", 3),
+        ("positions", {"merge": None, "sources": [["a", "many", ""]], "producers": {}}),
+        ("pipeline", {"num_admitted": "x", "last": None}),
+        ("counters", []),
+    ],
+)
+def test_a_manifest_whose_digest_fits_and_whose_contents_do_not_is_refused(folder, key, forged):
+    commit = Folder(folder).newest()
+    (folder / "00000003.commit").write_bytes(type(commit)(3, commit.files, {**commit.contents, key: forged}).encoded())
+    assert "commit 3: its contents do not add up" in refused(folder)
+
+
 def test_what_was_cut_short_counts_for_nothing_and_is_tidied_up(folder):
     for name in ("00000004.delta", ".00000004.delta.123.part", ".00000004.commit.123.part"):
         (folder / name).write_bytes(b"half")

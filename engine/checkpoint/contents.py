@@ -19,10 +19,10 @@ from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.saver import Contents, Saved
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.files import kept_config
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
-from penstock.errors import StateError
+from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def restore(
 ) -> E:
     """An engine as it was when the last whole commit of a folder was made. Raises StateError."""
     folder = Folder(path)
+    if config is not None and not isinstance(config, EmbeddingConfig):
+        raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
     commit = folder.must_load()
     where = f"{folder.path}, commit {commit.number}"
     try:
@@ -99,7 +101,10 @@ def restore(
             threads=threads,
         )
         _take_up(engine, folder, commit)
-    except (KeyError, TypeError, IndexError) as error:
+    except PenstockError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Its digest fits, so that somebody wrote it like this: nothing in it can be relied on.
         raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
     return engine
 
@@ -179,7 +184,7 @@ def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
         raise StateError(
             f"{where}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
         )
-    return EmbeddingConfig.from_proto(EngineConfig.FromString(base64.b64decode(commit.contents["config"])))
+    return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

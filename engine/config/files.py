@@ -169,6 +169,14 @@ def _descriptor(name: str) -> Descriptor | None:
     return None
 
 
+def kept_config(content: bytes) -> EngineConfig:
+    """The message that somebody kept as its bytes. Raises ValueError."""
+    try:
+        return EngineConfig.FromString(content)
+    except DecodeError as error:
+        raise ValueError(f"its configuration cannot be read: {error}") from None
+
+
 def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
     """Write the whole of ``message``: as TensorFlow's message where that can hold it, as text by the path's suffix."""
     name = os.fspath(path)
