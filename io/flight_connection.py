@@ -15,7 +15,6 @@ import pyarrow.flight as flight
 from penstock.errors import PenstockError, UsageError
 from penstock.io.flight_messages import flight_errors
 
-SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS"
 
 _ADDRESS = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://(\[[0-9a-fA-F:.]+\]|[^/:\[\]@?#\s]+):(\d{1,5})(?:/([^?#]*))?")

@@ -1,7 +1,7 @@
 /* The part of XLA's FFI that a handler on the CPU needs: its C API, version 0.3, declared by ourselves.
  *
  * XLA's own header comes with jaxlib, which is not needed to build penstock. The layouts below are that
- * API's stable binary interface: a runtime asks a handler for its version (answer_metadata) before it
+ * API's stable binary interface: a runtime asks a handler for its version (ffi_answer_metadata) before it
  * takes it, and refuses versions that it does not support. Fields that nothing here reads are kept for
  * their place. No function of XLA is linked; they are reached through the table in the call frame.
  */

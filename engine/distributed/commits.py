@@ -108,7 +108,8 @@ class SharedSaver(Saver):
     def open(self, keep: int = KEEP) -> None:
         if self._peers.rank == 0:
             super().open(keep)
-        self._ring.touch()
+        else:
+            self._ring.touch()
         self._peers.gather("the checkpoint's lock", None)
         finds = _found(self.folder)
         seen = self._peers.gather("the checkpoint's folder", finds)
