@@ -132,7 +132,7 @@ class Client:
     def rows(self, name: str, ids: Any) -> Float32:
         """Some rows as they are now: float32 (n, dim), repeats allowed."""
         ticket = flight.Ticket(encoded({TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}))
-        return self.again(lambda: _matrix(self._get(ticket).read_chunk().data))
+        return self.again(lambda: _matrix(self._first(ticket, name)))
 
     # ---- the service itself
 
@@ -206,6 +206,12 @@ class Client:
     def _get(self, ticket: flight.Ticket) -> flight.FlightStreamReader:
         client, options = self.opened()
         return client.do_get(ticket, options)
+
+    def _first(self, ticket: flight.Ticket, name: str) -> pa.RecordBatch:
+        """The one batch of an answer."""
+        for chunk in self._get(ticket):
+            return chunk.data
+        raise ServiceError(f"{self.where}: rows of table '{name}' were asked for, and none came")
 
     def _deltas(self, since: int | None, lineage: str | None, follow: bool) -> Iterator[Delta]:
         asked = {"since": since, "lineage": lineage, "follow": follow}

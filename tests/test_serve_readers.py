@@ -7,6 +7,7 @@ import pytest
 from services import DIM, VOCABULARY, client_of, config_of, frame, in_thread, replayed, service_of, until
 
 import penstock as ps
+from penstock.io.flight import connect
 from penstock.io.flight_messages import PutRequest, decoded, encoded
 from penstock.service import readers
 from penstock.service.limits import Limits
@@ -154,6 +155,32 @@ def test_exchange_answers_gradients_with_deltas():
         client.close()
         assert acked == 12
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+
+
+def test_an_exchange_is_asked_for_as_one():
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        writer, reader = client.do_exchange(PutRequest(contributor="w0", first=1).descriptor())
+        with pytest.raises(flight.FlightServerError, match="expected exchange, got gradients, which DoPut takes"):
+            writer.close()
+        del reader
+        client.close()
+
+
+class Empty(flight.FlightServerBase):
+    """Answers with a schema and no batch."""
+
+    def do_get(self, context, ticket):
+        return flight.RecordBatchStream(pa.table({"row": pa.array([], pa.list_(pa.float32(), DIM))}))
+
+
+def test_rows_that_do_not_come_are_missed_in_one_line():
+    server = Empty("grpc://127.0.0.1:0")
+    client = connect(f"grpc://127.0.0.1:{server.port}", patience_s=0.1)
+    with pytest.raises(ps.ServiceError, match="rows of table 'user' were asked for, and none came"):
+        client.rows("user", [1])
+    client.close()
+    server.shutdown()
 
 
 def test_a_flight_is_a_source(tmp_path):

@@ -272,7 +272,10 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _answering():
-            self._service.exchange(context, PutRequest.of(descriptor), reader, writer)
+            request = PutRequest.of(descriptor)
+            if request.kind != EXCHANGE:
+                raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
+            self._service.exchange(context, request, reader, writer)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         with _answering():
