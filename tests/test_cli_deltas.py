@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pyarrow as pa
@@ -106,6 +107,16 @@ def test_what_is_wrong_is_one_line_and_the_right_code(config, log, tmp_path, mon
     assert says in said
     assert said.count("\n") == 1
     assert not (tmp_path / "d").exists()
+
+
+def test_a_reader_of_the_pipe_that_dies_is_said_in_one_line(config, log, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: pipe.open("rb", buffering=0).close())
+    reader.start()
+    assert replay(config, log, "--deltas", pipe) == 6
+    reader.join()
+    assert capsys.readouterr().err == f"penstock: {pipe}: cannot write: broken pipe; whoever read it has gone\n"
 
 
 def wait_for(condition):

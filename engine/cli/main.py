@@ -84,9 +84,9 @@ def answer(words: list[str], interrupts: Interrupts, own: bool) -> int:
         if own:
             interrupts.ignore()
         return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
-    except BrokenPipeError:
-        return RESOURCE  # whoever read our output has gone, and hears nothing any more
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
+            return RESOURCE  # whoever read our output has gone, and hears nothing any more
         code = exit_code(error)
         if os.environ.get("PENSTOCK_TRACEBACK"):
             traceback.print_exc()

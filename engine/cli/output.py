@@ -32,6 +32,7 @@ _ADVICE = {
     "EISDIR": "give another name",
     "ENOSPC": "free some space",
     "EDQUOT": "free some space",
+    "EPIPE": "whoever read it has gone",
     "EFBIG": "raise the limit on file sizes (ulimit -f)",
 }
 
