@@ -180,7 +180,8 @@ def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
                 with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # how it ended is told below
                     json.dump(order, stdin)
                 for line in events:
-                    done = take_in(json.loads(line), heard, plan, found) or done
+                    if line.endswith("\n"):  # else it was killed in the middle of it
+                        done = take_in(json.loads(line), heard, plan, found) or done
             child.wait()
         finally:
             if child.poll() is None:

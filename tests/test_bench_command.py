@@ -119,6 +119,15 @@ def test_a_child_that_dies_is_heard(monkeypatch):
     assert heard.ended == "the process ended with exit code 1: it said nothing"
 
 
+def test_half_a_line_of_a_child_that_was_killed_is_no_event(monkeypatch, tmp_path):
+    child = tmp_path / "child"
+    child.write_text("""#!/bin/sh\nprintf '{"event": "beg' >/proc/self/fd/$3\nkill -9 $$\n""")
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
+    assert heard.ended == "the process was killed by signal 9: it said nothing"
+
+
 def test_thread_settings_come_before_any_import():
     code = "import sys, penstock.bench.child; print(*[m for m in ('numpy', 'jax', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

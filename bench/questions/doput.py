@@ -52,15 +52,19 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     engine.run(str(log))
     replays, puts = [], []
     with subprocess.Popen([*SERVE, str(config), *saving], stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        uri = service.stdout.readline().split()[1].rstrip(",")
-        with connect(uri, share_memory=not args.socket) as client:
-            client.put(frames, "bench")
-            for _ in range(args.rounds):
-                replays.append(engine.run(str(log)).rows_per_s)
-                puts.append(pushed(client, frames))
-            client.drain()
-        told = service.stdout.read()
+        try:
+            assert service.stdout is not None
+            uri = service.stdout.readline().split()[1].rstrip(",")
+            with connect(uri, share_memory=not args.socket) as client:
+                client.put(frames, "bench")
+                for _ in range(args.rounds):
+                    replays.append(engine.run(str(log)).rows_per_s)
+                    puts.append(pushed(client, frames))
+                client.drain()
+            told = service.stdout.read()
+        except BaseException:
+            service.kill()  # else it is waited for, and nobody ends it
+            raise
     report(args, replays, puts, engine.state_hash() in told)
 
 
