@@ -331,6 +331,22 @@ def test_a_missing_delta_is_told_by_its_number():
         follow(follower, deltas[:3] + deltas[4:])
 
 
+def test_what_a_save_inside_an_interval_leaves_untold_shows_in_the_next_parent(tmp_path):
+    follower, engine = follower_of(engine_of()), engine_of()
+
+    def save(*_):
+        if engine.global_step == 4:
+            engine.save(tmp_path / "c")
+
+    reader = engine.stage(LOG, **WHOLE, per_steps=3, progress=save)
+    follow(follower, [reader.read_next_batch()])
+    reader.read_next_batch()  # nobody has it: it is lost with the engine
+    deltas = list(ps.Engine.restore(tmp_path / "c").stage(LOG, **WHOLE, per_steps=3, resume=True))
+    assert numbers(deltas)[0] == (6, 4)
+    with pytest.raises(example.BrokenError, match="delta 6 follows on 4, and we are at 3: deltas are missing"):
+        follow(follower, deltas)
+
+
 def test_a_repeated_delta_is_known_and_left_out():
     follower, deltas, engine = staged()
     follow(follower, deltas[:7] + deltas[4:])
