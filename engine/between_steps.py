@@ -35,7 +35,7 @@ def between_steps(method: Callable[Concatenate[Engine, P], R]) -> Callable[Conca
 def check_gradients(gradients: Any) -> None:
     """Raise UsageError for what is no mapping of pairs."""
     wanted = "gradients: expected a mapping table → (ids, gradients)"
-    if not isinstance(gradients, Mapping):
+    if not isinstance(gradients, dict | Mapping):  # a dict is found out at once, a Mapping is asked for
         raise UsageError(f"{wanted}, got {type(gradients).__name__}")
     for table, pair in gradients.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
