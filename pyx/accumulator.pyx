@@ -182,9 +182,10 @@ cdef class Accumulator:
         cdef Py_ssize_t p
         # All that can fail, before anything changes.
         cdef list drained = [self._sums_of(p) for p in range(self.num_parts)]
-        for p in range(self.num_parts):
-            if mean and self._marks[p] is not None:
-                divide(drained[p].sums, self._counts(p))
+        cdef list divided = [(drained[p].sums, self._counts(p)) for p in range(self.num_parts)
+                             if mean and self._marks[p] is not None]
+        for sums, counts in divided:
+            divide(sums, counts)
         self._clear()
         return tuple(drained)
 
