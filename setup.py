@@ -38,6 +38,7 @@ PACKAGE_DIR = {
 # without kernels, and nothing complains.
 KERNELS = [
     "accumulator",
+    "arriving",
     "batches",
     "digest",
     "expansion",

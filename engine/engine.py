@@ -364,7 +364,7 @@ class Engine:
         """Returns the frame as it was taken in, rows that are bad left out, and whether it was: else it was stale."""
         begin, began = self._begin(rates)
         try:
-            return self._pipeline.push(frame, begin, counters)
+            return self._saves.known(counters, lambda: self._pipeline.push(frame, begin, counters))
         except BadRowsError:
             pass
         except BaseException as error:

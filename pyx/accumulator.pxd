@@ -2,9 +2,10 @@
 from libc.stdint cimport uint8_t
 
 from ._types cimport index_t
+from .arriving cimport Arriving
 from .id_map cimport IdMap
 from .memory cimport Block, Pool, Sums
-from .parts cimport Index, Part, Source
+from .parts cimport Index, Part
 
 cdef enum:
     MOST_PARTS = 64
@@ -24,9 +25,7 @@ cdef class Accumulator:
     cdef list _ids, _sums, _news, _marks   # the blocks that a part's pointers look into, by part
     cdef Pool _pool
     cdef index_t first_frame
-    cdef Source* sources                   # of the frame between begin and end
-    cdef Py_ssize_t num_sources
-    cdef object _arrays                    # that its sources look into
+    cdef Arriving arriving                 # the frame between begin and end
     cdef Py_ssize_t held(self) noexcept
     cdef Py_ssize_t num_bytes(self) noexcept
     cpdef cancel(self)
@@ -34,8 +33,6 @@ cdef class Accumulator:
     cdef int _clear(self) except -1
     cdef int _allocate_seen(self) except -1
     cdef int _set_parts(self, Py_ssize_t num_parts) except -1
-    cdef Py_ssize_t _look_into(self, blocks) except -1
-    cdef bint _point(self, Source* s, ids, grads, which, gains) except -1
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1
     cdef Block _grown(self, block, Py_ssize_t used, Py_ssize_t room, Py_ssize_t width)
     cdef int _start_marks(self, Py_ssize_t p) except -1

@@ -8,19 +8,19 @@ for all of it (the last thing that can fail), ``add_part`` for every part, ``end
 
 import numpy as np
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset, strchr
+from libc.string cimport memcpy, memset
 
 from ._types cimport id_t, index_t, real_t
+from .arriving cimport Arriving
 from .id_map cimport IdMap
 from .id_table cimport table_clear, table_free, table_init, table_reserve
 from .memory cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
-from .parts cimport Index, Mark, Part, Source, part_add, part_carry, part_check, part_clear, part_undo
+from .parts cimport Index, Mark, Part, part_add, part_carry, part_check, part_clear, part_undo
 
 # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
 LARGEST_MAP = 1 << 27
+
 
 cdef class Accumulator:
     """One table's coalesced gradients since the last drain.
@@ -44,7 +44,7 @@ cdef class Accumulator:
         self.wide = self.dtype == np.float64
         self.row_bytes = dim * self.dtype.itemsize
         self.count = count
-        self._pool = Pool()
+        self._pool, self.arriving = Pool(), Arriving()
         self._ids, self._sums, self._news, self._marks = [], [], [], []
         if vocabulary_size is not None:
             self.index.vocabulary_size = vocabulary_size
@@ -62,7 +62,6 @@ cdef class Accumulator:
             table_free(&self.parts[p].table)
         if self.index.seen != NULL:
             penstock_release(self.index.seen, self.seen_bytes)
-        free(self.sources)
 
     def __len__(self):
         """Distinct ids held."""
@@ -108,10 +107,11 @@ cdef class Accumulator:
         Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
-        num_rows = self._look_into(blocks)
+        num_rows = self.arriving.look_into(blocks, self.dim, self.wide)
         if held == 0:
+            num_parts = min(num_parts, <Py_ssize_t>MOST_PARTS)
             if num_parts != self.num_parts:
-                self._set_parts(min(num_parts, <Py_ssize_t>MOST_PARTS))
+                self._set_parts(num_parts)
             self.first_frame = frame
         if self.map is not None:
             self.map.make_room(num_rows)
@@ -130,15 +130,16 @@ cdef class Accumulator:
         """
         cdef bint bad
         with nogil:
-            bad = part_add(&self.parts[number], &self.index, self.sources, self.num_sources, self.dim, self.wide,
-                           strict, frame, number, self.num_parts)
+            bad = part_add(&self.parts[number], &self.index, self.arriving.sources, self.arriving.num_sources,
+                           self.dim, self.wide, strict, frame, number, self.num_parts)
         return not bad
 
     def check_part(self, Py_ssize_t number, Py_ssize_t num_parts):
         """Look through a share of the rows, adding nothing. Returns False where one is bad, as for a strict add."""
         cdef bint bad
         with nogil:
-            bad = part_check(&self.index, self.sources, self.num_sources, self.dim, self.wide, number, num_parts)
+            bad = part_check(&self.index, self.arriving.sources, self.arriving.num_sources, self.dim, self.wide, number,
+                             num_parts)
         return not bad
 
     def end(self):
@@ -148,7 +149,8 @@ cdef class Accumulator:
 
     cpdef cancel(self):
         """The frame that was begun will not come."""
-        self.num_sources, self.rows_begun, self._arrays = 0, 0, None
+        self.rows_begun = 0
+        self.arriving.clear()
 
     def undo(self):
         """As if the frame had never been added; only where nothing was held before it."""
@@ -180,9 +182,10 @@ cdef class Accumulator:
         cdef Py_ssize_t p
         # All that can fail, before anything changes.
         cdef list drained = [self._sums_of(p) for p in range(self.num_parts)]
-        for p in range(self.num_parts):
-            if mean and self._marks[p] is not None:
-                divide(drained[p].sums, self._counts(p))
+        cdef list divided = [(drained[p].sums, self._counts(p)) for p in range(self.num_parts)
+                             if mean and self._marks[p] is not None]
+        for sums, counts in divided:
+            divide(sums, counts)
         self._clear()
         return tuple(drained)
 
@@ -289,77 +292,6 @@ cdef class Accumulator:
         self._ids, self._sums, self._news, self._marks = ([None] * num_parts for _ in range(4))
         return 0
 
-    cdef Py_ssize_t _look_into(self, blocks) except -1:
-        """Note where the rows of the frame lie. Returns how many there are."""
-        cdef Py_ssize_t num_rows = 0
-        cdef Source* sources = <Source*>malloc(max(len(blocks), 1) * sizeof(Source))
-        if sources == NULL:
-            raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
-        free(self.sources)
-        self.sources, self.num_sources, self._arrays = sources, 0, blocks
-        for block in blocks:
-            ids, grads, which = block[0], block[1], block[2]
-            gains = block[3] if len(block) > 3 else None
-            if not self._point(&sources[self.num_sources], ids, grads, which, gains):
-                self._check(ids, grads, which)
-                if gains is not None:
-                    self._check_gains(gains, len(ids))
-                raise ValueError("ids, grads, which and gains: expected arrays of this machine's own types")
-            if sources[self.num_sources].num_rows:
-                num_rows += sources[self.num_sources].num_rows
-                self.num_sources += 1
-        return num_rows
-
-    cdef bint _point(self, Source* s, ids, grads, which, gains) except -1:
-        """Where the rows of a block lie. False where its arrays are not what is summed: ``_check`` says why."""
-        cdef Py_buffer view
-        cdef bint fits
-        cdef Py_ssize_t num_grads, itemsize = sizeof(double) if self.wide else sizeof(float)
-        s.ids = <const id_t*>row_of_numbers(ids, b"lq", sizeof(id_t), &s.num_rows)
-        if s.ids == NULL:
-            return False
-        PyObject_GetBuffer(grads, &view, PyBUF_STRIDES | PyBUF_FORMAT)
-        fits = (view.ndim == 2 and view.itemsize == itemsize and is_of(&view, b"d" if self.wide else b"f")
-                and view.shape[1] == self.dim)
-        if fits:
-            s.rows, s.stride, num_grads = <const char*>view.buf, view.strides[0], view.shape[0]
-            fits = s.num_rows == 0 or (
-                (self.dim == 1 or view.strides[1] == itemsize)
-                and (<size_t>s.rows | <size_t>s.stride) % itemsize == 0)
-        PyBuffer_Release(&view)
-        s.which, s.gains = NULL, NULL
-        if which is not None:
-            s.which = <const index_t*>row_of_numbers(which, b"lq", sizeof(index_t), &num_grads)
-            fits = fits and s.which != NULL
-        fits = fits and num_grads == s.num_rows
-        if gains is not None:
-            s.gains = <const float*>row_of_numbers(gains, b"f", sizeof(float), &num_grads)
-            fits = fits and s.gains != NULL and num_grads == s.num_rows and not self.wide
-        return fits
-
-    def _check(self, ids, grads, which):
-        rows = ids if which is None else which
-        if ids.dtype != np.int64 or ids.ndim != 1 or not ids.flags.c_contiguous:
-            raise ValueError(f"ids: expected contiguous int64 of shape (n,), got {ids.dtype} of shape {ids.shape}")
-        if grads.dtype != self.dtype:
-            raise ValueError(f"grads: expected {self.dtype}, got {grads.dtype}")
-        if grads.ndim != 2 or grads.shape[1] != self.dim or (which is None and len(grads) != len(ids)):
-            raise ValueError(f"grads: expected shape ({len(ids)}, {self.dim}), got {grads.shape}")
-        if self.dim > 1 and len(ids) and grads.strides[1] != grads.itemsize:
-            raise ValueError("grads: rows must be contiguous")
-        if not (ids.flags.aligned and grads.flags.aligned and rows.flags.aligned):
-            raise ValueError("ids, grads and which: expected aligned arrays")  # C may assume that they are
-        if rows.dtype != np.int64 or len(rows) != len(ids) or not rows.flags.c_contiguous:
-            raise ValueError(f"which: expected contiguous int64 of shape ({len(ids)},), got {rows.dtype} {rows.shape}")
-
-    def _check_gains(self, gains, num_rows):
-        if self.wide:
-            raise ValueError("gains: only where float32 is summed")
-        if gains.dtype != np.float32 or gains.shape != (num_rows,) or not gains.flags.c_contiguous:
-            raise ValueError(f"gains: expected contiguous float32 of shape ({num_rows},), got {gains.dtype} {gains.shape}")
-        if not gains.flags.aligned:
-            raise ValueError("gains: expected an aligned array")
-
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
         """Room for as many new ids as there are rows, or as the vocabulary has, in all that grows with ids."""
         cdef Part* part = &self.parts[p]
@@ -426,27 +358,6 @@ cdef class Accumulator:
         if self._marks[p] is None:
             return np.full(n, self.first_frame, np.int64)
         return self._marks[p].array(np.int64, n, 2)[:, 0].copy()
-
-
-cdef const void* row_of_numbers(array, const char* kinds, Py_ssize_t itemsize, Py_ssize_t* num) except? NULL:
-    """Where the numbers of an array begin that lie one after the other and aligned, and how many; NULL where not so.
-
-    Who keeps the array keeps that.
-    """
-    cdef Py_buffer view
-    cdef void* begin = NULL
-    PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT)
-    if (view.ndim == 1 and view.itemsize == itemsize and is_of(&view, kinds) and <size_t>view.buf % itemsize == 0
-            and (view.shape[0] <= 1 or view.strides[0] == itemsize)):
-        # Of no numbers the address may be NULL, and nobody looks there.
-        begin, num[0] = view.buf if view.shape[0] else <void*>num, view.shape[0]
-    PyBuffer_Release(&view)
-    return begin
-
-
-cdef bint is_of(const Py_buffer* view, const char* kinds) noexcept:
-    """Whether the elements are of one of these kinds, in this machine's byte order: another one has a sign before."""
-    return view.format != NULL and view.format[1] == 0 and strchr(kinds, view.format[0]) != NULL
 
 
 def divide(sums not None, counts not None):

@@ -129,7 +129,8 @@ cdef class Intake:
             for number in range(num_parts):
                 task = &self.tasks[self.num_tasks]
                 task.part = &a.parts[number] if self.adding else NULL
-                task.index, task.sources, task.num_sources = &a.index, a.sources, a.num_sources
+                task.index, task.sources, task.num_sources = (
+                    &a.index, a.arriving.sources, a.arriving.num_sources)
                 task.dim, task.wide, task.number, task.num_parts = a.dim, a.wide, number, num_parts
                 self.num_tasks += 1
         return self.num_tasks

@@ -347,6 +347,31 @@ def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
     assert everything(ps.Engine.restore(tmp_path / "b")) == everything(engine)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_is_saved_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
+    log = [each.drop_columns(["step"]) for each in LOG]  # no frame is stale, which would hide that it came twice
+    saving = {"checkpoint": tmp_path / "a", "every": 1} if checkpoint else {}
+    engine = engine_of(num_required=1)
+    for n, _ in enumerate(engine.stage(iter(log), contribution_rows=40, **saving)):
+        if n == 7:
+            engine.save(tmp_path / "b")
+    other = ps.Engine.restore(tmp_path / "b")
+    assert other.run(iter(log), contribution_rows=40, resume=True).skipped == 8
+    assert everything(other) == everything(engine)
+    if checkpoint:
+        assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
+
+
+def test_a_run_beside_one_that_commits_leaves_its_position_alone(tmp_path):
+    engine = engine_of(num_required=1)
+    # The last deltas come after the last frame and before the last commit.
+    for _ in engine.stage(iter(LOG[:9]), checkpoint=tmp_path / "a", every=1, per_steps=100):
+        engine.run(iter(LOG[9:12]))
+    other = ps.Engine.restore(tmp_path / "a")
+    assert [frames for _, frames, _ in other._saves.positions.get_state()["sources"]] == [9]
+    assert everything(other) == everything(engine)
+
+
 def test_every_without_a_checkpoint(tmp_path):
     with pytest.raises(UsageError, match="give checkpoint= too"):
         engine_of().run([LOG[0]], every=3)

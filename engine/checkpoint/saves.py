@@ -44,6 +44,7 @@ class Saves:
         self._engine = engine
         self._saver: Saver | None = None  # of the last folder: what has changed since
         self._before, self._running = Counters(), Counters()
+        self._runs: list[Run] = []  # under way, in the order in which they began
         self.positions = Positions()
         self._quarantine: QuarantineWriter | None = None
         self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
@@ -103,17 +104,39 @@ class Saves:
     @contextmanager
     def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
         """Around a run: commits wait for what it writes."""
+        if deltas is None:
+            yield
+            return
         self._deltas = deltas
         try:
             yield
         finally:
             self._deltas = None
 
+    def known(self, counters: Counters, push: Callable[[], tuple[Frame, bool]]) -> tuple[Frame, bool]:
+        """What ``push`` gives for a frame of the run with these counters, if there is one, which knows of it at once.
+
+        Else a commit would hold frames that its position does not count.
+        """
+        for run in self._runs:
+            if run.counters is counters:
+                with self._engine.gate.still():
+                    taken = push()
+                    run.pushed(taken[0])
+                return taken
+        return push()
+
+    def speaks_of(self, run: Run | None) -> bool:
+        """Whether commits say how far this run is, None: one that does not commit; else they do of another one."""
+        return all(other is run or not other.commits for other in self._runs)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit now, and wait for it."""
         saver = self._saver_of(Folder(path))
         saver.open()
         try:
+            for run in self._runs:
+                run.count()
             self._engine._state.wait()
             saver.commit()
         finally:
@@ -148,15 +171,22 @@ class Saves:
             folder.check_place(resume)
             with self._engine.gate.still():
                 saver = self.opened(folder, keep)
-        self.count_into(counters)
-        self._aside = self._aside if resume else None
         run: Run | None = None
+        aside = self._aside if resume else None
+        spoken_of = saver is not None or self.speaks_of(None)
+        if spoken_of:
+            self.count_into(counters)
+            self._aside = aside
         try:
-            with self._put_aside(quarantine):
-                run = Run(self, self._engine, saver, reader, known, met, every, self._quarantine, may_commit)
+            with self._put_aside(quarantine, aside, spoken_of) as writer:
+                with self._engine.gate.still():
+                    run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
+                    self._runs.append(run)
                 with self._ended(run, shield):
                     yield run
         finally:
+            if run in self._runs:
+                self._runs.remove(run)
             if saver is not None:
                 with self._engine.gate.still():
                     saver.close()
@@ -179,15 +209,20 @@ class Saves:
         return not run.failed and self._engine._failed is None and run.may_commit()
 
     @contextmanager
-    def _put_aside(self, path: Path | None) -> Iterator[None]:
+    def _put_aside(
+        self, path: Path | None, aside: Mapping[str, int] | None, spoken_of: bool
+    ) -> Iterator[QuarantineWriter | None]:
         """The file of bad rows is whole and has its name when this ends, after the last commit."""
+        writer = None if path is None else QuarantineWriter(path, aside)
+        if spoken_of:
+            self._quarantine = writer
         try:
-            self._quarantine = None if path is None else QuarantineWriter(path, self._aside)
-            yield
+            yield writer
         finally:
-            quarantine, self._quarantine = self._quarantine, None
-            if quarantine is not None:
-                quarantine.close()
+            if self._quarantine is writer:
+                self._quarantine = None
+            if writer is not None:
+                writer.close()
 
     def opened(self, folder: Folder, keep: int) -> Saver:
         """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
@@ -238,11 +273,14 @@ class Run:
         every: int | None,
         quarantine: QuarantineWriter | None,
         may_commit: Callable[[], bool],
+        counters: Counters,
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
+        self.counters = counters
         self._quarantine, self.may_commit = quarantine, may_commit
         self._known, self._met, self._every = known, met, every
         self._source: int | None = None  # of the last frame
+        self._pushed: Frame | None = None  # has entered, and no position counts it yet
         self._step = engine.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
@@ -251,8 +289,12 @@ class Run:
         self._error: BaseException | None = None  # what the pace met
         self.skipped = known.num_frames
         self.failed = False
-        if not known.num_frames:
+        if not known.num_frames and saves.speaks_of(self):
             saves.positions = met
+
+    @property
+    def commits(self) -> bool:
+        return self._saver is not None
 
     def frames(self, limit: int | None) -> Iterator[Frame]:
         """The frames that are to be applied. limit : of all, those left out included"""
@@ -266,16 +308,12 @@ class Run:
                 yield frame
 
     def took(self, frame: Frame) -> None:
-        """The frame has been applied, or was stale: commit where it is time, and copy a bit."""
-        self._put_aside(frame)
-        assert self._source is not None
-        self._met.took(self._source, frame)
-        self._saves.positions, self._news = self._met, True
-        self._num_frames += 1
-        if self._saver is None:
-            return
+        """The frame has been applied, or was stale, and is done with: commit where it is time, and copy a bit."""
         try:
             with self._engine.gate.still():
+                self.count()
+                if self._saver is None:
+                    return
                 self._raise()
                 due = self._every is not None and self._engine.global_step - self._step >= self._every
                 if due and self._saver.may_begin and self.may_commit():
@@ -286,15 +324,26 @@ class Run:
             self.failed = True
             raise
 
-    def _put_aside(self, frame: Frame) -> None:
-        """What fails here leaves a frame applied that no position counts: nothing is committed any more."""
-        if self._quarantine is None:
+    def pushed(self, frame: Frame) -> None:
+        """Under the gate's lock, in which it entered."""
+        self._pushed = frame
+
+    def count(self) -> None:
+        """The position counts what has entered: who saves before ``took`` saves both. Under the gate's lock."""
+        if self._pushed is None:
             return
+        assert self._source is not None
         try:
-            self._quarantine.append(frame.bad_rows)
+            if self._quarantine is not None:
+                self._quarantine.append(self._pushed.bad_rows)
+            self._met.took(self._source, self._pushed)
         except BaseException:
-            self.failed = True
+            self.failed = True  # no position counts a frame that was applied: nothing is committed any more
             raise
+        self._pushed, self._news = None, True
+        self._num_frames += 1
+        if self._saves.speaks_of(self):
+            self._saves.positions = self._met
 
     def end(self, shield: Shield) -> None:
         """Everything that was taken is on disk."""
