@@ -365,38 +365,6 @@ def with_value(batch, value):
     return batch.set_column(1, "gradient", pa.FixedSizeListArray.from_arrays(values, DIM))
 
 
-def test_the_memory_cannot_be_made_longer_or_shorter():
-    memory = Memory(MB)
-    offer = memory.offer()
-    with open(f"/proc/{offer['pid']}/fd/{offer['fd']}", "r+b", buffering=0) as file:
-        for size in (0, 2 * MB):
-            with pytest.raises(PermissionError):
-                os.truncate(file.fileno(), size)
-    memory.close()
-
-
-def test_memory_of_another_machine_is_not_believed(tmp_path):
-    memory = Memory(MB)
-    offer = memory.offer()
-    assert Room.found(offer) is not None
-    (tmp_path / "secret").write_bytes(bytes.fromhex(offer["key"]) + bytes(MB))
-    with open(tmp_path / "secret", "rb") as other:
-        wrong = [
-            {"key": "00" * 32},  # another machine's process of that number
-            {"key": "secret"},
-            {"fd": other.fileno()},  # some other file
-            {"fd": 10_000},
-            {"fd": "../../../etc/passwd"},
-            {"pid": 1 << 30},
-            {"bytes": 0},
-            {"bytes": 1 << 62},
-        ]
-        assert [Room.found({**offer, **words}) for words in wrong] == [None] * len(wrong)
-    assert Room.found({}) is None
-    memory.close()
-    assert Room.found(offer) is None
-
-
 DIES = """
 import os, signal, sys
 import numpy as np, pyarrow as pa
@@ -426,24 +394,3 @@ def open_files():
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             yield os.readlink(f"/proc/self/fd/{number}")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_ring_never_writes_over_what_is_not_copied_yet(seed):
-    """Batches of all sizes, copied after a while, in order: each is found as it was written."""
-    rng = np.random.default_rng(seed)
-    memory = Memory(MB)
-    room = Room.found(memory.offer())
-    held, taken = [], 0
-    for n in range(200):
-        batch = frame(n, int(rng.integers(3000, 12_000))).slice(int(rng.integers(0, 9)))
-        parcel = room.parcel(batch)
-        while not room.has(parcel.size) or (held and rng.random() < 0.3):
-            where, wanted = held.pop(0)
-            given = memory.batch(where, wanted.schema, "here", lend=bool(rng.random() < 0.5))
-            assert given.data.equals(wanted)
-            given.data.validate(full=True)
-            room.taken(taken := taken + 1)
-        held.append((room.put(parcel), batch))
-    assert taken > 100
-    memory.close()
