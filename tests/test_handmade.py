@@ -3,13 +3,13 @@
 import io
 
 import pytest
-from fuzz import handmade
+from fuzz import flat, handmade, heads, truth
 from streams import frames_of
 
 from penstock.errors import InputError
 
-READ = [layout for layout in handmade.LAYOUTS if layout not in ("list-views", "run-ends")]
-TABLES = {"user": (50, handmade.DIM), "item": (20, handmade.DIM)}
+READ = [layout for layout in truth.LAYOUTS if layout not in ("list-views", "run-ends")]
+TABLES = {"user": (50, truth.DIM), "item": (20, truth.DIM)}
 
 
 def ids_of(content):
@@ -27,9 +27,9 @@ def refused(content):
 
 @pytest.mark.parametrize("layout", READ)
 def test_what_nothing_is_wrong_with_is_read(layout):
-    one = sorted(handmade.IDS.tolist())
-    assert [sorted(frame) for frame in ids_of(handmade.stream(layout))] == [one]
-    assert [sorted(frame) for frame in ids_of(handmade.file(layout))] == [one, one]
+    one = sorted(truth.IDS.tolist())
+    assert [sorted(frame) for frame in ids_of(truth.stream(layout))] == [one]
+    assert [sorted(frame) for frame in ids_of(truth.file(layout))] == [one, one]
 
 
 @pytest.mark.parametrize("name", ["dictionaries-640-mib", "deltas-640-mib"])
@@ -41,24 +41,24 @@ def test_dictionaries_that_are_small_each_and_large_together_are_refused(name):
 
 @pytest.mark.parametrize("lie", ["batch-twice", "10000-times"])
 def test_a_footer_that_names_bytes_twice(lie):
-    _, content = dict(handmade.footers())[f"plain-footer-{lie}"]
+    _, content = dict(heads.footers())[f"plain-footer-{lie}"]
     assert "the footer names bytes twice" in refused(content)
 
 
 @pytest.mark.parametrize("layout", ["plain", "dictionary"])
 def test_a_footer_that_leaves_a_batch_out(layout):
-    made = dict(handmade.footers())
+    made = dict(heads.footers())
     assert "bytes between two batches out" in refused(made[f"{layout}-footer-first-left-out"][1])
     assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-batch-left-out"][1])
 
 
 def test_a_name_of_megabytes_is_not_said_in_full():
-    many = handmade.dictionary(7, handmade.names("a" * (1 << 24), "item"))
-    start, rest = handmade.message(handmade.SCHEMA, handmade.shape("dictionary")), handmade.rows("dictionary")
-    assert "more characters" in refused(start + many + handmade.batch(rest) + handmade.END)
+    many = flat.dictionary(7, truth.names("a" * (1 << 24), "item"))
+    start, rest = flat.message(flat.SCHEMA, truth.shape("dictionary")), truth.rows("dictionary")
+    assert "more characters" in refused(start + many + flat.batch(rest) + flat.END)
 
 
 def test_a_schema_of_a_trillion_columns_in_few_bytes_is_refused():
-    _, content = dict(handmade.schemas())["2^40-columns"]
+    _, content = dict(heads.schemas())["2^40-columns"]
     assert len(content) < 20_000
     refused(content)
