@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.pyx.accumulator import Accumulator
+from penstock.frames import Rows
+from penstock.pyx.accumulator import Accumulator, divide
+from penstock.pyx.intake import Intake
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -74,15 +76,24 @@ class KernelSums:
 
     def __init__(self, dtype: np.dtype[Any], width: int) -> None:
         self.width = width
-        self._accumulator = Accumulator(width, dtype)
+        self._accumulator, self._intake = Accumulator(width, dtype), Intake()
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # Whoever unpacks bytes by himself may hold arrays at odd addresses.
         ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
-        self._accumulator.add(ids, values, number)
+        self._intake.begin([self._accumulator], [[Rows(ids, values)]], number)
+        self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
+        self._intake.work()
+        self._intake.end()
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
-        ids, values, _ = self._accumulator.drain(mean, ascending=True)
+        (held,) = self._accumulator.sums()
+        order = np.argsort(held.ids)
+        # take, not held.sums[order], which answers a lack of memory with a SystemError.
+        ids, values = held.ids[order], held.sums.take(order, axis=0)
+        if mean:
+            divide(values, self._accumulator.counts()[order])
+        self._accumulator.drain()
         return ids, values
 
     def get_state(self) -> State:
