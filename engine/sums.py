@@ -8,12 +8,11 @@ last act: where memory fails in NumPy, nothing has changed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Rows
 from penstock.pyx.accumulator import Accumulator, divide
 from penstock.pyx.intake import Intake
 
@@ -71,6 +70,15 @@ def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums
     return KernelSums(dtype, width) if width and dtype.itemsize >= 4 else NumpySums(dtype, width)
 
 
+class _Block(NamedTuple):
+    """What the intake takes of one gradient; float64 too, which no frame has."""
+
+    ids: Int64
+    grads: Array
+    which: None = None
+    gains: None = None
+
+
 class KernelSums:
     """float32 and float64, in pyx: every row of an id in arrival order; sums without the GIL."""
 
@@ -81,7 +89,7 @@ class KernelSums:
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # Whoever unpacks bytes by himself may hold arrays at odd addresses.
         ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
-        self._intake.begin([self._accumulator], [[Rows(ids, values)]], number)
+        self._intake.begin([self._accumulator], [[_Block(ids, values)]], number)
         self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
         self._intake.work()
         self._intake.end()

@@ -10,6 +10,7 @@ same part; the first report then ends the process. The results are checked as we
 
 import argparse
 import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Mapping
@@ -137,11 +138,11 @@ def parts(broken: str | None) -> None:
         [np.random.default_rng((producer, number)).integers(0, 3000, 20_000) for number in range(GRADIENTS // 4)]
         for producer in range(PRODUCERS)
     ]
-    for ids in sum(frames, []):
+    for ids in itertools.chain(*frames):
         np.add.at(wanted, ids, 2)
 
     def step(coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        for one in sum(coalesced.values(), []):
+        for one in itertools.chain(*coalesced.values()):
             for ids, sums in one.parts:
                 found[ids % 3000] += sums[:, 0]
 
