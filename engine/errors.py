@@ -83,6 +83,10 @@ class TruncatedInputError(InputError, EOFError):
     """The input stops before its end: no end marker, or a message cut in two."""
 
 
+class StaleInputError(InputError):
+    """More of the input was stale than ``max_stale`` allows. It was read to its end; what was applied stays applied."""
+
+
 class TakeTimeoutError(PenstockError, TimeoutError):
     """A take waited as long as it was told to. It consumed nothing; the message says what it waited for."""
 

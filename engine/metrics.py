@@ -77,6 +77,7 @@ class Metrics:
         yield counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
         yield counter("penstock_frames_total", "frames received, stale ones included", of.frames)
         yield counter("penstock_stale_frames_total", "frames dropped because their step was behind", of.stale)
+        yield counter("penstock_stale_rows_total", "gradient rows read of stale frames", of.stale_rows)
         yield labelled(
             "penstock_stale_lateness_frames_total",
             "counter",

@@ -9,8 +9,9 @@ back until the source's end has been seen to be whole.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import count
 from typing import Any
 
 from penstock.errors import ConfigError, InputError
@@ -26,6 +27,7 @@ from penstock.io.sources import Batch, Part, Source, open_sources
 __all__ = ["FrameReader", "ReadOptions", "run_keys"]
 
 Frames = Generator[Frame, None, None]
+Numbered = Generator[tuple[int, Frame], None, None]
 
 
 class FrameReader:
@@ -46,17 +48,13 @@ class FrameReader:
             for _, frame in numbered:
                 yield frame
 
-    def numbered(self) -> Generator[tuple[int, Frame], None, None]:
+    def numbered(self) -> Numbered:
         """The frames, each with the number of its source."""
         self._verified = []
-        if self.options.merge is not None:
-            yield from self._merged() if self.options.merge == "step" else self._in_turn()
-            return
-        for number, source in enumerate(self.sources):
-            self._reading = number
-            with closing(self._frames(source)) as frames:
-                for frame in frames:
-                    yield number, frame
+        by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
+        if self.options.merge == "step":
+            by_source = [sorted_by_step(frames) for frames in by_source]
+        return in_order(by_source, self.options.merge)
 
     @property
     def verified(self) -> bool:
@@ -71,39 +69,8 @@ class FrameReader:
         share = self.sources[self._reading].fraction()
         return None if share is None else (self._reading + share) / len(self.sources)
 
-    def _merged(self) -> Generator[tuple[int, Frame], None, None]:
-        with ExitStack() as stack:
-            keyed = [stack.enter_context(closing(self._sorted(n, source))) for n, source in enumerate(self.sources)]
-            for _, number, frame in heapq.merge(*keyed, key=lambda entry: entry[:2]):
-                yield number, frame
-
-    def _in_turn(self) -> Generator[tuple[int, Frame], None, None]:
-        """In rounds: the next frame of every source, in the order of the sources; one that has ended sits out."""
-        with ExitStack() as stack:
-            going = {n: stack.enter_context(closing(self._frames(source))) for n, source in enumerate(self.sources)}
-            while going:
-                for number in list(going):
-                    frame = next(going[number], None)
-                    if frame is None:
-                        del going[number]
-                    else:
-                        yield number, frame
-
-    def _sorted(self, number: int, source: Source) -> Generator[tuple[int, int, Frame], None, None]:
-        last: int | None = None
-        with closing(self._frames(source)) as frames:
-            for frame in frames:
-                if frame.local_step is None:
-                    raise InputError("--merge step needs a step column in every source", source=frame.source)
-                if last is not None and frame.local_step < last:
-                    raise InputError(
-                        f"--merge step needs sources sorted by step: {frame.local_step} comes after {last}",
-                        source=frame.source,
-                    )
-                last = frame.local_step
-                yield last, number, frame
-
-    def _frames(self, source: Source) -> Frames:
+    def _frames(self, number: int, source: Source) -> Frames:
+        self._reading = number
         builder = FrameBuilder(self.options)
         builder.first_bad = self.first_bad
         verified: list[bool] = []
@@ -197,3 +164,54 @@ class FrameReader:
                 + column_hint("step", part.schema),
                 source=part.name,
             )
+
+
+def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
+    """The frames of several sources in the order that ``merge`` says, each with the number of its source.
+
+    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn, one
+        that has ended sits out; None: one source after the other
+    """
+    with ExitStack() as stack:
+        for frames in sources:
+            stack.enter_context(closing(frames))
+        if merge == "step":
+            yield from heapq.merge(*map(_with_number, count(), sources), key=_by_step)
+        elif merge == "round":
+            going = dict(enumerate(sources))
+            while going:
+                for number, frames in list(going.items()):
+                    frame = next(frames, None)
+                    if frame is None:
+                        del going[number]
+                    else:
+                        yield number, frame
+        else:
+            for number, frames in enumerate(sources):
+                yield from _with_number(number, frames)
+
+
+def sorted_by_step(frames: Frames) -> Frames:
+    """The same frames. Raises InputError at one that has no step, or an earlier one than the frame before it."""
+    last: int | None = None
+    with closing(frames):
+        for frame in frames:
+            if frame.local_step is None:
+                raise InputError("--merge step needs a step column in every source", source=frame.source)
+            if last is not None and frame.local_step < last:
+                raise InputError(
+                    f"--merge step needs sources sorted by step: {frame.local_step} comes after {last}",
+                    source=frame.source,
+                )
+            last = frame.local_step
+            yield frame
+
+
+def _with_number(number: int, frames: Frames) -> Iterator[tuple[int, Frame]]:
+    for frame in frames:
+        yield number, frame
+
+
+def _by_step(numbered: tuple[int, Frame]) -> tuple[int | None, int]:
+    number, frame = numbered
+    return frame.local_step, number

@@ -41,6 +41,7 @@ METRIC_OF = {
     "held_bytes": "penstock_held_bytes",
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
+    "stale_rows": "penstock_stale_rows_total",
 }
 NO_NUMBERS = {"verified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
 CONFIG = """
@@ -99,6 +100,7 @@ def same_as_report(values, report):
     assert values["penstock_rows_total"] == report["rows"]
     assert values["penstock_frames_total"] == report["frames"]
     assert values["penstock_stale_frames_total"] == report["stale"]
+    assert values["penstock_stale_rows_total"] == report["stale_rows"]
     assert values["penstock_steps_total"] == report["steps"]
     assert values["penstock_pending_frames"] == report["pending"]
     assert values["penstock_global_steps"] == report["global_step"]

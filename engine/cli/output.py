@@ -117,6 +117,13 @@ def several(number: int, what: str) -> str:
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
+def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
+    """'61: 20 steps, 1 stale'."""
+    text = f"{count(frames)}: {several(steps, 'step')}"
+    text += f", {count(stale)} stale" if stale else ""
+    return text + (f", {count(pending)} pending (--flush would apply them)" if pending else "")
+
+
 def duration(seconds: float) -> str:
     """61.0 → '1:01'."""
     whole = int(seconds)
