@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any
 
-from penstock.errors import ConfigError, InputError
+from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
 from penstock.io.decode import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
@@ -100,7 +100,7 @@ class FrameReader:
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
                 "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
-                f"and the configuration has several ({', '.join(options.sizes)}); give --table"
+                f"and the configuration has several ({listed(options.sizes)}); give --table"
                 + column_hint("table", part.schema),
                 source=part.name,
             )

@@ -11,9 +11,11 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MOST_LISTED
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate
@@ -48,6 +50,17 @@ class Output:
 
     def say(self, text: str = "") -> None:
         print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
+
+    def say_tables(self, prefix: str, texts: Sequence[str]) -> None:
+        """A line for each of the first ten, and one for how many more there are."""
+        for text in texts[:MOST_LISTED]:
+            self.say(prefix + text)
+        self.say_more(prefix, len(texts))
+
+    def say_more(self, prefix: str, number: int) -> None:
+        """How many more than ten there are, where there are more."""
+        if number > MOST_LISTED:
+            self.say(f"{prefix}… {count(number - MOST_LISTED)} more")
 
     def result(self, values: Mapping[str, Any]) -> None:
         if self.as_json:

@@ -29,7 +29,7 @@ from penstock.cli.output import Output, ProgressLine, check_writable, count, fra
 from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
-from penstock.errors import InputError, StaleInputError, UsageError
+from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.quarantine import check_new, parse_on_bad_row
 from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
@@ -137,7 +137,8 @@ def replay(args: argparse.Namespace) -> int:
         out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
         out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
-    for file in (*files, *shown):
+    out.say_tables("wrote     ", [str(file) for file in files])
+    for file in shown:
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     if args.deltas is not None:
@@ -184,8 +185,10 @@ def say_report(out: Output, report: Report) -> None:
         out.say(f"truncated {count(report.truncated)} ids beyond the length of their sequence")
     if report.skipped:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
-    for name, table in report.tables.items():
-        out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
+    tables = list(report.tables.items())
+    if len(tables) > MOST_LISTED:
+        tables.sort(key=lambda of: -of[1].rows)
+    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows of {count(of.distinct)} ids" for name, of in tables])
     for number, process in enumerate(report.processes):
         left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
         out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")

@@ -96,7 +96,8 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *args: Any) -> None:
             """Nothing: stderr is the command's."""
