@@ -207,6 +207,7 @@ class Flow:
                 pending=engine.gate.num_accumulated,
                 global_step=engine.global_step,
                 verified=self._reader.verified,
+                unverified=self._reader.unverified,
                 tables=tables,
                 learning_rates=engine._last_rates if engine.config.num_tags else None,
                 notes=counters.notes(self._reader.first_bad),

@@ -90,7 +90,7 @@ class Report:
     dropped : reason → rows left out
     skipped : frames that were read again and left out, because the checkpoint held them already
     truncated : ids of example streams that sequences were too short for; they are no rows
-    verified : whether all of the input was read, carried checksums, and all of them fit
+    verified : whether all of the input was read, carried checksums, and all of them fit; unverified : why it is not
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
     held_bytes : most memory that the sums behind the gate took
@@ -118,6 +118,7 @@ class Report:
     truncated: int = 0
     processes: tuple[ProcessReport, ...] = ()
     stale_rows: int = 0
+    unverified: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as ``--json`` prints them."""

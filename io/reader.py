@@ -34,6 +34,7 @@ class FrameReader:
     """Iterate to get the frames of a source, or of several in the order given, merged by step, or in turn.
 
     first_bad : the first row dropped for each reason, as an error message
+    checksums : of what has been read, whether it carries checksums: True, False or both
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
@@ -42,6 +43,7 @@ class FrameReader:
         self.first_bad: dict[str, str] = {}
         self._reading = 0
         self._verified: list[bool] = []  # of the sources read to their end
+        self.checksums: set[bool] = set()
 
     def __iter__(self) -> Frames:
         with closing(self.numbered()) as numbered:
@@ -51,6 +53,7 @@ class FrameReader:
     def numbered(self) -> Numbered:
         """The frames, each with the number of its source."""
         self._verified = []
+        self.checksums = set()
         by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
         if self.options.merge == "step":
             by_source = [sorted_by_step(frames) for frames in by_source]
@@ -60,6 +63,15 @@ class FrameReader:
     def verified(self) -> bool:
         """Whether every source was read to its end and carried checksums, which all fitted."""
         return len(self._verified) == len(self.sources) > 0 and all(self._verified)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why it is not verified; None where it is."""
+        if self.verified:
+            return None
+        if False not in self.checksums:
+            return "it was not read to its end"
+        return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
 
     def fraction(self) -> float | None:
         """Share of the input read so far, where that is known."""
@@ -80,10 +92,12 @@ class FrameReader:
                 plain = self._plain(roles)
                 with closing(part.batches(roles.names())) as batches:
                     for batch in batches:
+                        self.checksums.add(part.has_checksums)
                         for piece in self._pieces(part, batch, roles, plain):
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):
                             yield from builder.end()
+                self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()

@@ -19,7 +19,7 @@ from penstock.errors import MOST_LISTED
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate
-    from penstock.stats import Counters
+    from penstock.stats import Counters, Report
 
 _REDRAWS_PER_S = 5.0
 _LINES_PER_S = 0.2  # where a line cannot be redrawn
@@ -135,6 +135,11 @@ def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
     text = f"{count(frames)}: {several(steps, 'step')}"
     text += f", {count(stale)} stale" if stale else ""
     return text + (f", {count(pending)} pending (--flush would apply them)" if pending else "")
+
+
+def input_text(report: Report) -> str:
+    """Whether checksums say that the input is what was written."""
+    return "verified: every checksum fits" if report.verified else f"unverified: {report.unverified}"
 
 
 def duration(seconds: float) -> str:

@@ -25,7 +25,7 @@ from penstock.cli.options import (
     learning_rates_of,
     make_devices,
 )
-from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, writing
+from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, input_text, writing
 from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
@@ -196,7 +196,6 @@ def say_report(out: Output, report: Report) -> None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:
         out.say(f"note      {note}")
-    unread = "unverified: it carries no checksums, or was not read to its end"
-    out.say("input     " + ("verified: every checksum fits" if report.verified else unread))
+    out.say(f"input     {input_text(report)}")
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")
