@@ -43,8 +43,8 @@ class FlowArguments(TypedDict, total=False):
         also puts it into an Arrow file, whole when the run returns or raises (docs/bad_rows.md)
     flush : open the gate once more at the end
     limit : stop after that many frames, those left out by ``resume`` included
-    max_stale : 0 to 1, of the rows read, those left out by ``resume`` included: where more were of stale frames, an
-        InputError at the end, which undoes nothing: what was applied and committed, and the deltas, stay
+    max_stale : 0 to 1, of the rows read, those that ``resume`` skips included: if stale frames held more, an InputError
+        at the end, which undoes nothing: what was applied and committed, and the deltas, stay
     gradient_dtype : "bfloat16" where uint16 values are that
     allow_missing_end : take a stream whose producer wrote no end marker
     checkpoint : a folder in which to commit the state with its position: after every ``every`` steps, in the

@@ -180,6 +180,12 @@ def test_validate_counts_what_replay_counts_with_the_same_flags(flags, config, w
         assert found[name] == replayed[name], name
 
 
+def test_a_source_that_the_limit_does_not_reach_is_not_called_good(config, workers, call):
+    said, _ = call(0, "validate", config, *workers, "--limit", 3)
+    assert f"good      {workers[0]}: 120 rows in 3 frames read\n" in said
+    assert f"unread    {workers[1]}: --limit ends before it\n" in said
+
+
 def test_validate_counts_by_the_gate_of_the_configuration(tmp_path, workers, call):
     path = tmp_path / "gate.pbtxt"
     config_of().save(path)

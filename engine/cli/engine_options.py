@@ -40,7 +40,7 @@ def add_gate_options(command: Parser) -> Any:
 
 
 def add_replay_gate_options(command: Parser) -> None:
-    """How a gate that reads sources to their end is fed, and what of them it may leave out."""
+    """Of the commands that read sources to their end: the order of frames, where to stop, what may be dropped."""
     gate = add_gate_options(command)
     gate.add_argument(
         "--merge",

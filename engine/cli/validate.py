@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 class SourceCheck:
     """What is in one source, and what is wrong with it.
 
-    drops_bad_rows : bad rows are no error, because a replay would leave them out
+    drops_bad_rows : bad rows are no error, because a replay would drop them
     is_bad : the source itself is wrong; other errors are the configuration's
     errors, dropped : in words; complete when ``end`` was called
     """
@@ -92,11 +92,12 @@ class SourceCheck:
         self.counters = Counters()
         self.errors: list[str] = []
         self.dropped: list[str] = []
-        self.is_bad = False
+        self.is_bad = self._opened = False
         self._first_bad: dict[str, str] = {}
 
     def frames(self, options: ReadOptions, is_sorted: bool) -> Frames:
         """Its frames, to its end or to what is wrong with it. is_sorted : it must be, by step"""
+        self._opened = True
         try:
             reader = FrameReader(self.source, options)
             self._first_bad = reader.first_bad
@@ -115,6 +116,9 @@ class SourceCheck:
 
     def say(self, out: Output) -> None:
         counters = self.counters
+        if not self._opened:
+            out.say(f"{'unread':8}  {self.source}: --limit ends before it")
+            return
         state = "bad" if self.errors else "good"
         stale = f", {count(counters.stale)} stale" if counters.stale else ""
         out.say(f"{state:8}  {self.source}: {count(counters.rows)} rows in {count(counters.frames)} frames read{stale}")
