@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,13 +43,15 @@ class Producer:
 
     first : the number of the first frame, from 1; None: the one after those that nothing can take back
 
-    acked : what the service said last
+    acked : what the service said last; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
+        broken connections and restarts of the service
     """
 
     def __init__(
         self, client: Client, contributor: str, first: int | None, window_bytes: int, patience_s: float
     ) -> None:
         self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+        self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
         self._patience = Patience(patience_s)
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
@@ -151,7 +154,11 @@ class Producer:
             )
         client, options = self._client.opened()
         request = PutRequest(
-            contributor=self._contributor, first=position + 1, ends=True, memory=self._client.shares_memory
+            contributor=self._contributor,
+            first=position + 1,
+            ends=True,
+            memory=self._client.shares_memory,
+            stream=self._identifier,
         )
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema)
