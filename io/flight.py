@@ -22,8 +22,9 @@ import pyarrow.flight as flight
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.io.flight_connection import PASSING, Address, Patience, dial
+from penstock.io.flight_frames import ArrowStream, Frame, frames_of
 from penstock.io.flight_messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
-from penstock.io.flight_producer import WINDOW_BYTES, Frame, Producer
+from penstock.io.flight_producer import WINDOW_BYTES, Producer
 
 T = TypeVar("T")
 Float32 = npt.NDArray[np.float32]
@@ -77,10 +78,17 @@ class Client:
     # ---- gradients in
 
     def put(
-        self, frames: Iterable[Frame], contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES
+        self,
+        frames: Iterable[Frame] | ArrowStream,
+        contributor: str,
+        *,
+        first: int | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> Ack:
-        """Push frames, each a record batch or a list of them, and wait until the service holds them for good.
+        """Push frames and wait until the service holds them for good.
 
+        frames : each a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list of
+            them; a single table is cut into frames where its ``step`` or ``contributor`` changes
         contributor : who sends them; the service numbers the frames of each name from 1
         first : the number of the first frame; None: the one after ``position(contributor)``
         window_bytes : of frames kept until they are acknowledged
@@ -94,7 +102,7 @@ class Client:
         away.
         """
         with self.producer(contributor, first=first, window_bytes=window_bytes) as producer:
-            for frame in frames:
+            for frame in frames_of(frames):
                 producer.send(frame)
         return producer.acked
 

@@ -86,7 +86,7 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
     """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
-    empty = pa.RecordBatch.from_pylist([], schema)
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in schema], schema=schema)
 
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0

@@ -9,6 +9,7 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 import pytest
+from services import client_of, service_of
 
 import penstock as ps
 
@@ -125,6 +126,15 @@ def test_a_lazy_frame_gives_the_same_bits(gradients, expected, tmp_path):
     assert ps.Engine(config()).run(query.filter(pl.col("step") >= 2)).frames == 3
     assert ps.Engine(config()).run(query.filter(pl.col("step") > 9)).frames == 0
     assert ps.Engine(config()).run(query, limit=1).frames == 1
+
+
+def test_polars_frames_are_put_as_frames(gradients, expected):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients)
+    for frames in (frame, frame.partition_by("step", maintain_order=True)):
+        with service_of(ps.Engine(config())) as service, client_of(service) as client:
+            assert client.put(frames, "w0").applied == 5
+            assert service.engine.state_hash() == expected
 
 
 def test_a_lazy_frame_that_fails_is_told_in_one_line(gradients, tmp_path):
