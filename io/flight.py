@@ -56,7 +56,7 @@ def connect(
 ) -> Client:
     """A client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     patience_s : how long a service that is away is waited for
     share_memory : whether gradients go to a service on this machine through memory that both share, where it has some

@@ -59,14 +59,15 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
 def _lazy_frame_part(source: Any, name: str) -> Part:
     """A query that is Arrow data once it is collected, such as ``polars.LazyFrame``."""
     with _query_errors(name):
-        schema = pa.RecordBatchReader.from_stream(_collected(source.head(0))).schema
-    return _scanned_part(name, schema, lambda columns: _collected(source.select(columns)))
+        nothing = source.head(0)
+        # In pieces as it is evaluated, where those are Arrow data (polars 2).
+        in_pieces = hasattr(nothing, "collect_batches") and hasattr(nothing.collect_batches(), "__arrow_c_stream__")
+        schema = pa.RecordBatchReader.from_stream(_collected(nothing, in_pieces)).schema
+    return _scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
 
 
-def _collected(query: Any) -> Any:
-    """What has ``__arrow_c_stream__``: the result in pieces as it is evaluated, else all of it."""
-    pieces = query.collect_batches() if hasattr(query, "collect_batches") else None
-    found = pieces if hasattr(pieces, "__arrow_c_stream__") else query.collect()
+def _collected(query: Any, in_pieces: bool) -> Any:
+    found = query.collect_batches() if in_pieces else query.collect()
     if not hasattr(found, "__arrow_c_stream__"):
         raise TypeError(f"collect() gave {type(found).__name__}, which has no __arrow_c_stream__")
     return found

@@ -112,6 +112,18 @@ def test_a_lazy_frame_is_collected_without_the_columns_that_are_no_gradients():
     ]
 
 
+def test_a_lazy_frame_whose_pieces_are_no_arrow_data_is_collected_once():
+    class InPieces(Lazy):
+        def head(self, rows):
+            return InPieces(self._table.slice(0, rows), self._collected)
+
+        def collect_batches(self):
+            assert not self._table.num_rows, "evaluated for nothing"
+            return iter([])
+
+    assert frames_of(InPieces(TABLE, [])) == FRAMES
+
+
 def test_a_lazy_frame_that_fails_is_an_input_error_of_one_line():
     class Failing(Lazy):
         def head(self, rows):
