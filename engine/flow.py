@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.arguments import function, whole
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import KEEP
-from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
 from penstock.gate import Gate
 from penstock.io.delta_file import DeltaWriter

@@ -64,6 +64,11 @@ class Commit:
         """The last of every part: they hold what is no row, too."""
         return tuple({file.part: file for file in self.files}.values())
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the last file of every part, which hold those before them: no other commit has the same."""
+        return tuple(file.digest for file in self.last_files)
+
     def encoded(self) -> bytes:
         """The manifest: JSON, and on a line of its own the digest of that."""
         files = [asdict(file) for file in self.files]
