@@ -9,6 +9,7 @@ import pytest
 from checkpoints import DIM, batch, engine_of
 from deltas import equal, follow, follower_of, tables_of
 
+import penstock as ps
 from penstock.deltas import Deltas
 from penstock.io.deltas import DeltaForm
 
@@ -138,3 +139,40 @@ def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
         stepping.join(LIMIT_S)
     follower.end()
     assert stepped == ["over"]
+
+
+# ---- with a checkpoint
+
+
+def test_the_last_commit_holds_no_step_that_was_not_handed_out(tmp_path):
+    """The consumer steps whenever it has a delta of the end, so that there is always one that it has not seen."""
+    engine, last = engine_of(num_required=1), 0
+    log = [batch(NEVER_STALE + n) for n in range(6)]
+    for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **WHOLE):
+        last = delta["step"][0].as_py()
+        if last >= 6 and not delta["rows_left"][0].as_py():
+            step(engine, [7])
+    assert last >= 6
+    assert ps.Engine.restore(tmp_path).global_step <= last < engine.global_step
+
+
+def test_a_file_of_deltas_goes_on_after_a_run_during_which_a_thread_stepped(tmp_path):
+    log = [batch(NEVER_STALE + n, rows=400) for n in range(12)]
+    engine, over = engine_of(num_required=1), threading.Event()
+    saving = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
+
+    def steps():
+        while not over.is_set():
+            step(engine, range(200))
+            time.sleep(0.0002)
+        return "over"
+
+    stepping, stepped = started(steps)
+    try:
+        engine.run(iter(log[:6]), **saving)
+    finally:
+        over.set()
+        stepping.join(LIMIT_S)
+    assert stepped == ["over"]
+    restored = ps.Engine.restore(tmp_path / "run")
+    assert restored.run(iter(log), resume=True, **saving).skipped == 6

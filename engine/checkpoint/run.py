@@ -118,15 +118,22 @@ class Run:
             self._saves.positions = self._met
 
     def end(self, shield: Shield) -> None:
-        """Everything that was taken is on disk."""
+        """Everything that was taken is on disk, unless ``may_commit`` says no: then the commit before counts.
+
+        It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
+        """
         if self._saver is None:
             return
-        with shield(), self._engine.gate.still():
-            self._raise()
-            if self._news or self._engine.global_step != self._step:
-                self._engine._state.wait()
-                self._begin()
-            self._saver.finish()
+        try:
+            with shield(), self._engine.gate.still():
+                self._raise()
+                if (self._news or self._engine.global_step != self._step) and self.may_commit():
+                    self._engine._state.wait()
+                    self._begin()
+                self._saver.finish()
+        except BaseException:
+            self.failed = True
+            raise
 
     def join(self) -> None:
         """No thread of this run is left. The saver is closed."""

@@ -152,8 +152,9 @@ class Saves:
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
     ) -> Iterator[Run]:
-        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``FlowArguments``.
+        """Around a run, which ends with ``Run.end``; where an error ends it, what is whole is committed all the same.
 
+        Arguments: ``FlowArguments``.
         may_commit : asked before each commit; what is not committed at the end is done again by who resumes
         """
         if checkpoint is None and every is not None:
@@ -198,12 +199,10 @@ class Saves:
             if self._may_commit(run, error):
                 run.end(shield)
             raise
-        else:
-            run.end(shield)
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
-        return not run.failed and self._engine._failed is None and run.may_commit()
+        return not run.failed and self._engine._failed is None
 
     @contextmanager
     def _put_aside(
