@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from penstock.arguments import function, share, whole
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import KEEP
-from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
 from penstock.gate import Gate
 from penstock.io.delta_file import DeltaWriter
@@ -130,11 +130,13 @@ class Flow:
         self._progress = None if progress is None else function("progress", progress)
         self._flush, self._shield = flush, function("shield", shield)
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
+        self._writes = False
         self._skipped = 0
         self._started_s = time.perf_counter()
 
     def run(self, writer: DeltaWriter | None = None) -> Report:
         """To the end of the source. writer : takes the deltas; commits wait for it"""
+        self._writes = writer is not None
         with self._engine._saves.beside(writer), closing(self.batches()) as batches:
             for batch in batches:
                 assert writer is not None
@@ -163,9 +165,20 @@ class Flow:
                 if self._deltas is not None and self._deltas.outlive(error):
                     yield from self._rest()
                 raise
-            yield from self._rest()
+            with self._alone(saving):
+                yield from self._rest()
+                if not self._may_commit():  # others have stepped before more was asked for
+                    yield from self._rest()
+                saving.end(shield)
         engine._wait()
         saving.check_stale(self._max_stale)
+
+    def _alone(self, saving: Run) -> AbstractContextManager[Any]:
+        """No other thread steps between the last delta and the commit that counts it, where both are files.
+
+        Not where deltas are handed out: who asks for them may take as long as he likes, or ask from another thread.
+        """
+        return self._engine.gate.still() if self._writes and saving.commits else nullcontext()
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
         engine, counters, watch = self._engine, self._counters, self._engine.watch

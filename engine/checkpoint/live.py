@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.run import PAUSE_S
 from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import PAUSE_S
 
 if TYPE_CHECKING:
     from penstock.engine import Engine

@@ -98,8 +98,7 @@ def is_other_file(path: str) -> bool:
 def inspect_checkpoint(path: str, out: Output) -> int:
     """Its last commit, every digest checked."""
     folder = Folder(path)
-    commit = folder.must_load()
-    folder.check(commit)
+    commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
     sources = [{"source": name, "frames": frames} for name, frames, _ in contents["positions"]["sources"]]
     pending = contents["gate"]["num_accumulated"]

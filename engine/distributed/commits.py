@@ -18,8 +18,9 @@ from penstock.checkpoint.contents import describe, tables_to_save
 from penstock.checkpoint.folder import Commit, DataFile, Folder
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring import Ring
+from penstock.checkpoint.run import Run, Shield
 from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import Run, Saves, Shield
+from penstock.checkpoint.saves import Saves
 from penstock.checkpoint.writer import CommitWriter
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
