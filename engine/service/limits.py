@@ -13,6 +13,8 @@ from penstock.errors import InputError, ServiceError
 @dataclass(frozen=True)
 class Limits:
     """calls : at once, of every kind
+    connections : at once; beyond it those without a call in progress are closed
+    idle_s : how long a connection may stay without a call
     message_bytes : of one record batch
     queued_rows : of frames that are not whole yet, over all streams
     memory_bytes : that producers on this machine may share with the service, all together
@@ -22,6 +24,8 @@ class Limits:
     """
 
     calls: int = 256
+    connections: int = 1024
+    idle_s: float = 300.0
     message_bytes: int = 64 << 20
     queued_rows: int = 1 << 22
     memory_bytes: int = 256 << 20
