@@ -128,6 +128,13 @@ def _add_limits(command: Parser) -> None:
         help="of frames that are not whole yet, of all producers (default 4194304)",
     )
     limits.add_argument(
+        "--queued-memory",
+        type=whole(1),
+        default=1024,
+        metavar="MB",
+        help="that such frames keep, of all producers (default 1024)",
+    )
+    limits.add_argument(
         "--shared-memory",
         type=whole(0),
         default=256,
@@ -236,6 +243,7 @@ def _limits(args: argparse.Namespace) -> Limits:
         idle_s=args.idle_timeout,
         message_bytes=args.max_message * MB,
         queued_rows=args.max_queued_rows,
+        queued_bytes=args.queued_memory * MB,
         memory_bytes=args.shared_memory * MB,
         delta_bytes=args.delta_memory * MB,
     )
