@@ -144,6 +144,6 @@ def _held_bytes(batch: pa.RecordBatch) -> int:
     for buffer in (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None):
         while buffer.parent is not None:
             buffer = buffer.parent
-        found[buffer.address] = buffer.size
+        found[buffer.address] = int(buffer.size)
     # Dictionaries are not among them, and lie in messages of their own.
-    return max(sum(found.values()), batch.get_total_buffer_size())
+    return max(sum(found.values()), int(batch.get_total_buffer_size()))
