@@ -1,6 +1,6 @@
 """File descriptors: how many this process may have, and a few in reserve for files that must be written.
 
-Whoever connects to a service takes a descriptor of its process. When none is left, a file that must be written is
+Every connection to a service takes a descriptor of its process. When none is left, a file that must be written is
 opened with one of the reserve, or as soon as there is one again.
 """
 

@@ -3,7 +3,7 @@
 ``operations`` is all that touches the disk, one method per call that can fail or be the last one before the
 power goes: tests put another object in its place. The functions below keep the order that makes a file
 whole or absent: written beside its name, fsync, rename, fsync of the folder. Errors are OSError and name a path.
-What opens a file does so through the reserve of descriptors, where one is held.
+Files are opened through the reserve of descriptors, where one is held.
 """
 
 from __future__ import annotations

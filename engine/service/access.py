@@ -75,7 +75,7 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Asks every call for a token, and lets in so many at once.
 
     tokens : any of them will do; none: everybody may come in
-    connections : told of the calls that are let in
+    connections : counts the calls that are let in, by connection
     """
 
     def __init__(self, tokens: Sequence[bytes], max_calls: int, connections: Connections) -> None:
@@ -127,7 +127,7 @@ class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
         self._peer: str | None = None
 
     def comes_from(self, peer: str) -> None:
-        """The other end of its connection, which the door is not told."""
+        """The other end of its connection, which ``start_call`` does not see."""
         self._door.connections.began(peer)
         self._peer = peer
 

@@ -129,7 +129,7 @@ def _compact(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         return batch, held
     try:
         batch.validate(full=True)
-    except pa.ArrowInvalid:  # which whoever decodes it says better
+    except pa.ArrowInvalid:  # the decoder reports it better
         return batch, held
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:

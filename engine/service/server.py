@@ -289,8 +289,8 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
     @contextmanager
     def _serving(self, context: Any) -> Iterator[None]:
         """A call that was let in, on a thread that may be a new one."""
-        context.get_middleware(DOOR).comes_from(context.peer())
         with _answering():
+            context.get_middleware(DOOR).comes_from(context.peer())
             reserve.open(self._service.engine._state.prepare_thread)
             yield
 
