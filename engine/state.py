@@ -156,6 +156,12 @@ class State:
                     return True
         return False
 
+    def prepare_thread(self) -> None:
+        """To be called once on a thread whose steps are not to need a descriptor. Raises OSError where none is left."""
+        from penstock.bridge.threads import prepare_thread
+
+        prepare_thread()
+
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""
         for table in self._tables.values():

@@ -62,6 +62,7 @@ ROOMS = [
             "penstock.errors",
             "penstock.frames",
             "penstock.io.delta_file",
+            "penstock.io.descriptors",
             "penstock.io.durable",
             "penstock.io.quarantine",
             "penstock.io.reader",

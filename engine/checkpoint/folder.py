@@ -21,6 +21,7 @@ from penstock.arguments import place
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError
 from penstock.io import durable
+from penstock.io.descriptors import reserve
 from penstock.pyx.digest import Digest
 
 VERSION = 2
@@ -146,7 +147,7 @@ class Folder:
         """The manifest of a commit, its digest and the chain of its files checked."""
         path = self.manifest(number)
         try:
-            text, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+            text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(path, number, "its digest does not fit: damaged or cut")
             found = json.loads(text)
@@ -233,7 +234,7 @@ class Folder:
 
     def _names(self) -> Sequence[str]:
         try:
-            return os.listdir(self.path)
+            return reserve.open(lambda: os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
