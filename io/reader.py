@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
@@ -113,6 +114,7 @@ class FrameReader:
                 plain = self._plain(roles)
                 with closing(part.batches(roles.names())) as batches:
                     for batch in batches:
+                        interrupts.check()
                         for piece in self._pieces(part, batch, roles, plain):
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):

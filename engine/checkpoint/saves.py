@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Between two looks at whether copying has to go on without frames.
 PAUSE_S = 0.01
-
-Shield = Callable[[], AbstractContextManager[Any]]
 
 
 class Saves:
@@ -147,7 +145,6 @@ class Saves:
         self,
         reader: FrameReader,
         counters: Counters,
-        shield: Shield,
         checkpoint: str | os.PathLike[str] | None,
         every: int | None,
         keep: int,
@@ -182,7 +179,7 @@ class Saves:
                 with self._engine.gate.still():
                     run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
                     self._runs.append(run)
-                with self._ended(run, shield):
+                with self._ended(run):
                     yield run
         finally:
             if run in self._runs:
@@ -194,15 +191,15 @@ class Saves:
                 run.join()
 
     @contextmanager
-    def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
+    def _ended(self, run: Run) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             if self._may_commit(run, error):
-                run.end(shield)
+                run.end()
             raise
         else:
-            run.end(shield)
+            run.end()
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
@@ -345,11 +342,11 @@ class Run:
         if self._saves.speaks_of(self):
             self._saves.positions = self._met
 
-    def end(self, shield: Shield) -> None:
+    def end(self) -> None:
         """Everything that was taken is on disk."""
         if self._saver is None:
             return
-        with shield(), self._engine.gate.still():
+        with self._engine.gate.still():
             self._raise()
             if self._news or self._engine.global_step != self._step:
                 self._engine._state.wait()
