@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Between two looks at whether copying has to go on without frames.
 PAUSE_S = 0.01
-
-Shield = Callable[[], AbstractContextManager[Any]]
 
 
 class Run:
@@ -119,7 +117,7 @@ class Run:
         if self._saves.speaks_of(self):
             self._saves.positions = self._met
 
-    def end(self, shield: Shield) -> None:
+    def end(self) -> None:
         """Everything that was taken is on disk, unless ``may_commit`` says no: then the commit before counts.
 
         It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
@@ -127,7 +125,7 @@ class Run:
         if self._saver is None:
             return
         try:
-            with shield(), self._engine.gate.still():
+            with self._engine.gate.still():
                 self._raise()
                 if (self._news or self._engine.global_step != self._step) and self.may_commit():
                     self._engine._state.wait()

@@ -12,7 +12,7 @@ from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
-from penstock.checkpoint.run import Run, Shield
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
@@ -144,7 +144,6 @@ class Saves:
         self,
         reader: FrameReader,
         counters: Counters,
-        shield: Shield,
         checkpoint: str | os.PathLike[str] | None,
         every: int | None,
         keep: int,
@@ -180,7 +179,7 @@ class Saves:
                 with self._engine.gate.still():
                     run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
                     self._runs.append(run)
-                with self._ended(run, shield):
+                with self._ended(run):
                     yield run
         finally:
             if run in self._runs:
@@ -192,12 +191,12 @@ class Saves:
                 run.join()
 
     @contextmanager
-    def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
+    def _ended(self, run: Run) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             if self._may_commit(run, error):
-                run.end(shield)
+                run.end()
             raise
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, check_writable, count, several
@@ -208,6 +209,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
         found["holds"] = other_kind(part.schema)
         out.say(f"  {OTHER_KINDS.get(found['holds']) or f'not a row stream: {error.problem}'}")
         for batch in part.batches(part.schema.names):
+            interrupts.check()
             found["batches"] += 1
             found["rows"] += batch.data.num_rows
         out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
@@ -235,6 +237,7 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     reasons: Counter[str] = Counter()
     extra = ["reason"] if is_quarantine(part.schema) else []
     for batch in part.batches([*roles.names(), *extra]):
+        interrupts.check()
         batches += 1
         if not batch.data.num_rows:
             continue

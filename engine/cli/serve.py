@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
 from penstock.cli.engine_options import (
     add_checkpoint_options,
@@ -26,7 +27,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import Output, check_writable, count, writing
 from penstock.cli.replay import check_checkpoint, make_engine
-from penstock.cli.watching import LINE_EVERY_S, Watching, add_watching_options
+from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.descriptors import raise_limit
 from penstock.io.flight_connection import Address
@@ -37,6 +38,8 @@ from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
 MB = 1 << 20
+# Between two looks at whether a signal has arrived.
+TICK_S = 0.1
 
 
 def add(commands: Any) -> None:
@@ -185,12 +188,13 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
     (sys.stderr if args.json else sys.stdout).flush()
     interrupted = False
     try:
-        while not service.wants_to_end.wait(LINE_EVERY_S):
+        while not service.wants_to_end.wait(TICK_S):
+            interrupts.check()
             watching.tick()
     except KeyboardInterrupt:
         interrupted = True
-    with suppress(KeyboardInterrupt), args.shield():  # a second signal changes nothing: the end is under way
-        _end(args, service, out)
+    interrupts.leave_to_caller(at_once=False)  # the end has begun, and another signal changes nothing
+    _end(args, service, out)
     if interrupted:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was committed"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
