@@ -7,19 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
+from penstock.checkpoint.files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
-from penstock.io.delta_file import DeltaWriter
-from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
 
@@ -46,10 +46,7 @@ class Saves:
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # under way, in the order in which they began
         self.positions = Positions()
-        self._quarantine: QuarantineWriter | None = None
-        self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
-        self._deltas: DeltaWriter | None = None
-        self.deltas_aside: Mapping[str, int] | None = None  # what the last file of deltas committed
+        self.files = CountedFiles()
 
     @property
     def totals(self) -> Counters:
@@ -63,11 +60,10 @@ class Saves:
             return None
         return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
 
-    def take_up(
-        self, folder: Folder, commit: Commit, positions: Positions, totals: Counters, aside: Mapping[str, int] | None
-    ) -> None:
+    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """The engine is now what this commit says."""
-        self.positions, self._before, self._aside = positions, totals, aside
+        self.positions, self._before = positions, totals
+        self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
         # Where the configuration is another one, what it makes of rows that no file holds is not known.
         same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
@@ -88,30 +84,6 @@ class Saves:
         """Something else is about to change the tables. Under the gate's lock."""
         if self._saver is not None:
             self._saver.before_any_change()
-
-    def commit_aside(self) -> Mapping[str, int] | None:
-        """The bad rows put aside so far are on disk, before the commit that says so."""
-        if self._quarantine is not None:
-            self._aside = self._quarantine.commit()
-        return self._aside
-
-    def commit_deltas(self) -> Mapping[str, int] | None:
-        """The deltas of all that a commit holds are on disk before it."""
-        if self._deltas is not None:
-            self.deltas_aside = self._deltas.commit()
-        return self.deltas_aside
-
-    @contextmanager
-    def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
-        """Around a run: commits wait for what it writes."""
-        if deltas is None:
-            yield
-            return
-        self._deltas = deltas
-        try:
-            yield
-        finally:
-            self._deltas = None
 
     def known(self, counters: Counters, push: Callable[[], tuple[Frame, bool]]) -> tuple[Frame, bool]:
         """What ``push`` gives for a frame of the run with these counters, if there is one, which knows of it at once.
@@ -154,10 +126,12 @@ class Saves:
         resume: bool,
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
+        open_deltas: OpenDeltas | None = None,
     ) -> Iterator[Run]:
         """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``FlowArguments``.
 
         may_commit : asked before each commit; what is not committed at the end is done again by who resumes
+        open_deltas : makes the file of deltas, once the checkpoint's folder is locked
         """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
@@ -172,17 +146,18 @@ class Saves:
             with self._engine.gate.still():
                 saver = self.opened(folder, keep)
         run: Run | None = None
-        aside = self._aside if resume else None
+        before = None if saver is None else saver.last
+        is_counted = None if saver is None else partial(_has_committed, saver, before)
         spoken_of = saver is not None or self.speaks_of(None)
         if spoken_of:
             self.count_into(counters)
-            self._aside = aside
         try:
-            with self._put_aside(quarantine, aside, spoken_of) as writer:
+            with self.files.opened(quarantine, open_deltas, resume, spoken_of, is_counted) as files:
+                has_new_files = saver is not None and self._any_new(files)
                 with self._engine.gate.still():
-                    run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
+                    run = Run(self, self._engine, saver, reader, known, met, every, files, may_commit, counters)
                     self._runs.append(run)
-                with self._ended(run, shield):
+                with self._ended(run, shield, has_new_files):
                     yield run
         finally:
             if run in self._runs:
@@ -194,7 +169,7 @@ class Saves:
                 run.join()
 
     @contextmanager
-    def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
+    def _ended(self, run: Run, shield: Shield, has_new_files: bool) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -202,27 +177,15 @@ class Saves:
                 run.end(shield)
             raise
         else:
-            run.end(shield)
+            run.end(shield, has_new_files)
+
+    def _any_new(self, files: RunFiles) -> bool:
+        """Whether the run writes a file that no commit counts yet."""
+        return files.any_new
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
         return not run.failed and self._engine._failed is None and run.may_commit()
-
-    @contextmanager
-    def _put_aside(
-        self, path: Path | None, aside: Mapping[str, int] | None, spoken_of: bool
-    ) -> Iterator[QuarantineWriter | None]:
-        """The file of bad rows is whole and has its name when this ends, after the last commit."""
-        writer = None if path is None else QuarantineWriter(path, aside)
-        if spoken_of:
-            self._quarantine = writer
-        try:
-            yield writer
-        finally:
-            if self._quarantine is writer:
-                self._quarantine = None
-            if writer is not None:
-                writer.close()
 
     def opened(self, folder: Folder, keep: int) -> Saver:
         """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
@@ -255,10 +218,15 @@ class Saves:
         return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
 
 
+def _has_committed(saver: Saver, before: Commit | None) -> bool:
+    return saver.last is not before
+
+
 class Run:
     """One run's side of it.
 
     skipped : frames that were left out
+    files : of bad rows and of deltas
     failed : a commit or a bad row could not be written; there is no use in trying again
     """
 
@@ -271,13 +239,13 @@ class Run:
         known: Positions,
         met: Positions,
         every: int | None,
-        quarantine: QuarantineWriter | None,
+        files: RunFiles,
         may_commit: Callable[[], bool],
         counters: Counters,
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
         self.counters = counters
-        self._quarantine, self.may_commit = quarantine, may_commit
+        self.files, self.may_commit = files, may_commit
         self._known, self._met, self._every = known, met, every
         self._source: int | None = None  # of the last frame
         self._pushed: Frame | None = None  # has entered, and no position counts it yet
@@ -334,8 +302,8 @@ class Run:
             return
         assert self._source is not None
         try:
-            if self._quarantine is not None:
-                self._quarantine.append(self._pushed.bad_rows)
+            if self.files.bad_rows is not None:
+                self.files.bad_rows.append(self._pushed.bad_rows)
             self._met.took(self._source, self._pushed)
         except BaseException:
             self.failed = True  # no position counts a frame that was applied: nothing is committed any more
@@ -345,13 +313,13 @@ class Run:
         if self._saves.speaks_of(self):
             self._saves.positions = self._met
 
-    def end(self, shield: Shield) -> None:
-        """Everything that was taken is on disk."""
+    def end(self, shield: Shield, has_new_files: bool = False) -> None:
+        """Everything that was taken is on disk. has_new_files : which a commit is to count"""
         if self._saver is None:
             return
         with shield(), self._engine.gate.still():
             self._raise()
-            if self._news or self._engine.global_step != self._step:
+            if self._news or has_new_files or self._engine.global_step != self._step:
                 self._engine._state.wait()
                 self._begin()
             self._saver.finish()
