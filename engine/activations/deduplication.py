@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.activations.inputs import num_samples
+from penstock.activations.batch_shape import num_samples
 from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError, StateError

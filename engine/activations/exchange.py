@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.activations.batch_shape import num_samples
 from penstock.activations.deduplication import (
     DeduplicationData,
     FeatureUses,
@@ -22,7 +23,7 @@ from penstock.activations.deduplication import (
     check_uses,
     fingerprint,
 )
-from penstock.activations.inputs import lookups, num_samples
+from penstock.activations.inputs import lookups
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack

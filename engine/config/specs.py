@@ -88,13 +88,23 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """One input feature. ``combiner`` is None where the configuration does not say; 0 is "not a sequence"."""
+    """One input feature. ``combiner`` is None where the configuration does not say."""
 
     name: str
     table: str
     input_shape: tuple[int, ...]
     combiner: str | None = None
     max_sequence_length: int = 0
+
+    @property
+    def sequence_length(self) -> int:
+        """Positions of a sequence; 0: the ids of a sample are combined.
+
+        As in TensorFlow they are combined where the input shape does not end in max_sequence_length: an output_shape,
+        or an input shape that ends in 1, may say so.
+        """
+        length, shape = self.max_sequence_length, self.input_shape
+        return length if len(shape) > 1 and shape[-1] == length else 0
 
 
 def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec:
