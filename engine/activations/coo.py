@@ -51,7 +51,8 @@ def is_coo(given: Any) -> bool:
 def by_sample(given: Any, weights: Any, who: str, shape: tuple[int, ...]) -> PlacedIds:
     """Coordinates in the order of samples.
 
-    given : ``is_coo``; weights : those given next to the ids, as an array (n,) or as coordinates; shape : of the samples
+    given : ``is_coo``; shape : of the samples
+    weights : those given next to the ids, as an array (n,) or as coordinates; or None
     """
     coo = _as_coo(given, who, "ids", shape)
     ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
