@@ -67,7 +67,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         wanted = f"one of its features ({', '.join(paths)})" if paths else "any feature"
         near = suggestion(structs[0].name, paths)
         if paths and not any(feature.name for feature in options.features):
-            near += "; features without a name go by their key path, name them as their columns: FeatureConfig(…, name=)"
+            near += "; features without a name go by their key path; name them as their columns"
         problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
         raise InputError(problem, source=source, column=structs[0].name)
     for feature in known:

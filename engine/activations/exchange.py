@@ -69,7 +69,7 @@ class Exchange:
         rows, step = self._seen(unique)
         activations = {}
         for index, (feature, of) in enumerate(zip(config.features, uses, strict=True)):
-            combined = combine(rows[feature.table][of.rows], of.samples, of.gains, num_samples(feature))
+            combined = combine(rows[feature.table], of.samples, of.gains, num_samples(feature), of.rows)
             activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
         with self._lock:
             self._received += 1

@@ -7,6 +7,7 @@ stands in build.py; nothing here knows of protos or files.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
@@ -110,7 +111,7 @@ def feature_paths(structure: Any, names: Sequence[str | None]) -> list[str]:
     structure : of the features, or of their indices; names : of every feature. All are different: where a key path is
     another feature's name, or is met twice, the feature's index follows it ('user#1').
     """
-    taken = {name for name in names if name and names.count(name) == 1}
+    taken = {name for name, times in Counter(names).items() if name and times == 1}
     found = []
     for index, (path, name) in enumerate(zip(key_paths(structure), names, strict=True)):
         if not name or name not in taken:
