@@ -78,7 +78,9 @@ def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int)
     Returns float32 (num_samples, dim), zeros for a sample that looks nothing up.
     """
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
-    np.add.at(out, samples, rows if by is None else rows * by[:, None])
+    # Weights that nearly cancel make gains, and so activations, infinite: as in TensorFlow without a warning.
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add.at(out, samples, rows if by is None else rows * by[:, None])
     return out
 
 
