@@ -117,6 +117,14 @@ def several(number: int, what: str) -> str:
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
+def size_text(num_bytes: int) -> str:
+    """1234567 → '1.2 MB'."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if num_bytes >= 1000**power:
+            return f"{num_bytes / 1000**power:,.1f} {unit}"
+    return several(num_bytes, "byte")
+
+
 def duration(seconds: float) -> str:
     """61.0 → '1:01'."""
     whole = int(seconds)

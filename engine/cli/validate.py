@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of
-from penstock.cli.output import Output, count, several
+from penstock.cli.output import Output, count, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError
 from penstock.io.reader import FrameReader, ReadOptions
@@ -31,8 +31,23 @@ def add(commands: Any) -> None:
     add_reading_options(command)
 
 
+VERDICTS = {
+    0: "valid",
+    3: "not valid: the sources have errors, listed above",
+    4: "not valid: the configuration has errors, listed above",
+}
+
+
 def run(args: argparse.Namespace) -> int:
-    out, columns = Output(args.json), columns_of(args)
+    out = Output(args.json)
+    code = check_all(args, out)
+    out.say(f"{'verdict':8}  {VERDICTS[code]}")
+    return code
+
+
+def check_all(args: argparse.Namespace, out: Output) -> int:
+    """Check the configuration and every source, and report what is found. Returns the exit code."""
+    columns = columns_of(args)
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
@@ -43,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")
     if not findings:
         out.say("good      nothing to remark on the configuration")
+    memory: dict[str, Any] = {}
+    if config is not None and not any(finding.severity == "error" for finding in findings):
+        memory = say_memory(config, out)
     checked: list[dict[str, Any]] = []
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
@@ -59,10 +77,24 @@ def run(args: argparse.Namespace) -> int:
             allow_missing_end=args.allow_missing_end,
         )
         checked = [check(source, options, out) for source in args.sources]
-    out.result({"config": args.config, "findings": [vars(f) for f in findings], "sources": checked})
+    of_config = {"config": args.config, "findings": [vars(f) for f in findings], "memory": memory}
+    out.result({**of_config, "sources": checked})
     if any(source["errors"] for source in checked):
         return 3
     return 4 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
+    """Report what the tables and their slots need; by table, in bytes, what the weights and the slots need."""
+    memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
+    weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
+    text = f"at least {size_text(weights + slots)} over all devices"
+    text += f": weights {size_text(weights)}, slots {size_text(slots)}"
+    if len(memory) > 1:
+        most = max(memory, key=lambda name: sum(memory[name].values()))
+        text += f"; most for '{most}', {size_text(sum(memory[most].values()))}"
+    out.say(f"{'memory':8}  {text}")
+    return memory
 
 
 def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
