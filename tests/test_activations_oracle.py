@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 @st.composite
-def batches(draw, configuration, gaps=False):
+def batches(draw, configuration, gaps):
     """{feature: Batch}"""
     found = {}
     for feature in configuration.features:
@@ -170,9 +170,10 @@ def send(engine, wanted, configuration, one, gradients, rates, library):
     return True
 
 
-@settings(max_examples=200, report_multiple_bugs=False)
-@given(st.data())
-def test_random_batches(mesh_of, data):
+@pytest.mark.parametrize("gaps", [False, True], ids=["whole", "sequences with gaps"])
+@settings(max_examples=150, report_multiple_bugs=False)
+@given(data=st.data())
+def test_random_batches(mesh_of, gaps, data):
     configuration = data.draw(configurations())
     configuration.nested, configuration.pipelined = data.draw(st.booleans()), data.draw(st.booleans())
     engine = configuration.engine(BATCH, mesh=mesh_of(data.draw(st.sampled_from([1, 3]))))
@@ -180,7 +181,7 @@ def test_random_batches(mesh_of, data):
     waiting, sent = [], []
     for _ in range(data.draw(st.integers(1, 6))):
         if not waiting or data.draw(st.booleans()):
-            batch = data.draw(batches(configuration))
+            batch = data.draw(batches(configuration, gaps))
             waiting.append(receive(engine, wanted, configuration, batch))
             continue
         one = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))

@@ -7,7 +7,7 @@ import numpy as np
 import oracle
 import pyarrow as pa
 import pytest
-from drawn import assert_same_state, configurations, streams
+from drawn import Drawn, DrawnTable, Stream, assert_same_state, configurations, streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,16 +77,15 @@ def changed(reader):
 @given(st.data())
 def test_random_streams(mesh_of, tmp_path_factory, data):
     configuration = data.draw(configurations())
-    bad = data.draw(st.booleans())
-    stream = data.draw(streams(configuration, bad))
-    mode = data.draw(st.sampled_from(["drop", "quarantine"] if bad else ["error", "drop", "quarantine"]))
+    stream = data.draw(streams(configuration, data.draw(st.booleans())))
+    mode = data.draw(st.sampled_from(["drop", "quarantine"]))
     flush = data.draw(st.booleans())
     mesh = mesh_of(data.draw(st.sampled_from([1, 3])))
     engine = configuration.engine(mesh=mesh, threads=data.draw(st.integers(1, 2)))
     wanted = configuration.oracle()
     folder = tmp_path_factory.mktemp("bad")
     for number, (batches, frames) in enumerate(zip(stream.parts, stream.cut, strict=True)):
-        counts, bad_rows = wanted.run(frames, mode != "error", stream.given, flush)
+        counts, bad_rows = wanted.run(frames, True, stream.given, flush)
         path = folder / f"{number}.arrows"
         on_bad_row = f"quarantine={path}" if mode == "quarantine" else mode
         source = as_source(stream.arrow(batches), data.draw(st.sampled_from(["batches", "file", "bytes"])), folder)
@@ -102,7 +101,7 @@ def test_random_streams(mesh_of, tmp_path_factory, data):
 def test_random_streams_where_bad_rows_are_errors(data):
     """The frames before the bad one are applied, and a run over what follows it goes on from there."""
     configuration = data.draw(configurations())
-    stream = data.draw(streams(configuration, True))
+    stream = data.draw(streams(configuration, data.draw(st.booleans())))
     engine, wanted = configuration.engine(), configuration.oracle()
     for batches, frames in zip(stream.parts, stream.cut, strict=True):
         while True:
@@ -128,6 +127,46 @@ def test_random_streams_give_the_rows_that_each_step_changed(data):
     engine, wanted = configuration.engine(), configuration.oracle()
     for batches, frames in zip(stream.parts, stream.cut, strict=True):
         wanted.deltas.clear()
-        wanted.run(frames, False, stream.given)
-        assert changed(engine.stage(stream.arrow(batches), **stream.options)) == wanted.deltas
+        wanted.run(frames, True, stream.given)
+        reader = engine.stage(stream.arrow(batches), on_bad_row="drop", **stream.options)
+        assert changed(reader) == wanted.deltas
+        assert_same_state(engine, wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_of_thousands_of_lookups(mesh_of, seed):
+    """More rows than one thread is given at once, and ids that hundreds of examples share."""
+    draws = np.random.default_rng(seed)
+    tables = [
+        DrawnTable("wide", 300, 33, "sqrtn", "adagrad", 0.1, None),
+        DrawnTable("narrow", 40, 5, "mean", "momentum", 0.5, None),
+    ]
+    features = [
+        oracle.Feature("f0", "wide", "sqrtn"),
+        oracle.Feature("f1", "wide", "sqrtn", 3),
+        oracle.Feature("f2", "narrow", "mean"),
+        oracle.Feature("f3", "wide", "sqrtn"),
+    ]
+    configuration = Drawn(tables, features, 2, "mean", False)
+    rows = []
+    for number in range(600):
+        looked = {}
+        for feature in features:
+            table = configuration.table(feature.table)
+            ids = draws.integers(table.rows, size=draws.integers(8)).tolist()
+            weights = draws.normal(size=len(ids)).tolist() if feature.name in ("f2", "f3") else None
+            gradient = draws.normal(size=table.dim * max(feature.length, 1)).tolist()
+            looked[feature.name] = oracle.Looked(ids, weights, gradient)
+        rows.append(oracle.Example(looked, number // 100))
+    batches = [rows[:250], [], rows[250:]]
+    width = {one.name: configuration.table(one.table).dim * max(one.length, 1) for one in features}
+    fields = [("ids", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
+    kinds = {name: pa.struct([*fields, ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f2", "f3")}
+    kinds |= {name: pa.struct([fields[0], ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f0", "f1")}
+    stream = Stream([batches], kinds, True, False, None, None, {}, [oracle.cut(batches)])
+    wanted = configuration.oracle()
+    wanted.run(stream.cut[0])
+    for devices, threads in ((1, 1), (1, 4), (3, 2)):
+        engine = configuration.engine(mesh=mesh_of(devices), threads=threads)
+        engine.run(stream.arrow(batches))
         assert_same_state(engine, wanted)
