@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
     if number > INT64_MAX:
         raise UsageError(f"{name}: expected an int64, got {number}")
     return number
+
+
+def share(name: str, value: Any) -> float:
+    """value as a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise UsageError(f"{name}: expected a share from 0 to 1, got {value!r}")
+    return float(value)
 
 
 def place(name: str, value: Any) -> Path:

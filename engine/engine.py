@@ -102,9 +102,9 @@ class Engine:
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
             iterator of record batches, or a list of paths
-        arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, gradient_dtype,
-            allow_missing_end, checkpoint, every, keep, resume, progress, shield: ``penstock.flow.FlowArguments``;
-            deltas, and what they hold: ``penstock.stage.RunArguments``
+        arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, max_stale,
+            gradient_dtype, allow_missing_end, checkpoint, every, keep, resume, progress, shield:
+            ``penstock.flow.FlowArguments``; deltas, and what they hold: ``penstock.stage.RunArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.

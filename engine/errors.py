@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Iterable
 
 # A name of megabytes in a damaged file is no name, and a message is to be read.
 _MOST_SAID = 2000
+# Tables that a person is shown, one by one.
+MOST_LISTED = 10
 
 
 class PenstockError(Exception):
@@ -79,8 +82,19 @@ def short(text: str) -> str:
     return f"{text[:half]} … ({len(text) - 2 * half:,} more characters) … {text[-half:]}"
 
 
+def listed(names: Iterable[str]) -> str:
+    """``user, item``; of many the first ten, and how many more there are."""
+    names = list(names)
+    more = [f"… {len(names) - MOST_LISTED:,} more"] if len(names) > MOST_LISTED else []
+    return ", ".join([*names[:MOST_LISTED], *more])
+
+
 class TruncatedInputError(InputError, EOFError):
     """The input stops before its end: no end marker, or a message cut in two."""
+
+
+class StaleInputError(InputError):
+    """More of the input was stale than ``max_stale`` allows. It was read to its end; what was applied stays applied."""
 
 
 class TakeTimeoutError(PenstockError, TimeoutError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from penstock.arguments import function, whole
+from penstock.arguments import function, share, whole
 from penstock.checkpoint.saver import KEEP
 from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
@@ -43,6 +43,8 @@ class FlowArguments(TypedDict, total=False):
         also puts it into an Arrow file, whole when the run returns or raises (docs/bad_rows.md)
     flush : open the gate once more at the end
     limit : stop after that many frames, those left out by ``resume`` included
+    max_stale : 0 to 1, of the rows read, those that ``resume`` skips included: if stale frames held more, an InputError
+        at the end, which undoes nothing: what was applied and committed, and the deltas, stay
     gradient_dtype : "bfloat16" where uint16 values are that
     allow_missing_end : take a stream whose producer wrote no end marker
     checkpoint : a folder in which to commit the state with its position: after every ``every`` steps, in the
@@ -60,6 +62,7 @@ class FlowArguments(TypedDict, total=False):
     on_bad_row: str
     flush: bool
     limit: int | None
+    max_stale: float | None
     gradient_dtype: str | None
     allow_missing_end: bool
     checkpoint: str | os.PathLike[str] | None
@@ -92,6 +95,7 @@ class Flow:
         on_bad_row: str = "error",
         flush: bool = False,
         limit: int | None = None,
+        max_stale: float | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -105,6 +109,7 @@ class Flow:
         engine._check_ready()
         self._engine, self._counters, self._deltas = engine, Counters(), deltas
         self._limit = None if limit is None else whole("limit", limit, 0)
+        self._max_stale = None if max_stale is None else share("max_stale", max_stale)
         self._rates = LearningRates(engine.config.num_tags, learning_rates, engine.config.schedules)
         mode, self._quarantine = parse_on_bad_row(on_bad_row)
         options = ReadOptions(
@@ -160,6 +165,7 @@ class Flow:
                 raise
             yield from self._rest()
         engine._wait()
+        saving.check_stale(self._max_stale)
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
         engine, counters, watch = self._engine, self._counters, self._engine.watch
@@ -201,6 +207,7 @@ class Flow:
                 pending=engine.gate.num_accumulated,
                 global_step=engine.global_step,
                 verified=self._reader.verified,
+                unverified=self._reader.unverified,
                 tables=tables,
                 learning_rates=engine._last_rates if engine.config.num_tags else None,
                 notes=counters.notes(self._reader.first_bad),

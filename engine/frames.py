@@ -26,7 +26,7 @@ class Rows:
     """Gradient rows of one table in arrival order.
 
     ids : int64, shape (n,)
-    grads : float32, shape (m, dim), rows contiguous; may look into Arrow's memory
+    grads : float32, shape (m, dim), rows contiguous; may be a view of Arrow's memory
     which : int64, shape (n,), the rows of grads that are meant; None: all, m is n
     gains : float32, shape (n,), what each row is multiplied by when it is summed; None: nothing
     """

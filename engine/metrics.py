@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,12 +78,13 @@ class Metrics:
         yield counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
         yield counter("penstock_frames_total", "frames received, stale ones included", of.frames)
         yield counter("penstock_stale_frames_total", "frames dropped because their step was behind", of.stale)
+        yield counter("penstock_stale_rows_total", "gradient rows read of stale frames", of.stale_rows)
         yield labelled(
             "penstock_stale_lateness_frames_total",
             "counter",
-            "stale frames by how many steps they were behind (65 to 128 count as 128, and so on), of all runs",
+            "stale frames by steps behind, rounded up to a power of two (5 to 8 count as 8), of all runs",
             "steps_behind",
-            self._engine.gate.stale.by_lateness,
+            by_power_of_two(self._engine.gate.stale.by_lateness),
         )
         yield labelled(
             "penstock_dropped_rows_total",
@@ -190,6 +192,14 @@ def gauge(name: str, told: str, value: float) -> Metric:
 
 def labelled(name: str, kind: str, told: str, label: str, values: Mapping[Any, float]) -> Metric:
     return Metric(name, kind, told, tuple(("", {label: str(key)}, value) for key, value in values.items()))
+
+
+def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:
+    """Counts by whole numbers from 1 on, each rounded up to a power of two: a few series, however many numbers."""
+    rounded: Counter[int] = Counter()
+    for value, n in sorted(counts.items()):
+        rounded[1 << (value - 1).bit_length()] += n
+    return rounded
 
 
 def quantile(ascending: list[float], share: float) -> float:

@@ -100,8 +100,7 @@ class Pipeline:
         if not admitted:
             frame = frame.audited()
         with self.gate.still():
-            counters.count(frame)
-            counters.stale += not admitted
+            counters.count(frame, admitted)
         return frame, admitted
 
     def flush(self, begin: Begin, counters: Counters) -> bool:

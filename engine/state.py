@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import ConfigError, UsageError, listed
 from penstock.frames import Coalesced, SummedArrays
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, check_table, read_table
@@ -95,7 +95,7 @@ class State:
     def table(self, name: str) -> DeviceTable:
         """The table on the devices. Raises UsageError for a name that the configuration has not."""
         if not isinstance(name, str) or name not in self._tables:
-            raise UsageError(f"no table '{name}' in the configuration ({', '.join(self._tables)})")
+            raise UsageError(f"no table '{name}' in the configuration ({listed(self._tables)})")
         return self._tables[name]
 
     @property

@@ -83,14 +83,14 @@ class Report:
 
     rows : gradient rows read, of stale frames and dropped ones included
     frames : received, stale ones included
-    stale : frames dropped because their step was behind
+    stale : frames dropped because their step was behind; stale_rows : rows read for them
     pending : frames that the gate holds at the end, not applied
     steps : openings of this run; global_step : openings in all
     seconds, rows_per_s : of the run, reading included
     dropped : reason → rows left out
     skipped : frames that were read again and left out, because the checkpoint held them already
     truncated : ids of example streams that sequences were too short for; they are no rows
-    verified : whether all of the input was read, carried checksums, and all of them fit
+    verified : whether all of the input was read, carried checksums, and all of them fit; unverified : why it is not
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
     held_bytes : most memory that the sums behind the gate took
@@ -117,6 +117,8 @@ class Report:
     skipped: int = 0
     truncated: int = 0
     processes: tuple[ProcessReport, ...] = ()
+    stale_rows: int = 0
+    unverified: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as ``--json`` prints them."""
@@ -129,7 +131,27 @@ class Report:
         return plain
 
 
-_REPORTED = ("rows", "frames", "stale", "steps", "held_bytes", "truncated")
+_REPORTED = ("rows", "frames", "stale", "stale_rows", "steps", "held_bytes", "truncated")
+_ADDED = ("rows", "frames", "stale", "stale_rows", "steps", "truncated")
+
+FIX_STALE = (
+    "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+)
+
+
+def percent(part: int, whole: int) -> str:
+    """``50.0%``; ``under 0.1%`` where rounding would say that it is nothing."""
+    return "under 0.1%" if 0 < part < whole / 2000 else f"{part / whole if whole else 0:.1%}"
+
+
+def too_stale(stale_rows: int, rows: int, most: float | None) -> str | None:
+    """What is wrong where stale frames held more than the share ``most`` of the rows read; None where nothing is."""
+    if most is None or not rows or stale_rows / rows <= most:
+        return None
+    return (
+        f"{stale_rows:,} of the {rows:,} rows read are of stale frames ({percent(stale_rows, rows)}), more than "
+        f"--max-stale {most:g} (max_stale=) allows; {FIX_STALE}"
+    )
 
 
 @dataclass
@@ -143,8 +165,13 @@ class Counters:
     held_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
+    stale_rows: int = 0
 
-    def count(self, frame: Frame) -> None:
+    def count(self, frame: Frame, admitted: bool = True) -> None:
+        """admitted : whether the gate took it in; else it was stale"""
+        if not admitted:
+            self.stale += 1
+            self.stale_rows += frame.num_rows
         self.rows += frame.num_rows
         self.frames += 1
         self.truncated += frame.truncated
@@ -158,12 +185,9 @@ class Counters:
 
     def plus(self, other: Counters) -> Counters:
         """Both together."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         held = max(self.held_bytes, other.held_bytes)
-        rows, frames, stale, steps = (
-            getattr(self, name) + getattr(other, name) for name in ("rows", "frames", "stale", "steps")
-        )
-        truncated = self.truncated + other.truncated
-        return Counters(rows, frames, stale, steps, held, self.dropped + other.dropped, truncated)
+        return Counters(held_bytes=held, dropped=self.dropped + other.dropped, **added)
 
     def report(self, seconds: float, **rest: Any) -> Report:
         """What was counted, and the rest of the Report."""
@@ -182,17 +206,19 @@ class Counters:
 
     def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
         """What the user should know, a sentence each. first_bad : the first row dropped for a reason, where known"""
-        notes = []
-        if self.stale * 2 > self.frames:
-            notes.append(
-                f"{self.stale} of {self.frames} frames were stale (their step was behind the engine's): if several "
-                "workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
-            )
+        notes = [self.stale_note("was" if self.stale == 1 else "were")] if self.stale else []
         for reason, n in self.dropped.items():
             notes.append(
                 f"dropped {n} rows, {reason}" + (f"; first: {first_bad[reason]}" if reason in first_bad else "")
             )
         return tuple(notes)
+
+    def stale_note(self, verb: str) -> str:
+        """How many frames were stale, their share of the rows, and the flags that fix it."""
+        return (
+            f"{self.stale:,} of {self.frames:,} frames {verb} stale (step behind the engine's), with "
+            f"{self.stale_rows:,} of {self.rows:,} rows ({percent(self.stale_rows, self.rows)}): {FIX_STALE}"
+        )
 
 
 Contributor = int | str | None

@@ -53,7 +53,7 @@ class TableStore:
         return whole
 
     def _drained(self) -> list[Coalesced]:
-        return [Coalesced(self.accumulator.drain_sums(self._mean))] if len(self.accumulator) else []
+        return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
 
     @property
     def num_rows(self) -> int:

@@ -8,12 +8,13 @@ last act: where memory fails in NumPy, nothing has changed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.accumulator import Accumulator, divide
+from penstock.pyx.intake import Intake
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -69,20 +70,38 @@ def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums
     return KernelSums(dtype, width) if width and dtype.itemsize >= 4 else NumpySums(dtype, width)
 
 
+class _Block(NamedTuple):
+    """What the intake takes of one gradient; float64 too, which no frame has."""
+
+    ids: Int64
+    grads: Array
+    which: None = None
+    gains: None = None
+
+
 class KernelSums:
     """float32 and float64, in pyx: every row of an id in arrival order; sums without the GIL."""
 
     def __init__(self, dtype: np.dtype[Any], width: int) -> None:
         self.width = width
-        self._accumulator = Accumulator(width, dtype)
+        self._accumulator, self._intake = Accumulator(width, dtype), Intake()
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # Whoever unpacks bytes by himself may hold arrays at odd addresses.
         ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
-        self._accumulator.add(ids, values, number)
+        self._intake.begin([self._accumulator], [[_Block(ids, values)]], number)
+        self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
+        self._intake.work()
+        self._intake.end()
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
-        ids, values, _ = self._accumulator.drain(mean, ascending=True)
+        (held,) = self._accumulator.sums()
+        order = np.argsort(held.ids)
+        # take, not held.sums[order], which answers a lack of memory with a SystemError.
+        ids, values = held.ids[order], held.sums.take(order, axis=0)
+        if mean:
+            divide(values, self._accumulator.counts()[order])
+        self._accumulator.drain()
         return ids, values
 
     def get_state(self) -> State:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.errors import InputError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.schema import suggestion
@@ -65,7 +65,7 @@ def _checked(
     num_rows = 0
     for table, (ids, values) in gradients.items():
         if table not in sizes:
-            wanted = f"expected a table of the configuration ({', '.join(sizes)}), got '{table}'"
+            wanted = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
             near = suggestion(str(table), list(sizes))
             raise InputError(wanted + near, source="apply()", reason="unknown_table")
         source = f"apply('{table}')"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.errors import InputError, listed
 from penstock.frames import Rows
 from penstock.io.columns import (
     ROWS_OF_A_RUN,
@@ -287,7 +287,7 @@ def explain(
 def _unknown_table(table: str | None, sizes: Mapping[str, tuple[int, int]], roles: Roles) -> tuple[str, str | None]:
     near = suggestion(table, sizes) if table is not None else ""
     got = "null" if table is None else f"'{table}'"
-    wanted = f"expected a table of the configuration ({', '.join(sizes)}), got {got}"
+    wanted = f"expected a table of the configuration ({listed(sizes)}), got {got}"
     if roles.table is None:
         return f"{wanted} from the schema's metadata, penstock.table{near}", None
     return wanted + near, roles.table.name

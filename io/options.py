@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 from penstock.config.specs import FeatureSpec
-from penstock.errors import UsageError
+from penstock.errors import UsageError, listed
 from penstock.io.schema import FLOATS, check_columns, suggestion
 
 
@@ -56,4 +56,4 @@ class ReadOptions:
             raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")
         if self.table is not None and self.table not in self.sizes:
             near = suggestion(self.table, self.sizes)
-            raise UsageError(f"table '{self.table}' is not in the configuration ({', '.join(self.sizes)}){near}")
+            raise UsageError(f"table '{self.table}' is not in the configuration ({listed(self.sizes)}){near}")

@@ -64,6 +64,7 @@ class Part:
     ends_are_told : batches say where frames end, so that one that does not say so ends none
     batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
+    has_checksums : whether what was read of it carries them
     verified : whether it was read to its end and had checksums, which all fitted
     """
 
@@ -75,6 +76,7 @@ class Part:
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
     verified: bool = False
+    has_checksums: bool = False
     ends_are_told: bool = False
 
     def __post_init__(self) -> None:

@@ -9,11 +9,12 @@ back until the source's end has been seen to be whole.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import count
 from typing import Any
 
-from penstock.errors import ConfigError, InputError
+from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
 from penstock.io.decode import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
@@ -26,12 +27,14 @@ from penstock.io.sources import Batch, Part, Source, open_sources
 __all__ = ["FrameReader", "ReadOptions", "run_keys"]
 
 Frames = Generator[Frame, None, None]
+Numbered = Generator[tuple[int, Frame], None, None]
 
 
 class FrameReader:
     """Iterate to get the frames of a source, or of several in the order given, merged by step, or in turn.
 
     first_bad : the first row dropped for each reason, as an error message
+    checksums : of what has been read, whether it carries checksums: True, False or both
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
@@ -40,28 +43,35 @@ class FrameReader:
         self.first_bad: dict[str, str] = {}
         self._reading = 0
         self._verified: list[bool] = []  # of the sources read to their end
+        self.checksums: set[bool] = set()
 
     def __iter__(self) -> Frames:
         with closing(self.numbered()) as numbered:
             for _, frame in numbered:
                 yield frame
 
-    def numbered(self) -> Generator[tuple[int, Frame], None, None]:
+    def numbered(self) -> Numbered:
         """The frames, each with the number of its source."""
         self._verified = []
-        if self.options.merge is not None:
-            yield from self._merged() if self.options.merge == "step" else self._in_turn()
-            return
-        for number, source in enumerate(self.sources):
-            self._reading = number
-            with closing(self._frames(source)) as frames:
-                for frame in frames:
-                    yield number, frame
+        self.checksums = set()
+        by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
+        if self.options.merge == "step":
+            by_source = [sorted_by_step(frames) for frames in by_source]
+        return in_order(by_source, self.options.merge)
 
     @property
     def verified(self) -> bool:
         """Whether every source was read to its end and carried checksums, which all fitted."""
         return len(self._verified) == len(self.sources) > 0 and all(self._verified)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why it is not verified; None where it is."""
+        if self.verified:
+            return None
+        if False not in self.checksums:
+            return "it was not read to its end"
+        return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
 
     def fraction(self) -> float | None:
         """Share of the input read so far, where that is known."""
@@ -71,39 +81,8 @@ class FrameReader:
         share = self.sources[self._reading].fraction()
         return None if share is None else (self._reading + share) / len(self.sources)
 
-    def _merged(self) -> Generator[tuple[int, Frame], None, None]:
-        with ExitStack() as stack:
-            keyed = [stack.enter_context(closing(self._sorted(n, source))) for n, source in enumerate(self.sources)]
-            for _, number, frame in heapq.merge(*keyed, key=lambda entry: entry[:2]):
-                yield number, frame
-
-    def _in_turn(self) -> Generator[tuple[int, Frame], None, None]:
-        """In rounds: the next frame of every source, in the order of the sources; one that has ended sits out."""
-        with ExitStack() as stack:
-            going = {n: stack.enter_context(closing(self._frames(source))) for n, source in enumerate(self.sources)}
-            while going:
-                for number in list(going):
-                    frame = next(going[number], None)
-                    if frame is None:
-                        del going[number]
-                    else:
-                        yield number, frame
-
-    def _sorted(self, number: int, source: Source) -> Generator[tuple[int, int, Frame], None, None]:
-        last: int | None = None
-        with closing(self._frames(source)) as frames:
-            for frame in frames:
-                if frame.local_step is None:
-                    raise InputError("--merge step needs a step column in every source", source=frame.source)
-                if last is not None and frame.local_step < last:
-                    raise InputError(
-                        f"--merge step needs sources sorted by step: {frame.local_step} comes after {last}",
-                        source=frame.source,
-                    )
-                last = frame.local_step
-                yield last, number, frame
-
-    def _frames(self, source: Source) -> Frames:
+    def _frames(self, number: int, source: Source) -> Frames:
+        self._reading = number
         builder = FrameBuilder(self.options)
         builder.first_bad = self.first_bad
         verified: list[bool] = []
@@ -113,10 +92,12 @@ class FrameReader:
                 plain = self._plain(roles)
                 with closing(part.batches(roles.names())) as batches:
                     for batch in batches:
+                        self.checksums.add(part.has_checksums)
                         for piece in self._pieces(part, batch, roles, plain):
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):
                             yield from builder.end()
+                self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
@@ -133,7 +114,7 @@ class FrameReader:
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
                 "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
-                f"and the configuration has several ({', '.join(options.sizes)}); give --table"
+                f"and the configuration has several ({listed(options.sizes)}); give --table"
                 + column_hint("table", part.schema),
                 source=part.name,
             )
@@ -197,3 +178,54 @@ class FrameReader:
                 + column_hint("step", part.schema),
                 source=part.name,
             )
+
+
+def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
+    """The frames of several sources in the order that ``merge`` says, each with the number of its source.
+
+    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn, one
+        that has ended sits out; None: one source after the other
+    """
+    with ExitStack() as stack:
+        for frames in sources:
+            stack.enter_context(closing(frames))
+        if merge == "step":
+            yield from heapq.merge(*map(_with_number, count(), sources), key=_by_step)
+        elif merge == "round":
+            going = dict(enumerate(sources))
+            while going:
+                for number, frames in list(going.items()):
+                    frame = next(frames, None)
+                    if frame is None:
+                        del going[number]
+                    else:
+                        yield number, frame
+        else:
+            for number, frames in enumerate(sources):
+                yield from _with_number(number, frames)
+
+
+def sorted_by_step(frames: Frames) -> Frames:
+    """The same frames. Raises InputError at one that has no step, or an earlier one than the frame before it."""
+    last: int | None = None
+    with closing(frames):
+        for frame in frames:
+            if frame.local_step is None:
+                raise InputError("--merge step needs a step column in every source", source=frame.source)
+            if last is not None and frame.local_step < last:
+                raise InputError(
+                    f"--merge step needs sources sorted by step: {frame.local_step} comes after {last}",
+                    source=frame.source,
+                )
+            last = frame.local_step
+            yield frame
+
+
+def _with_number(number: int, frames: Frames) -> Iterator[tuple[int, Frame]]:
+    for frame in frames:
+        yield number, frame
+
+
+def _by_step(numbered: tuple[int, Frame]) -> tuple[int | None, int]:
+    number, frame = numbered
+    return frame.local_step, number

@@ -171,11 +171,13 @@ def ipc_stream_part(
     def batches(columns: list[str]) -> Batches:
         index, first_row, end_of_last = 0, 0, file.tell()
         check = log_check(raw, name, schema, None)
+        part.has_checksums = check is not None
         while (read := _next_batch(reader, file, raw, name, index)) is not None:
             batch, metadata = read
             end_of_last = file.tell()
             if not index and check is None and (check := log_check(raw, name, schema, metadata)) is None:
                 raw.forget()
+            part.has_checksums = check is not None
             if check is not None and not check.is_data(metadata, index):
                 continue
             yield Batch(batch, index, first_row, ends_frame(metadata))

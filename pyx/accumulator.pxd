@@ -28,8 +28,13 @@ cdef class Accumulator:
     cdef Arriving arriving                 # the frame between begin and end
     cdef Py_ssize_t held(self) noexcept
     cdef Py_ssize_t num_bytes(self) noexcept
-    cpdef cancel(self)
-    cpdef tuple drain_sums(self, bint mean=*)
+    cdef Py_ssize_t begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1
+    cdef int end(self) except -1
+    cdef int cancel(self) except -1
+    cdef int undo(self) except -1
+    cpdef tuple drain(self, bint mean=*)
+    cpdef tuple sums(self)
+    cdef int _insert(self, ids, sums) except -1
     cdef int _clear(self) except -1
     cdef int _allocate_seen(self) except -1
     cdef int _set_parts(self, Py_ssize_t num_parts) except -1

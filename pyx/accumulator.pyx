@@ -1,9 +1,9 @@
 """Sums the rows of an id, in arrival order, and counts in how many frames the id occurred.
 
-The ids are dealt to parts, and each part walks all rows: parts may run on threads of their own, and the
-sum of an id is one left fold however many there are. A frame is added in three acts: ``begin`` makes room
-for all of it (the last thing that can fail), ``add_part`` for every part, ``end``. What was handed over by
-``drain`` is never written again while anybody holds it.
+An accumulator holds the sums of one table. Frames enter through ``intake.Intake``, the only driver; ``drain`` hands
+the sums over, and memory that was handed over is never written again while a reference to it exists. The ids are
+divided among parts, and each part walks all rows: parts may run on separate threads, and the sum of an id is one left
+fold however many there are.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from .arriving cimport Arriving
 from .id_map cimport IdMap
 from .id_table cimport table_clear, table_free, table_init, table_reserve
 from .memory cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
-from .parts cimport Index, Mark, Part, part_add, part_carry, part_check, part_clear, part_undo
+from .parts cimport Index, Mark, Part, part_add, part_carry, part_clear, part_undo
 
 # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
 LARGEST_MAP = 1 << 27
@@ -29,7 +29,6 @@ cdef class Accumulator:
     dtype : what is summed and in which precision, float32 or float64
     vocabulary_size : ids are below it, and ``num_distinct`` is counted; None: any int64 is an id
     count : whether the frames of every id are counted, for a mean
-    One frame at a time; its parts may be added by threads side by side.
     """
 
     def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True):
@@ -94,16 +93,14 @@ cdef class Accumulator:
         return (self.held() * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
                 + self._pool.num_bytes())
 
-    # ---- a frame in
+    # ---- a frame in: for Intake
 
-    def begin(self, blocks, index_t frame, Py_ssize_t num_parts=1):
+    cdef Py_ssize_t begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1:
         """Make room for one more frame, or for more of the last one.
 
-        blocks : (ids, grads, which) each, in arrival order: int64 (n,), the accumulator's dtype (m, dim) with
-            contiguous rows, and int64 (n,), the rows of grads that are meant, or None: all n. A fourth may follow:
-            gains, float32 (n,), what each row is multiplied by, or None; only where all is float32
+        blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them
         frame : its number; an id that occurs twice in one frame counts once
-        num_parts : a power of two; how many to split into from the next time on that nothing is held
+        num_parts : a power of two; the number of parts from the next time on that nothing is held
         Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
@@ -123,90 +120,50 @@ cdef class Accumulator:
         self.rows_begun = num_rows
         return self.num_parts
 
-    def add_part(self, Py_ssize_t number, index_t frame, bint strict=False):
-        """Add the rows of the ids that a part owns. Returns False where a row is bad: then ``undo``.
-
-        strict : values that are not finite are bad, too; an id outside the vocabulary always is
-        """
-        cdef bint bad
-        with nogil:
-            bad = part_add(&self.parts[number], &self.index, self.arriving.sources, self.arriving.num_sources,
-                           self.dim, self.wide, strict, frame, number, self.num_parts)
-        return not bad
-
-    def check_part(self, Py_ssize_t number, Py_ssize_t num_parts):
-        """Look through a share of the rows, adding nothing. Returns False where one is bad, as for a strict add."""
-        cdef bint bad
-        with nogil:
-            bad = part_check(&self.index, self.arriving.sources, self.arriving.num_sources, self.dim, self.wide, number,
-                             num_parts)
-        return not bad
-
-    def end(self):
-        """The frame is added."""
+    cdef int end(self) except -1:
+        """Count the frame that was added."""
         self.num_rows += self.rows_begun
-        self.cancel()
+        return self.cancel()
 
-    cpdef cancel(self):
-        """The frame that was begun will not come."""
+    cdef int cancel(self) except -1:
+        """Release the frame that was begun."""
         self.rows_begun = 0
         self.arriving.clear()
+        return 0
 
-    def undo(self):
-        """As if the frame had never been added; only where nothing was held before it."""
+    cdef int undo(self) except -1:
+        """Remove what was added of the frame; only where nothing was held before it."""
         cdef Py_ssize_t p
         for p in range(self.num_parts):
             part_undo(&self.parts[p], &self.index)
-        self.cancel()
-
-    def add(self, ids not None, grads not None, index_t frame):
-        """A frame of one block, on one thread. Nothing is counted when shape or dtype disagree."""
-        cdef Py_ssize_t p
-        for p in range(self.begin([(ids, grads, None)], frame)):
-            if not self.add_part(p, frame):
-                raise ValueError(f"an id is not below the vocabulary's {self.index.vocabulary_size}")
-        self.end()
+        return self.cancel()
 
     # ---- sums out
 
-    def drain_parts(self, bint mean=False):
+    cpdef tuple drain(self, bint mean=False):
         """Hand over what has been summed and start anew.
 
         mean : divide each row by its dtype(number of frames that contained it)
-        Returns a list of (ids int64 (n,), sums (n, dim)), one per part; an id is in one of them.
+        Returns one ``Sums`` per part; an id is in one of them, in order of first appearance. Raises MemoryError:
+        nothing has changed then.
         """
-        return [tuple(sums) for sums in self.drain_sums(mean)]
-
-    cpdef tuple drain_sums(self, bint mean=False):
-        """The same without making arrays of it: a ``Sums`` per part, which makes them where somebody asks."""
-        cdef Py_ssize_t p
-        # All that can fail, before anything changes.
-        cdef list drained = [self._sums_of(p) for p in range(self.num_parts)]
+        # Everything that can fail comes before the first change.
+        cdef tuple drained = self.sums()
         cdef list divided = [(drained[p].sums, self._counts(p)) for p in range(self.num_parts)
                              if mean and self._marks[p] is not None]
         for sums, counts in divided:
             divide(sums, counts)
         self._clear()
-        return tuple(drained)
+        return drained
 
-    def drain(self, bint mean=False, bint ascending=False):
-        """The same as ids int64 (n,), sums (n, dim), counts int64 (n,): in how many frames the id occurred.
+    cpdef tuple sums(self):
+        """Return what has been summed, without handing it over: one ``Sums`` per part, not divided."""
+        cdef Py_ssize_t p
+        return tuple([self._sums_of(p) for p in range(self.num_parts)])
 
-        ascending : by id; else in order of first appearance where there is one part
-        """
-        counts = np.concatenate([self._counts(p) for p in range(self.num_parts)])
-        if self.num_parts == 1 and not ascending:
-            return *self.drain_parts(mean)[0], counts
-        held = [self._held(p) for p in range(self.num_parts)]
-        ids, sums = (np.concatenate([part[of] for part in held]) for of in range(2))
-        if ascending:
-            order = np.argsort(ids)
-            # take, not sums[order], which answers a lack of memory with a SystemError.
-            ids, sums, counts = ids[order], sums.take(order, axis=0), counts[order]
-        if mean:
-            divide(sums, counts)
-        self._clear()
-        return ids, sums, counts
+    def counts(self):
+        """Return in how many frames each id occurred: int64 (len(self),), part by part as ``sums`` lists the ids."""
+        return np.concatenate([self._counts(p) for p in range(self.num_parts)])
 
     def start_counting(self):
         """``num_distinct`` and ``num_rows`` are 0 from here; what is held counts only where it comes again."""
@@ -228,11 +185,9 @@ cdef class Accumulator:
 
     def get_state(self):
         """What has been summed and not drained, as arrays that are copies."""
-        parts = range(self.num_parts)
-        held = [self._held(p) for p in parts]
-        return {"ids": np.concatenate([ids for ids, _ in held]), "sums": np.concatenate([sums for _, sums in held]),
-                "counts": np.concatenate([self._counts(p) for p in parts]),
-                "frames": np.concatenate([self._frames(p) for p in parts])}
+        held = self.sums()
+        return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
+                "counts": self.counts(), "frames": np.concatenate([self._frames(p) for p in range(self.num_parts)])}
 
     def set_state(self, state):
         """Take up what ``get_state`` gave; what is held now is dropped. Frames to come have other numbers."""
@@ -244,7 +199,7 @@ cdef class Accumulator:
         if len(np.unique(ids)) != n:
             raise ValueError("an id occurs twice in the state")
         self.undo()
-        self.add(ids, sums, -1)
+        self._insert(ids, sums)
         if self.count:
             self._start_marks(0)
             marks = self._marks[0].array(np.int64, n, 2)
@@ -252,6 +207,18 @@ cdef class Accumulator:
         part_carry(&self.parts[0])
 
     # ---- inside
+
+    cdef int _insert(self, ids, sums) except -1:
+        """Hold distinct ids with their sums, as frame -1 in one part; nothing is held before."""
+        cdef bint outside
+        self.begin([(ids, sums, None, None)], -1, 1)
+        with nogil:
+            outside = part_add(&self.parts[0], &self.index, self.arriving.sources, self.arriving.num_sources,
+                               self.dim, self.wide, False, -1, 0, 1)
+        if outside:
+            self.undo()
+            raise ValueError(f"an id is not below the vocabulary's {self.index.vocabulary_size}")
+        return self.end()
 
     cdef int _clear(self) except -1:
         """Hold nothing; what was counted stays so."""
@@ -342,10 +309,6 @@ cdef class Accumulator:
             sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
             sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
         return sums
-
-    def _held(self, Py_ssize_t p):
-        """The ids and sums of a part, as views."""
-        return tuple(self._sums_of(p))
 
     def _counts(self, Py_ssize_t p):
         """In how many frames each id of a part occurred: a copy."""

@@ -19,7 +19,7 @@ cdef class Arriving:
     cdef Py_ssize_t look_into(self, blocks, Py_ssize_t dim, bint wide) except -1:
         """Note where the rows of a frame lie, and keep them. Returns how many there are.
 
-        blocks : as in ``Accumulator.begin``; dim, wide : rows of so many float64, else float32
+        blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them; dim, wide : rows of so many float64, else float32
         Raises ValueError or MemoryError.
         """
         cdef Py_ssize_t num_rows = 0
@@ -29,8 +29,7 @@ cdef class Arriving:
         free(self.sources)
         self.sources, self.num_sources, self._arrays = sources, 0, blocks
         for block in blocks:
-            ids, grads, which = block[0], block[1], block[2]
-            gains = block[3] if len(block) > 3 else None
+            ids, grads, which, gains = block
             if not point(&sources[self.num_sources], ids, grads, which, gains, dim, wide):
                 check(ids, grads, which, dim, wide)
                 if gains is not None:

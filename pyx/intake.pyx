@@ -1,7 +1,8 @@
-"""A frame on its way into the accumulators of several tables: one call begins it, any number of threads add it.
+"""Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
 
-What is done for a table, and for a part of one that is split, is a task; whoever works takes the next one that
-nobody has taken, without the interpreter in between.
+A task is a table, or one part of a table that is split. Each thread takes the next free task with an atomic counter,
+without the interpreter in between. This is the only driver of the accumulators: the engine's pipeline, the public
+accumulators, the kernel tests and the sanitizers all add frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -38,7 +39,7 @@ cdef class Intake:
     cdef Task* tasks
     cdef Py_ssize_t num_tasks, room, next
     cdef index_t frame
-    cdef bint adding
+    cdef bint adding, strict
     cdef int bad
 
     def __cinit__(self):
@@ -48,10 +49,18 @@ cdef class Intake:
         PyMem_Free(self.tasks)
 
     def begin(self, list accumulators not None, list blocks not None, index_t frame, parts=None):
-        """Make room for a frame's rows: of each accumulator what ``Accumulator.begin`` takes. All of them or none.
+        """Make room for a frame's rows in every accumulator, or in none.
 
-        blocks : objects with ids, grads, which and gains, by accumulator; parts : how many by accumulator; None: one
-        Returns whether nothing was held before, so that the frame can be undone.
+        blocks : per accumulator, in arrival order, objects with
+            ids : int64 (n,)
+            grads : the accumulator's dtype, (m, dim), rows contiguous
+            which : int64 (n,), the rows of grads that belong to the ids; None: all n of them
+            gains : float32 (n,), the factor of each row, only where float32 is summed; None: no factor
+        frame : its number; an id that occurs twice in frames of one number counts once
+        parts : per accumulator, a power of two: into how many tasks to split it from the next time on that it holds
+            nothing; None: one
+        Returns whether nothing was held before, so that the frame can be undone. Raises ValueError or MemoryError:
+        nothing has changed then.
         """
         cdef Accumulator accumulator
         cdef Py_ssize_t at
@@ -68,18 +77,22 @@ cdef class Intake:
             raise
         return vacant
 
-    def add(self):
-        """Share out what adds the rows. Returns how many tasks there are."""
+    def add(self, bint strict=True):
+        """Create the tasks that add the rows. Returns how many there are.
+
+        strict : a value that is not finite makes its row bad; an id outside the vocabulary always does
+        """
+        self.strict = strict
         return self._share_out(0)
 
     def check(self, Py_ssize_t num_parts):
-        """Share out what looks through the rows and adds nothing, in so many parts each."""
+        """Create the tasks that validate the rows and add nothing, so many per accumulator."""
         return self._share_out(num_parts)
 
     def work(self):
-        """Do what has been shared out until nothing is left. Returns False where a row is bad.
+        """Work on the tasks until none is left. Returns False where a row is bad.
 
-        By any number of threads; all is done when all have returned.
+        Any number of threads may call it at once; the frame is done when all calls have returned.
         """
         cdef Py_ssize_t at
         cdef bint bad
@@ -93,13 +106,13 @@ cdef class Intake:
         return not bad
 
     def end(self):
-        """The frame is in."""
+        """Count the frame as added."""
         for accumulator in self.accumulators:
             (<Accumulator>accumulator).end()
         self._forget()
 
     cpdef cancel(self):
-        """The frame that was begun will not come."""
+        """Release the frame that was begun; nothing of it was added."""
         for accumulator in self.accumulators:
             (<Accumulator>accumulator).cancel()
         self._forget()
@@ -113,7 +126,7 @@ cdef class Intake:
     cdef bint _does(self, const Task* t) noexcept nogil:
         """Whether a row is bad."""
         if self.adding:
-            return part_add(t.part, t.index, t.sources, t.num_sources, t.dim, t.wide, True, self.frame, t.number,
+            return part_add(t.part, t.index, t.sources, t.num_sources, t.dim, t.wide, self.strict, self.frame, t.number,
                             t.num_parts)
         return part_check(t.index, t.sources, t.num_sources, t.dim, t.wide, t.number, t.num_parts)
 

@@ -125,9 +125,8 @@ def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, cal
     log = write(tmp_path / "log.arrows", frame([1, 2]), frame([3], 1))
     said, found = call(0, "validate", config, log)
     assert f"good      {log}: 3 rows in 2 frames read\n" in said
-    assert found["sources"] == [
-        {"source": str(log), "rows": 3, "frames": 2, "truncated": 0, "bad_rows": {}, "errors": []}
-    ]
+    counted = {"rows": 3, "frames": 2, "stale": 0, "stale_rows": 0, "truncated": 0}
+    assert found["sources"] == [{"source": str(log), **counted, "bad_rows": {}, "errors": []}]
 
 
 def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, call):

@@ -5,9 +5,10 @@ import re
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from checkpoints import LOG, ROWS, engine_of
+from checkpoints import LOG, ROWS, engine_of, write
 
 import penstock as ps
 from penstock.cli import main
@@ -128,3 +129,66 @@ def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
 def test_what_is_no_checkpoint_is_exit_5(words, tmp_path, capsys):
     code, found, _ = run(capsys, *(word.format(tmp_path / "nothing") for word in words))
     assert (code, "no such checkpoint" in found["error"]) == (5, True)
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A configuration of 23 tables, and a log in which the tables of high number have the most rows."""
+    tables = [ps.TableConfig(50, 2, name=f"t{n:02}") for n in range(23)]
+    ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "many.pbtxt")
+    names = [f"t{n:02}" for n in range(23) for _ in range(n + 1)]
+    columns = {
+        "table": names,
+        "id": pa.array([n % 50 for n in range(len(names))]),
+        "gradient": pa.array([[1.0, 1.0]] * len(names), pa.list_(pa.float32(), 2)),
+    }
+    return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [pa.RecordBatch.from_pydict(columns)])
+
+
+def tables_in(said, first):
+    return [line for line in said.splitlines() if line.startswith(first)]
+
+
+def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_path, capsys):
+    config, log = many
+    code, report, said = run(capsys, "replay", config, log, "--out", tmp_path / "a", "--checkpoint", tmp_path / "c")
+    assert code == 0
+    shown = tables_in(said, "table ")
+    assert [line.split()[1] for line in shown] == [*(f"t{n}:" for n in range(22, 12, -1)), "…"]  # those with most rows
+    assert shown[-1] == "table     … 13 more"
+    assert tables_in(said, "wrote ")[9:] == [f"wrote     {tmp_path / 'a' / 't09.parquet'}", "wrote     … 13 more"]
+    assert (len(report["tables"]), len(report["out"])) == (23, 23)
+
+    for path in (config, tmp_path / "c"):
+        _, found, said = run(capsys, "inspect", path)
+        assert tables_in(said, "  table ")[9].startswith("  table t09: ")
+        assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
+        assert len(found["tables"]) == 23
+    _, found, said = run(capsys, "inspect", log)
+    assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
+    assert len(found["parts"][0]["tables"]) == 23
+
+    _, found, said = run(capsys, "export", tmp_path / "c", tmp_path / "e")
+    assert tables_in(said, "wrote ")[10:] == ["wrote     … 13 more"]
+    assert len(found["out"]) == 23
+
+    assert run(capsys, "replay", config, log, "--out", tmp_path / "b", "--seed", 1)[0] == 0
+    code, found, said = run(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert (code, len(found["differences"])) == (1, 23)
+    assert len(tables_in(said, "table t")) == 10
+    assert tables_in(said, "table …") == ["table … 13 more"]
+
+
+def test_ten_tables_are_all_shown(tmp_path, capsys):
+    tables = [ps.TableConfig(50, 2, name=f"t{n}") for n in range(10)]
+    ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "ten.pbtxt")
+    said = run(capsys, "inspect", tmp_path / "ten.pbtxt")[2]
+    assert len(tables_in(said, "  table ")) == 10
+    assert "…" not in said
+
+
+def test_an_error_names_ten_tables_at_most(many, capsys):
+    config, log = many
+    code, found, _ = run(capsys, "replay", config, log, "--table", "t5")
+    assert code == 2
+    assert "t08, t09, … 13 more)" in found["error"]

@@ -41,7 +41,18 @@ def test_a_job_ends_as_one_process_does_and_says_the_same(logs, count):
     results = replayed(count, config_of(), logs, engine=THREE, flush=True)
     assert {digest for digest, _ in results} == {wanted}
     for _, got in results:
-        for what in ("rows", "frames", "steps", "stale", "pending", "tables", "verified", "notes", "dropped"):
+        for what in (
+            "rows",
+            "frames",
+            "steps",
+            "stale",
+            "pending",
+            "tables",
+            "verified",
+            "unverified",
+            "notes",
+            "dropped",
+        ):
             assert getattr(got, what) == getattr(report, what), what
 
 

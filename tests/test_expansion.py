@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+from accumulate import add, drain, is_valid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,10 +35,8 @@ def a_frame(draw, dim):
 
 def drained(accumulator, frames, parts, mean=False):
     for number, (ids, gradients, samples, gains) in enumerate(frames):
-        for part in range(accumulator.begin([(ids, gradients, samples, gains)], number, parts)):
-            assert accumulator.add_part(part, number, True)
-        accumulator.end()
-    return accumulator.drain(mean, ascending=True)
+        assert add(accumulator, [(ids, gradients, samples, gains)], number, parts, threads=2)
+    return drain(accumulator, mean, ascending=True)
 
 
 @given(st.data(), st.integers(1, 21), st.sampled_from([1, 2, 8]), st.booleans(), st.sampled_from([None, 41, 2**30]))
@@ -82,14 +81,10 @@ def test_a_product_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_
         gradients, bad = np.ones((5, dim), np.float32), gains.copy()
         gradients[3, column], bad[8] = gradient, gain
         block = (ids, gradients, samples, bad)
-        parts = accumulator.begin([block], 0, 2)
-        assert not all(accumulator.check_part(part, 3) for part in range(3))
-        added = [accumulator.add_part(part, 0, True) for part in range(parts)]
-        assert not all(added)
-        accumulator.undo()
+        assert not is_valid(accumulator, [block], 0, 2)
+        assert not add(accumulator, [block], 0, 2)
         assert len(accumulator) == 0
-    accumulator.begin([(ids, np.ones((5, dim), np.float32), samples, gains)], 0, 2)
-    assert all(accumulator.check_part(part, 3) for part in range(3))
+    assert is_valid(accumulator, [(ids, np.ones((5, dim), np.float32), samples, gains)], 0, 2)
 
 
 def test_a_sample_that_nobody_looks_up_is_not_looked_at():
@@ -110,7 +105,7 @@ def test_a_sample_that_nobody_looks_up_is_not_looked_at():
 def test_gains_that_do_not_fit_are_refused(gains, dtype, message):
     accumulator = Accumulator(1, dtype)
     with pytest.raises(ValueError, match=message):
-        accumulator.begin([(np.arange(3), np.ones((3, 1), dtype), None, gains)], 0)
+        add(accumulator, [(np.arange(3), np.ones((3, 1), dtype), None, gains)], 0)
 
 
 # ---- through the engine

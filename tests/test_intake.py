@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from accumulate import add, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def test_sums_of_every_table_are_the_twins_whatever_the_parts_and_threads(seed, 
         given_rows = [whole(taken(blocks[table]), dim) for blocks in frames]
         ids, sums, counts = reference.coalesce(given_rows, dim, mean)
         order = np.argsort(ids)
-        got = accumulator.drain(mean, ascending=True)
+        got = drain(accumulator, mean, ascending=True)
         assert [array.tobytes() for array in got] == [array[order].tobytes() for array in (ids, sums, counts)]
         assert accumulator.num_rows == sum(len(ids) for ids, _ in given_rows)
 
@@ -120,14 +121,14 @@ def test_ids_of_another_kind_are_refused_not_misread(ids):
 
 def test_sums_that_are_handed_over_stay_as_they_are():
     accumulator = made()[0]
-    accumulator.add(np.array([5, 1, 5]), np.ones((3, 3), np.float32), 0)
-    (sums,) = accumulator.drain_sums()
-    accumulator.add(np.array([7, 8]), np.zeros((2, 3), np.float32), 1)
+    add(accumulator, [(np.array([5, 1, 5]), np.ones((3, 3), np.float32))], 0)
+    (sums,) = accumulator.drain()
+    add(accumulator, [(np.array([7, 8]), np.zeros((2, 3), np.float32))], 1)
     assert (sums.num_ids, sums.ids.tolist(), sums.sums[:, 0].tolist(), sums.nbytes) == (2, [5, 1], [2.0, 1.0], 40)
     assert [array is own for array, own in zip(sums, (sums.ids, sums.sums), strict=True)] == [True, True]
 
 
 def test_bytes_of_all_tables_are_those_of_each():
     accumulators = made(count=False)
-    accumulators[1].add(np.arange(100), np.ones((100, 8), np.float32), 0)
+    add(accumulators[1], [(np.arange(100), np.ones((100, 8), np.float32))], 0)
     assert bytes_held(accumulators) == sum(accumulator.nbytes for accumulator in accumulators)

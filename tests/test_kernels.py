@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+from accumulate import add, drain, is_valid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from penstock.frames import Rows
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
+from penstock.pyx.intake import Intake
 from penstock.pyx.partition import locate, pad, place
 
 INT64_MAX = 2**63 - 1
@@ -84,25 +87,18 @@ def frame_lists(draw, dtype=np.float32):
 PARTS = st.sampled_from([1, 2, 4])
 
 
-def add(accumulator, blocks, number, parts=1, **strict):
-    """One frame, part after part, as threads would do it side by side."""
-    added = [accumulator.add_part(p, number, **strict) for p in range(accumulator.begin(blocks, number, parts))]
-    (accumulator.end if all(added) else accumulator.undo)()
-    return all(added)
-
-
-@given(frame_lists(), st.booleans(), PARTS, st.sampled_from([None, 13, 2**30]))
-def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts, vocabulary):
+@given(frame_lists(), st.booleans(), PARTS, st.integers(1, 3), st.sampled_from([None, 13, 2**30]))
+def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts, threads, vocabulary):
     dim, frames = dim_and_frames
     frames = [(ids * 2**26 if vocabulary == 2**30 else ids, grads) for ids, grads in frames]
     accumulator = Accumulator(dim, vocabulary_size=vocabulary)
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = reference.coalesce(frames, dim, mean)
         for number, (ids, grads) in enumerate(frames):
-            assert add(accumulator, [(ids, grads, None)], number, parts)
+            assert add(accumulator, [(ids, grads)], number, parts, threads, strict=False)
         if vocabulary is not None:
             assert accumulator.num_distinct == len(wanted[0])
-        got = accumulator.drain(mean, ascending=parts > 1)
+        got = drain(accumulator, mean, ascending=parts > 1)
     order = np.argsort(wanted[0]) if parts > 1 else slice(None)  # else in order of first appearance
     assert got[0].tolist() == wanted[0][order].tolist()
     assert bits(got[1]) == bits(wanted[1][order])
@@ -115,8 +111,8 @@ def test_coalescing_in_float64_and_by_ascending_id_equals_the_twin(dim_and_frame
     accumulator = Accumulator(dim, "float64")
     ids, sums, counts = reference.coalesce(frames, dim, mean, np.float64)
     for number, (some, grads) in enumerate(frames):
-        assert add(accumulator, [(some, grads, None)], number, parts)
-    got, ascending = accumulator.drain(mean, ascending=True), np.argsort(ids)
+        assert add(accumulator, [(some, grads)], number, parts, strict=False)
+    got, ascending = drain(accumulator, mean, ascending=True), np.argsort(ids)
     assert got[1].dtype == np.float64
     for a, b in zip(got, (ids, sums, counts), strict=True):
         assert a.tobytes() == b[ascending].tobytes()
@@ -130,10 +126,10 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
     ids, grads = rng.integers(0, 500, num_rows), rng.standard_normal((num_rows + 7, dim), np.float32)
     which = rng.permutation(num_rows + 7)[:num_rows]
     at = num_rows // 3
-    blocks = [(ids[:at], grads[:at], None), (ids[at:], grads, which[at:])]
+    blocks = [(ids[:at], grads[:at]), (ids[at:], grads, which[at:])]
     accumulator = Accumulator(dim, vocabulary_size=500)
-    assert add(accumulator, blocks, 0, parts, strict=True)
-    got = accumulator.drain(ascending=True)
+    assert add(accumulator, blocks, 0, parts)
+    got = drain(accumulator, ascending=True)
     wanted = reference.coalesce([(ids, np.concatenate([grads[:at], grads[which[at:]]]))], dim)
     order = np.argsort(wanted[0])
     assert got[0].tolist() == wanted[0][order].tolist()
@@ -148,11 +144,10 @@ def test_a_value_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_ba
     for column in range(dim):
         ids, grads = rng.integers(0, 50, 100), np.ones((100, dim), np.float32)
         grads[rng.integers(100), column] = bad
-        accumulator.begin([(ids, grads, None)], 0, 2)
-        assert not all(accumulator.check_part(part, 3) for part in range(3))
-        assert not add(accumulator, [(ids, grads, None)], 0, 2, strict=True)
+        assert not is_valid(accumulator, [(ids, grads)], 0, 2)
+        assert not add(accumulator, [(ids, grads)], 0, 2)
         assert len(accumulator) == accumulator.num_distinct == 0
-    assert add(accumulator, [(ids, np.ones((100, dim), np.float32), None)], 0, 2, strict=True)
+    assert add(accumulator, [(ids, np.ones((100, dim), np.float32), None)], 0, 2)
     assert accumulator.num_distinct == len(np.unique(ids))
 
 
@@ -164,7 +159,7 @@ def test_an_id_outside_the_vocabulary_is_met_and_the_frame_taken_back(bad, vocab
     for at in range(3):
         ids = int64([3, 4, 5])
         ids[at] = bad
-        assert not add(accumulator, [(ids, np.ones((3, 1), np.float32), None)], 0)
+        assert not add(accumulator, [(ids, np.ones((3, 1), np.float32))], 0)
         assert len(accumulator) == accumulator.num_distinct == 0
 
 
@@ -174,16 +169,18 @@ def test_an_id_outside_the_vocabulary_is_met_and_the_frame_taken_back(bad, vocab
 def test_distinct_ids_are_those_added_in_this_run_whatever_was_drained_taken_back_or_held(vocabulary, acts):
     accumulator, seen, held = Accumulator(1, vocabulary_size=vocabulary), set(), set()
     for number, (ids, act) in enumerate(acts):
-        block = (int64(ids), np.ones((len(ids), 1), np.float32), None)
+        block = (int64(ids), np.ones((len(ids), 1), np.float32))
         if act == "u" and not held:
-            accumulator.begin([block], number, 2)
-            accumulator.add_part(0, number)
-            accumulator.undo()
+            intake = Intake()
+            intake.begin([accumulator], [[Rows(*block)]], number, [2])
+            intake.add()
+            intake.work()
+            intake.undo()
         elif act == "r":
             accumulator.start_counting()
             seen = set()
         elif act == "i":
-            accumulator.drain_parts()
+            accumulator.drain()
             held = set()
         else:
             add(accumulator, [block], number, 2)
@@ -200,8 +197,8 @@ def test_indices_are_renumbered_before_they_exceed_32_bits():
     for number in range(12):
         ids, grads = rng.integers(0, 20, 15), rng.standard_normal((15, 1), np.float32)
         for accumulator in accumulators:
-            add(accumulator, [(ids, grads, None)], number)
-        drained = [accumulator.drain() for accumulator in accumulators if number % 3 == 2]
+            add(accumulator, [(ids, grads)], number)
+        drained = [drain(accumulator) for accumulator in accumulators if number % 3 == 2]
         assert len({(ids.tobytes(), sums.tobytes()) for ids, sums, _ in drained}) <= 1
         assert accumulators[0].num_distinct == accumulators[1].num_distinct
 
@@ -211,25 +208,25 @@ def test_cutting_a_frame_into_batches_changes_nothing(dim_and_frames, data):
     dim, frames = dim_and_frames
     whole, cut = Accumulator(dim), Accumulator(dim)
     for number, (ids, grads) in enumerate(frames):
-        whole.add(ids, grads, number)
+        add(whole, [(ids, grads)], number)
         at = data.draw(st.integers(0, len(ids)))
-        cut.add(ids[:at], grads[:at], number)
-        cut.add(ids[at:], grads[at:], number)
-    for a, b in zip(whole.drain(), cut.drain(), strict=True):
+        add(cut, [(ids[:at], grads[:at])], number)
+        add(cut, [(ids[at:], grads[at:])], number)
+    for a, b in zip(drain(whole), drain(cut), strict=True):
         assert a.tobytes() == b.tobytes()
 
 
 def test_first_row_is_copied_so_minus_zero_survives():
     accumulator = Accumulator(1)
-    accumulator.add(int64([7]), np.array([[-0.0]], np.float32), 0)
-    assert np.signbit(accumulator.drain()[1][0, 0])
+    add(accumulator, [(int64([7]), np.array([[-0.0]], np.float32))], 0)
+    assert np.signbit(drain(accumulator)[1][0, 0])
 
 
 def test_mean_divides_by_frames_that_held_the_row_not_by_rows():
     accumulator = Accumulator(1)
-    accumulator.add(int64([1, 1, 2]), np.array([[1], [2], [8]], np.float32), 0)
-    accumulator.add(int64([1]), np.array([[3]], np.float32), 1)
-    ids, sums, counts = accumulator.drain(mean=True)
+    add(accumulator, [(int64([1, 1, 2]), np.array([[1], [2], [8]], np.float32))], 0)
+    add(accumulator, [(int64([1]), np.array([[3]], np.float32))], 1)
+    ids, sums, counts = drain(accumulator, mean=True)
     assert dict(zip(ids.tolist(), sums[:, 0].tolist(), strict=True)) == {1: 3.0, 2: 8.0}
     assert counts.tolist() == [2, 1]
 
@@ -238,34 +235,34 @@ def test_mean_divides_by_frames_that_held_the_row_not_by_rows():
 def test_sizes_at_the_edges(ids):
     accumulator = Accumulator(3)
     grads = np.ones((len(ids), 3), np.float32)
-    accumulator.add(int64(ids), grads, 0)
+    add(accumulator, [(int64(ids), grads)], 0)
     wanted = reference.coalesce([(int64(ids), grads)], 3)
-    for a, b in zip(accumulator.drain(), wanted, strict=True):
+    for a, b in zip(drain(accumulator), wanted, strict=True):
         assert a.tolist() == b.tolist()
 
 
 def test_drained_arrays_are_never_written_again():
     accumulator = Accumulator(1)
-    accumulator.add(int64([1, 2]), np.ones((2, 1), np.float32), 0)
-    ids, sums, _ = accumulator.drain()
-    accumulator.add(int64([3, 4]), np.full((2, 1), 9, np.float32), 1)
+    add(accumulator, [(int64([1, 2]), np.ones((2, 1), np.float32))], 0)
+    ids, sums, _ = drain(accumulator)
+    add(accumulator, [(int64([3, 4]), np.full((2, 1), 9, np.float32))], 1)
     assert (ids.tolist(), sums[:, 0].tolist()) == ([1, 2], [1, 1])
-    assert accumulator.drain()[0].tolist() == [3, 4]
+    assert drain(accumulator)[0].tolist() == [3, 4]
 
 
 def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_given_back():
     accumulator = Accumulator(4)
-    accumulator.add(np.arange(10_000)[::-1].copy(), np.ones((10_000, 4), np.float32), 0)
+    add(accumulator, [(np.arange(10_000)[::-1].copy(), np.ones((10_000, 4), np.float32))], 0)
     bulge = accumulator.nbytes
-    ids, sums, counts = accumulator.drain(ascending=True)
+    ids, sums, counts = drain(accumulator, ascending=True)
     for _ in range(20):  # what is large is kept for a while
-        accumulator.add(np.arange(10), np.full((10, 4), 7, np.float32), 0)
-        accumulator.drain()
-    accumulator.add(np.arange(10), np.full((10, 4), 9, np.float32), 0)
+        add(accumulator, [(np.arange(10), np.full((10, 4), 7, np.float32))], 0)
+        drain(accumulator)
+    add(accumulator, [(np.arange(10), np.full((10, 4), 9, np.float32))], 0)
     assert (ids == np.arange(10_000)).all()
     assert (sums == 1).all()
     assert (counts == 1).all()
-    assert accumulator.drain(ascending=True)[1].tolist() == [[9.0] * 4] * 10
+    assert drain(accumulator, ascending=True)[1].tolist() == [[9.0] * 4] * 10
     assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
 
 
@@ -274,18 +271,18 @@ def test_state_taken_and_given_back_continues_the_same_sum():
     frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
     unbroken, first, second = Accumulator(4), Accumulator(4), Accumulator(4)
     for number, frame in enumerate(frames):
-        unbroken.add(*frame, number)
-        (first if number < 2 else second).add(*frame, number)
+        add(unbroken, [frame], number)
+        add(first if number < 2 else second, [frame], number)
         if number == 1:
             second.set_state(first.get_state())
-    for a, b in zip(unbroken.drain(True), second.drain(True), strict=True):
+    for a, b in zip(drain(unbroken, True), drain(second, True), strict=True):
         assert a.tobytes() == b.tobytes()
 
 
 def test_wrong_shape_is_refused_and_nothing_is_counted():
     accumulator = Accumulator(2)
     with pytest.raises(ValueError, match=r"expected shape \(3, 2\), got \(2, 2\)"):
-        accumulator.add(int64([1, 2, 3]), np.ones((2, 2), np.float32), 0)
+        add(accumulator, [(int64([1, 2, 3]), np.ones((2, 2), np.float32))], 0)
     assert len(accumulator) == 0
 
 
@@ -293,7 +290,7 @@ def test_another_dtype_is_refused_and_nothing_is_counted():
     for dtype, other in ((np.float32, np.float64), (np.float64, np.float32)):
         accumulator = Accumulator(2, dtype)
         with pytest.raises(ValueError, match=f"expected {np.dtype(dtype)}, got {np.dtype(other)}"):
-            accumulator.add(int64([1]), np.ones((1, 2), other), 0)
+            add(accumulator, [(int64([1]), np.ones((1, 2), other))], 0)
         assert len(accumulator) == 0
     with pytest.raises(ValueError, match="dtype must be float32 or float64, got float16"):
         Accumulator(2, np.float16)
@@ -301,10 +298,10 @@ def test_another_dtype_is_refused_and_nothing_is_counted():
 
 def test_memory_held_is_told_and_handed_over_by_drain():
     accumulator = Accumulator(8)
-    accumulator.add(np.arange(10_000), np.ones((10_000, 8), np.float32), 0)
+    add(accumulator, [(np.arange(10_000), np.ones((10_000, 8), np.float32))], 0)
     before = accumulator.nbytes
     assert before >= 10_000 * (8 * 4 + 8)
-    kept = accumulator.drain()  # the caller's now
+    kept = drain(accumulator)  # the caller's now
     assert accumulator.nbytes <= before - 10_000 * (8 * 4 + 8)
     assert len(kept[0]) == 10_000
 

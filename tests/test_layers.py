@@ -184,7 +184,7 @@ ROOMS = [
     ("penstock.metrics", {"penstock.bridge.compiles", "penstock.stats"}, set()),
     ("penstock.gate", {"penstock.arguments", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.gradients", {"penstock.errors"}, {"numpy"}),
-    ("penstock.sums", {"penstock.pyx.accumulator"}, {"numpy"}),
+    ("penstock.sums", {"penstock.pyx.accumulator", "penstock.pyx.intake"}, {"numpy"}),
     (
         "penstock.conditional",
         {"penstock.errors", "penstock.gate", "penstock.gradients", "penstock.stats"},

@@ -36,7 +36,7 @@ def test_the_page_brings_everything_with_it():
 
 @pytest.fixture
 def replaying(tmp_path):
-    """A replay in mid-stream: three workers' frames for eleven steps are in, two frames of the next, and it waits."""
+    """A replay in mid-stream: three workers' frames for eleven steps are in, a stale one, two of the next; it waits."""
     (tmp_path / "tables.pbtxt").write_text(CONFIG)
     words = ["replay", "tables.pbtxt", "-", "--num-required", "3", "--on-bad-row", "drop", "--ui"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -45,9 +45,11 @@ def replaying(tmp_path):
         writer = pa.ipc.new_stream(command.stdin, frame(0).schema)
         for at in range(36):
             writer.write_batch(frame(at // 3, at % 3))
+            if at == 32:
+                writer.write_batch(frame(0, 9))
         command.stdin.flush()
         until = time.monotonic() + 30
-        while live(url)["metrics"]["penstock_frames_total"] < 35 and time.monotonic() < until:
+        while live(url)["metrics"]["penstock_frames_total"] < 36 and time.monotonic() < until:
             time.sleep(0.05)
         yield url
         writer.close()
@@ -76,6 +78,7 @@ def live(url):
 def test_what_the_page_draws_is_told_as_plain_values(replaying):
     told = live(replaying)
     assert told["metrics"]["penstock_required_frames"] == 3
+    assert told["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
     assert told["hot"][0][:2] == ["user", 7]
     assert told["hot"][0][2] == pytest.approx(0.75)
     assert told["tables"] == ["user", "<b>item"]
@@ -100,6 +103,7 @@ def test_a_browser_shows_it(replaying, tmp_path):
     assert 'id="state" class="">live<' in done.stdout
     assert "of 3 frames in" in text
     assert "rows, id_out_of_range" in text
+    assert re.search(r"frames, 9 to 16 steps late\s+1", text)
     assert "&lt;b&gt;item" in text  # shown as text, not obeyed
     assert re.search(r"user\s+7\s+75.0 %", text)
     assert re.search(r"an optimizer step takes [\d.]+ [mµ]s", text)

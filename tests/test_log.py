@@ -7,12 +7,14 @@ import zlib
 
 import pyarrow as pa
 import pyarrow.ipc
-from logs import BATCHES, LOG, SIZES, WANTED, log_of, messages, plain_of, read
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, plain_of, read
 
 from penstock.cli.main import main
 from penstock.io.checksums import CLOSED_KEY, LOG_KEY
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import open_source
+
+NONE = "it carries no checksums"
 
 # ---- what is written
 
@@ -116,13 +118,30 @@ def test_a_replay_of_a_log_is_verified_and_has_the_hash_of_the_plain_stream(tmp_
         assert main(["replay", str(config), str(source), "--json"]) == 0
         out, err = capsys.readouterr()
         found[source] = json.loads(out)
-        assert ("input     verified" in err) == (source == log)
-        assert ("input     unverified" in err) == (source == plain)
+        assert f"input     {'verified: every checksum fits' if source == log else f'unverified: {NONE}'}\n" in err
+    assert (found[log]["unverified"], found[plain]["unverified"]) == (None, NONE)
     assert (found[log]["verified"], found[plain]["verified"]) == (True, False)
     assert found[log]["state_hash"] == found[plain]["state_hash"]
     assert found[log]["frames"] == found[plain]["frames"] == 5
-    assert main(["replay", str(config), str(log), "--json", "--limit", "2"]) == 0
-    assert json.loads(capsys.readouterr().out)["verified"] is False
+    flags = ["--json", "--merge", "round", "--num-required", "2"]
+    for sources, more, why in (
+        ([log], ["--limit", "2"], "it was not read to its end"),
+        ([log], ["--limit", "0"], "it was not read to its end"),
+        ([plain], ["--limit", "2"], NONE),
+        ([log, plain], [], "not all of it carries checksums"),
+    ):
+        assert main(["replay", str(config), *map(str, sources), *flags, *more]) == 0
+        out, err = capsys.readouterr()
+        assert (json.loads(out)["verified"], json.loads(out)["unverified"]) == (False, why)
+        assert f"input     unverified: {why}\n" in err
+
+
+def test_a_log_without_its_end_was_not_read_to_its_end(tmp_path):
+    schema, pieces, _ = messages(SMALL)
+    (tmp_path / "log").write_bytes(schema + pieces[0])
+    reader = FrameReader(tmp_path / "log", ReadOptions(SIZES, allow_missing_end=True))
+    assert list(reader)
+    assert (reader.verified, reader.unverified) == (False, "it was not read to its end")
 
 
 def test_a_damaged_log_is_exit_3_in_one_line(tmp_path, capsys):

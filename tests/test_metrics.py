@@ -1,6 +1,7 @@
 """Metrics: what a scrape says during a run, and that it ends as the report does."""
 
 import argparse
+import http.client
 import json
 import logging
 import math
@@ -19,7 +20,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.server import TEXT, Server, address_of
+from penstock.cli.server import PLAIN, TEXT, Server, address_of
 from penstock.cli.watching import Watching
 from penstock.errors import UsageError
 from penstock.metrics import Metrics, escaped, quantile
@@ -41,8 +42,9 @@ METRIC_OF = {
     "held_bytes": "penstock_held_bytes",
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
+    "stale_rows": "penstock_stale_rows_total",
 }
-NO_NUMBERS = {"verified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
 CONFIG = """
 table_descriptor {
   name: "user" vocabulary_size: 50 dimension: 2
@@ -99,6 +101,7 @@ def same_as_report(values, report):
     assert values["penstock_rows_total"] == report["rows"]
     assert values["penstock_frames_total"] == report["frames"]
     assert values["penstock_stale_frames_total"] == report["stale"]
+    assert values["penstock_stale_rows_total"] == report["stale_rows"]
     assert values["penstock_steps_total"] == report["steps"]
     assert values["penstock_pending_frames"] == report["pending"]
     assert values["penstock_global_steps"] == report["global_step"]
@@ -140,6 +143,46 @@ def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report
     stale = {name: n for name, n in after.items() if name.startswith("penstock_stale_lateness")}
     assert sum(stale.values()) == report["stale"]
     assert after['penstock_table_unique_ratio{table="user"}'] == report["steps"] * 2 / report["tables"]["user"]["rows"]
+
+
+def test_lateness_is_counted_in_powers_of_two_however_late_one_producer_is():
+    engine = ps.Engine(config(), num_required=1)
+    one = {"user": (np.array([3]), np.ones((1, 2), np.float32))}
+    for _ in range(100):
+        engine.apply(one, learning_rates=[0.1])
+    for step in range(100):  # 100 to 1 steps behind
+        engine.apply(one, local_step=step, learning_rates=[0.1])
+    values = parsed(Metrics(engine).text())
+    name = "penstock_stale_lateness_frames_total"
+    assert {sample: n for sample, n in values.items() if sample.startswith(name)} == {
+        f'{name}{{steps_behind="{most}"}}': n
+        for most, n in {1: 1, 2: 1, 4: 2, 8: 4, 16: 8, 32: 16, 64: 32, 128: 36}.items()
+    }
+    assert engine.gate.stale.by_lateness[3] == 1  # in Python as it was
+
+
+def test_head_gets_what_get_does_but_the_body():
+    server = Server(("127.0.0.1", 0), {"/metrics": (TEXT, lambda: "one 1\n"), "/health": (PLAIN, refuse)})
+    address = server.url.removeprefix("http://")
+    try:
+        for path, status in (("/metrics", 200), ("/health", 503), ("/other", 404)):
+            answers = {}
+            for method in ("GET", "HEAD"):
+                connection = http.client.HTTPConnection(address, timeout=10)
+                connection.request(method, path)
+                answer = connection.getresponse()
+                headers = {key: value for key, value in answer.getheaders() if key != "Date"}
+                answers[method] = answer.status, headers, answer.read()
+                connection.close()
+            assert answers["HEAD"] == (status, answers["GET"][1], b""), path
+            assert answers["GET"][0] == status
+            assert len(answers["GET"][2]) == int(answers["GET"][1]["Content-Length"]) > 0
+    finally:
+        server.close()
+
+
+def refuse():
+    raise ps.StateError("the device has gone")
 
 
 def test_every_metric_has_its_unit_in_its_name_and_its_row_in_the_docs():

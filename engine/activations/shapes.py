@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.activations.nesting import features_of
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import ConfigError, UsageError, listed
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,7 @@ def table_named(config: EmbeddingConfig, table_id: int = -1, table_name: str = "
         raise UsageError(f"give exactly one of table_id and table_name, got {table_id} and '{table_name}'")
     names = config.table_names
     if table_name not in names and not 0 <= table_id < len(names):
-        raise UsageError(f"table {table_name or table_id}: the configuration has {', '.join(names)}")
+        raise UsageError(f"table {table_name or table_id}: the configuration has {listed(names)}")
     return table_name or names[table_id]
 
 

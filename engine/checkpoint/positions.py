@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import StateError
+from penstock.errors import StaleInputError, StateError
 from penstock.frames import Frame
+from penstock.stats import too_stale
 
 
 @dataclass
@@ -37,28 +38,45 @@ class Positions:
     hashing : keep digests; costs a pass over the ids
 
     producers : name → frames applied; lineage : which history of steps this is, where somebody follows it
+    rows : read of these sources by this run; stale_rows : in the stale ones of these frames
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
         self.lineage: str | None = None
+        self.rows = self.stale_rows = 0
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
 
     @property
     def num_frames(self) -> int:
         return sum(entry.frames for entry in self.entries)
 
-    def took(self, number: int, frame: Frame) -> None:
+    def took(self, number: int, frame: Frame, admitted: bool = True) -> None:
         """One more frame of source ``number`` has been applied, or was stale."""
+        self.rows += frame.num_rows
+        if not admitted:
+            self.stale_rows += frame.num_rows
         entry = self.entries[number]
         entry.frames += 1
         if self._hashing and entry.digest is not None:
             entry.digest = _digest_with(entry.digest, frame)
 
+    def check_stale(self, most: float | None) -> None:
+        """Raise StaleInputError where stale frames hold more than this share of the rows."""
+        problem = too_stale(self.stale_rows, self.rows, most)
+        if problem is not None:
+            raise StaleInputError(problem)
+
     def get_state(self) -> dict[str, Any]:
         sources = [[e.source, e.frames, e.digest] for e in self.entries]
-        return {"merge": self._merge, "sources": sources, "producers": dict(self.producers), "lineage": self.lineage}
+        return {
+            "merge": self._merge,
+            "sources": sources,
+            "producers": dict(self.producers),
+            "lineage": self.lineage,
+            "stale_rows": self.stale_rows,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
@@ -67,6 +85,7 @@ class Positions:
         # A checkpoint of before there were producers has none.
         positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
         positions.lineage = state.get("lineage")
+        positions.stale_rows = int(state.get("stale_rows", 0))
         return positions
 
     def follow(self, before: Positions) -> None:
@@ -84,6 +103,7 @@ class Positions:
         Raises StateError where the frames up to here are not those that were applied.
         """
         self._check_sources(met)
+        met.stale_rows = self.stale_rows
         waiting = self.num_frames
         for number, frame in frames:
             if not waiting:

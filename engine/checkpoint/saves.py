@@ -122,7 +122,7 @@ class Saves:
             if run.counters is counters:
                 with self._engine.gate.still():
                     taken = push()
-                    run.pushed(taken[0])
+                    run.pushed(*taken)
                 return taken
         return push()
 
@@ -279,8 +279,9 @@ class Run:
         self.counters = counters
         self._quarantine, self.may_commit = quarantine, may_commit
         self._known, self._met, self._every = known, met, every
+        self.check_stale = met.check_stale
         self._source: int | None = None  # of the last frame
-        self._pushed: Frame | None = None  # has entered, and no position counts it yet
+        self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
         self._step = engine.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
@@ -324,19 +325,20 @@ class Run:
             self.failed = True
             raise
 
-    def pushed(self, frame: Frame) -> None:
-        """Under the gate's lock, in which it entered."""
-        self._pushed = frame
+    def pushed(self, frame: Frame, admitted: bool) -> None:
+        """Under the gate's lock, in which it entered, or was found stale."""
+        self._pushed = frame, admitted
 
     def count(self) -> None:
         """The position counts what has entered: who saves before ``took`` saves both. Under the gate's lock."""
         if self._pushed is None:
             return
         assert self._source is not None
+        frame, admitted = self._pushed
         try:
             if self._quarantine is not None:
-                self._quarantine.append(self._pushed.bad_rows)
-            self._met.took(self._source, self._pushed)
+                self._quarantine.append(frame.bad_rows)
+            self._met.took(self._source, frame, admitted)
         except BaseException:
             self.failed = True  # no position counts a frame that was applied: nothing is committed any more
             raise

@@ -15,7 +15,7 @@ from penstock.checkpoint.folder import Folder
 from penstock.checkpoint.tables import WEIGHTS, SavedTables
 from penstock.cli.options import add_command
 from penstock.cli.output import Output, count, several
-from penstock.errors import InputError
+from penstock.errors import MOST_LISTED, InputError
 from penstock.io.tables import read_shape, read_table
 
 Float32 = npt.NDArray[np.float32]
@@ -37,19 +37,21 @@ def run(args: argparse.Namespace) -> int:
     out = Output(args.json)
     a, b = open_tables(args.a), open_tables(args.b)
     found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
         out.say(f"global step: {a.global_step} and {b.global_step}")
         found["global_step"] = [a.global_step, b.global_step]
     for name in sorted(a.names | b.names):
-        if name not in a.names & b.names:
-            lacks = args.b if name in a.names else args.a
-            out.say(f"table {name}: not in {lacks}")
-            found[name] = {"missing_in": lacks}
-            continue
-        different = _compare(a.parts(name), b.parts(name))
+        if name in a.names & b.names:
+            different = _compare(a.parts(name), b.parts(name))
+        else:
+            different = {"missing_in": args.b if name in a.names else args.a}
         if different:
-            found[name] = different
-            _say(out, name, different)
+            tables[name] = different
+            if len(tables) <= MOST_LISTED:
+                _say(out, name, different)
+    out.say_more("table ", len(tables))
+    found |= tables
     if not found:
         out.say(f"equal: {several(len(a.names), 'table')}, every bit")
     out.result({"equal": not found, "differences": found})
@@ -120,6 +122,9 @@ def _place(a: Float32, b: Float32, row: int, column: int) -> dict[str, Any]:
 
 def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
     for key, what in different.items():
+        if key == "missing_in":
+            out.say(f"table {name}: not in {what}")
+            continue
         if "rows" not in what:
             out.say(f"table {name}, {key}: {what}")
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, whole
+from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, share, whole
 
 
 def add_table_options(command: Parser) -> None:
@@ -37,6 +37,31 @@ def add_gate_options(command: Parser) -> Any:
         help="value of a dynamic learning rate; once per tag of the configuration",
     )
     return gate
+
+
+def add_replay_gate_options(command: Parser) -> None:
+    """Of the commands that read sources to their end: the order of frames, where to stop, what may be dropped."""
+    gate = add_gate_options(command)
+    gate.add_argument(
+        "--merge",
+        choices=("step", "round"),
+        help="step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
+    )
+    gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
+    gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
+    gate.add_argument(
+        "--on-bad-row",
+        default="error",
+        metavar="error|drop|quarantine=FILE",
+        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
+        "it into a new Arrow file, to be mended and replayed",
+    )
+    gate.add_argument(
+        "--max-stale",
+        type=share,
+        metavar="SHARE",
+        help="0 to 1, of the rows read: exit 3 at the end, without --out, where stale frames held more (default: 1)",
+    )
 
 
 def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             files = _write_parquet(saved, args.out) if save is None else [_write_whole(saved, args.out, save)]
     step = saved.commit.contents["global_step"]
-    for file in files:
-        out.say(f"wrote     {file}")
+    out.say_tables("wrote     ", [str(file) for file in files])
     out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
     out.result({"global_step": step, "commit": saved.commit.number, "out": [str(file) for file in files]})
     return 0

@@ -109,10 +109,12 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     )
     bases = sum(file.parent is None for file in commit.files)  # one of every process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
+    texts = []
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
         size = f"{count(table['vocabulary_size'])} × {table['dim']}"
-        out.say(f"  table {table['name']}: {size}, {table['optimizer']}, {slots}")
+        texts.append(f"{table['name']}: {size}, {table['optimizer']}, {slots}")
+    out.say_tables("  table ", texts)
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
     told = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "tables", "counters")}
@@ -124,14 +126,15 @@ def inspect_checkpoint(path: str, out: Output) -> int:
 def inspect_config(path: str, out: Output) -> int:
     config = EmbeddingConfig.load(path)
     out.say(f"{path}: configuration, mode {config.mode}, {config.sharding_strategy} sharding, {config.num_tags} tags")
-    tables = []
+    tables, texts = [], []
     for name, (rows, dim) in config.sizes.items():
         try:
             optimizer = type(config.table(name).optimizer).__name__
         except ConfigError as error:
             optimizer = str(error)
-        out.say(f"  table {name}: {count(rows)} × {dim}, {optimizer}")
+        texts.append(f"{name}: {count(rows)} × {dim}, {optimizer}")
         tables.append({"name": name, "vocabulary_size": rows, "dim": dim, "optimizer": optimizer})
+    out.say_tables("  table ", texts)
     out.result({"path": path, "kind": "config", "mode": config.mode, "tags": config.num_tags, "tables": tables})
     return 0
 
@@ -262,8 +265,7 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     if extra:
         told = ", ".join(f"{reason} {count(number)}" for reason, number in sorted(reasons.items()))
         out.say(f"  quarantine of bad rows: {told or 'none'}")
-    for name, counts in tables.items():
-        out.say(f"  table {' '.join(name.split())}: {counts.to_text()}")
+    out.say_tables("  table ", [f"{' '.join(name.split())}: {counts.to_text()}" for name, counts in tables.items()])
     return {
         "batches": batches,
         "rows": rows,

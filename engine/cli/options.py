@@ -97,6 +97,17 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
     return parse_whole
 
 
+def share(text: str) -> float:
+    """An argument type: a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got '{text}'")
+    return number
+
+
 def add_reading_options(command: argparse.ArgumentParser) -> None:
     """How sources are to be read."""
     reading = command.add_argument_group("reading")

@@ -11,13 +11,15 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import MOST_LISTED
+
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate
-    from penstock.stats import Counters
+    from penstock.stats import Counters, Report
 
 _REDRAWS_PER_S = 5.0
 _LINES_PER_S = 0.2  # where a line cannot be redrawn
@@ -48,6 +50,17 @@ class Output:
 
     def say(self, text: str = "") -> None:
         print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
+
+    def say_tables(self, prefix: str, texts: Sequence[str]) -> None:
+        """A line for each of the first ten, and one for how many more there are."""
+        for text in texts[:MOST_LISTED]:
+            self.say(prefix + text)
+        self.say_more(prefix, len(texts))
+
+    def say_more(self, prefix: str, number: int) -> None:
+        """How many more than ten there are, where there are more."""
+        if number > MOST_LISTED:
+            self.say(f"{prefix}… {count(number - MOST_LISTED)} more")
 
     def result(self, values: Mapping[str, Any]) -> None:
         if self.as_json:
@@ -123,6 +136,18 @@ def size_text(num_bytes: int) -> str:
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:,.1f} {unit}"
     return several(num_bytes, "byte")
+
+
+def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
+    """'61: 20 steps, 1 stale'."""
+    text = f"{count(frames)}: {several(steps, 'step')}"
+    text += f", {count(stale)} stale" if stale else ""
+    return text + (f", {count(pending)} pending (--flush would apply them)" if pending else "")
+
+
+def input_text(report: Report) -> str:
+    """Whether checksums say that the input is what was written."""
+    return "verified: every checksum fits" if report.verified else f"unverified: {report.unverified}"
 
 
 def duration(seconds: float) -> str:

@@ -13,8 +13,8 @@ from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
 from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
-    add_gate_options,
     add_machine_options,
+    add_replay_gate_options,
     add_table_options,
 )
 from penstock.cli.options import (
@@ -24,13 +24,12 @@ from penstock.cli.options import (
     columns_of,
     learning_rates_of,
     make_devices,
-    whole,
 )
-from penstock.cli.output import Output, ProgressLine, check_writable, count, writing
+from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, input_text, writing
 from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
-from penstock.errors import UsageError
+from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.quarantine import check_new, parse_on_bad_row
 from penstock.io.reader import ReadOptions
 from penstock.io.sources import open_sources
@@ -55,21 +54,7 @@ def add(commands: Any) -> None:
     )
     add_table_options(command)
     add_reading_options(command)
-    gate = add_gate_options(command)
-    gate.add_argument(
-        "--merge",
-        choices=("step", "round"),
-        help="step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
-    )
-    gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
-    gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
-    gate.add_argument(
-        "--on-bad-row",
-        default="error",
-        metavar="error|drop|quarantine=FILE",
-        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
-        "it into a new Arrow file, to be mended and replayed",
-    )
+    add_replay_gate_options(command)
     add_checkpoint_options(command, "checkpoint", "at the end only")
     add_delta_options(command)
     add_watching_options(command)
@@ -117,6 +102,7 @@ def replay(args: argparse.Namespace) -> int:
                 on_bad_row=args.on_bad_row,
                 flush=args.flush,
                 limit=args.limit,
+                max_stale=args.max_stale,
                 gradient_dtype=args.gradient_dtype,
                 allow_missing_end=args.allow_missing_end,
                 checkpoint=args.checkpoint,
@@ -128,11 +114,13 @@ def replay(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
-        if quarantine is not None:
-            kept = f"{kept}; bad rows are in {quarantine}"
-        if args.deltas is not None:
-            kept = f"{kept}; the deltas of every whole frame are in {args.deltas}"
+        kept = "; ".join([kept, *written_aside(args, quarantine)])
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
+    except StaleInputError as error:
+        step = f"committed to {args.checkpoint} at step {engine.global_step}"
+        kept = step if args.checkpoint else "nothing was committed"
+        kept = "; ".join([*(["--out was not written"] if args.out else []), kept, *written_aside(args, quarantine)])
+        raise InputError(f"{error}; {kept}") from None
     finally:
         progress.clear()
     if not args.no_hash:
@@ -149,13 +137,20 @@ def replay(args: argparse.Namespace) -> int:
         out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
         out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
-    for file in (*files, *shown):
+    out.say_tables("wrote     ", [str(file) for file in files])
+    for file in shown:
         out.say(f"wrote     {file}")
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     if args.deltas is not None:
         aside["deltas"] = args.deltas
     out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})
     return 0
+
+
+def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str]:
+    """What stays, whatever ended the run, besides a commit."""
+    bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
+    return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
 
 
 def check_checkpoint(args: argparse.Namespace) -> None:
@@ -185,16 +180,15 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
 def say_report(out: Output, report: Report) -> None:
     """The report as a person reads it."""
     out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
-    frames = f"frames    {count(report.frames)}: {count(report.steps)} steps"
-    frames += f", {count(report.stale)} stale" if report.stale else ""
-    frames += f", {count(report.pending)} pending (--flush would apply them)" if report.pending else ""
-    out.say(frames)
+    out.say(f"frames    {frames_text(report.frames, report.steps, report.stale, report.pending)}")
     if report.truncated:
         out.say(f"truncated {count(report.truncated)} ids beyond the length of their sequence")
     if report.skipped:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
-    for name, table in report.tables.items():
-        out.say(f"table     {name}: {count(table.rows)} rows of {count(table.distinct)} ids")
+    tables = list(report.tables.items())
+    if len(tables) > MOST_LISTED:
+        tables.sort(key=lambda of: -of[1].rows)
+    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows of {count(of.distinct)} ids" for name, of in tables])
     for number, process in enumerate(report.processes):
         left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
         out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")
@@ -202,7 +196,6 @@ def say_report(out: Output, report: Report) -> None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:
         out.say(f"note      {note}")
-    unread = "unverified: it carries no checksums, or was not read to its end"
-    out.say("input     " + ("verified: every checksum fits" if report.verified else unread))
+    out.say(f"input     {input_text(report)}")
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock
-from penstock.cli.output import count, writing
+from penstock.cli.output import count, input_text, writing
 from penstock.cli.svg import MAX_LEGEND, Points, bars, lines
 from penstock.probe import Hot, Moment, thinned
 from penstock.stats import Report
@@ -113,7 +113,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "frames", f"{count(report.frames)}, of them {count(report.stale)} stale, {count(report.pending)} pending"
     yield "steps", f"{count(report.steps)} (global step {count(report.global_step)})"
     yield "rows dropped", ", ".join(f"{count(n)} {reason}" for reason, n in report.dropped.items()) or "none"
-    yield "input", "verified: every checksum fits" if report.verified else "unverified"
+    yield "input", input_text(report)
     if report.state_hash:
         yield "state", report.state_hash
 

@@ -189,8 +189,7 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
         with writing(args.out):
             files = [str(path) for path in service.engine.write_tables(args.out)]
     out.say(f"frames    {count(status['frames'])}: {count(status['rows'])} rows, {count(status['steps'])} steps")
-    for file in files:
-        out.say(f"wrote     {file}")
+    out.say_tables("wrote     ", files)
     for name, value in hashed.items():
         out.say(f"{name.partition('_')[0]:<10}{value}")
     out.result({**status, **hashed, "out": files})

@@ -37,7 +37,7 @@ def address_of(text: str, flag: str) -> tuple[str, int]:
 
 
 class Server:
-    """Answers GET in threads of its own until it is closed. Raises OSError where the address cannot be had.
+    """Answers GET and HEAD in threads of its own until it is closed. Raises OSError where the address cannot be had.
 
     url : where it is
     """
@@ -93,7 +93,11 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             ):
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *args: Any) -> None:
             """Nothing: stderr is the command's."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
-from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of
-from penstock.cli.output import Output, count, several, size_text
+from penstock.cli.engine_options import add_replay_gate_options
+from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of, learning_rates_of
+from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.errors import ConfigError, InputError
+from penstock.gate import Gate
+from penstock.io.quarantine import parse_on_bad_row
+from penstock.io.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.rates import LearningRates
+from penstock.stats import Counters, too_stale
 
 
 def add(commands: Any) -> None:
@@ -18,7 +25,7 @@ def add(commands: Any) -> None:
         "validate",
         run,
         "check a configuration, and sources against it, without applying anything",
-        "penstock validate tables.pbtxt monday.arrows",
+        "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
@@ -29,6 +36,7 @@ def add(commands: Any) -> None:
         help="Arrow IPC or Parquet file, directory, URI, or - for stdin",
     )
     add_reading_options(command)
+    add_replay_gate_options(command)
 
 
 VERDICTS = {
@@ -47,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, and report what is found. Returns the exit code."""
-    columns = columns_of(args)
+    columns, rates = columns_of(args), learning_rates_of(args)
+    drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
@@ -61,7 +70,8 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     memory: dict[str, Any] = {}
     if config is not None and not any(finding.severity == "error" for finding in findings):
         memory = say_memory(config, out)
-    checked: list[dict[str, Any]] = []
+    checks: list[SourceCheck] = []
+    walked: dict[str, Any] = {}
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
@@ -69,6 +79,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
             sizes=config.sizes,
             features=config.features,
             num_tags=config.num_tags,
+            rates_needed=LearningRates(config.num_tags, rates, config.schedules).missing,
             table=args.table,
             columns=columns,
             contribution_rows=args.contribution_rows,
@@ -76,12 +87,15 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
             gradient_dtype=args.gradient_dtype,
             allow_missing_end=args.allow_missing_end,
         )
-        checked = [check(source, options, out) for source in args.sources]
+        checks = [SourceCheck(source, drops_bad_rows) for source in args.sources]
+        if checks:
+            walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, out)
+    sources = [check.to_dict() for check in checks]
     of_config = {"config": args.config, "findings": [vars(f) for f in findings], "memory": memory}
-    out.result({**of_config, "sources": checked})
-    if any(source["errors"] for source in checked):
+    out.result({**of_config, "sources": sources, **walked})
+    if any(check.is_bad for check in checks) or walked.get("errors"):
         return 3
-    return 4 if any(finding.severity == "error" for finding in findings) else 0
+    return 4 if any(f.severity == "error" for f in findings) or any(check.errors for check in checks) else 0
 
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
@@ -97,34 +111,97 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
     return memory
 
 
-def check(source: str, options: ReadOptions, out: Output) -> dict[str, Any]:
-    """Read one source to its end; count what is in it and what is wrong with it."""
-    rows = frames = truncated = 0
-    dropped: dict[str, int] = {}
-    errors: list[str] = []
-    first_bad: dict[str, str] = {}
-    try:
-        reader = FrameReader(source, options)
-        first_bad = reader.first_bad
-        for frame in reader:
-            rows, frames, truncated = rows + frame.num_rows, frames + 1, truncated + frame.truncated
-            for reason, number in frame.dropped.items():
-                dropped[reason] = dropped.get(reason, 0) + number
-    except InputError as error:
-        errors.append(str(error))
-    for reason, first in first_bad.items():  # of the frame in which reading ended, too
-        number = dropped.get(reason, 0)
-        errors.append(f"{count(number)} bad rows; first: {first}" if number else first)
-    out.say(f"{'bad' if errors else 'good':8}  {source}: {count(rows)} rows in {count(frames)} frames read")
-    if truncated:
-        out.say(f"{'truncated':8}  {count(truncated)} ids beyond the length of their sequence")
-    for text in errors:
-        out.say(f"{'error':8}  {text}")
-    return {
-        "source": source,
-        "rows": rows,
-        "frames": frames,
-        "truncated": truncated,
-        "bad_rows": dropped,
-        "errors": errors,
-    }
+class SourceCheck:
+    """What is in one source, and what is wrong with it.
+
+    drops_bad_rows : bad rows are no error, because a replay would drop them
+    is_bad : the source itself is wrong; other errors are the configuration's
+    errors, dropped : in words; complete when ``end`` was called
+    """
+
+    def __init__(self, source: str, drops_bad_rows: bool) -> None:
+        self.source, self._drops_bad_rows = source, drops_bad_rows
+        self.counters = Counters()
+        self.errors: list[str] = []
+        self.dropped: list[str] = []
+        self.is_bad = self._opened = False
+        self._first_bad: dict[str, str] = {}
+
+    def frames(self, options: ReadOptions, is_sorted: bool) -> Frames:
+        """Its frames, to its end or to what is wrong with it. is_sorted : it must be, by step"""
+        self._opened = True
+        try:
+            reader = FrameReader(self.source, options)
+            self._first_bad = reader.first_bad
+            yield from sorted_by_step(iter(reader)) if is_sorted else reader
+        except (ConfigError, InputError) as error:
+            self.errors.append(str(error))
+            self.is_bad |= isinstance(error, InputError)
+
+    def end(self) -> None:
+        """Nothing more of it is read."""
+        for reason, first in self._first_bad.items():  # of the frame in which reading ended, too
+            number = self.counters.dropped[reason]
+            text = f"{count(number)} bad rows; first: {first}" if number else first
+            (self.dropped if self._drops_bad_rows else self.errors).append(text)
+            self.is_bad |= not self._drops_bad_rows
+
+    def say(self, out: Output) -> None:
+        counters = self.counters
+        if not self._opened:
+            out.say(f"{'unread':8}  {self.source}: --limit ends before it")
+            return
+        state = "bad" if self.errors else "good"
+        stale = f", {count(counters.stale)} stale" if counters.stale else ""
+        out.say(f"{state:8}  {self.source}: {count(counters.rows)} rows in {count(counters.frames)} frames read{stale}")
+        if counters.truncated:
+            out.say(f"{'truncated':8}  {count(counters.truncated)} ids beyond the length of their sequence")
+        for text in self.dropped:
+            out.say(f"{'dropped':8}  {text}")
+        for text in self.errors:
+            out.say(f"{'error':8}  {text}")
+
+    def to_dict(self) -> dict[str, Any]:
+        counters = self.counters
+        return {
+            "source": self.source,
+            "rows": counters.rows,
+            "frames": counters.frames,
+            "stale": counters.stale,
+            "stale_rows": counters.stale_rows,
+            "truncated": counters.truncated,
+            "bad_rows": dict(counters.dropped),
+            "errors": self.errors,
+        }
+
+
+def walk(
+    checks: list[SourceCheck], options: ReadOptions, num_required: int, args: argparse.Namespace, out: Output
+) -> dict[str, Any]:
+    """Pass the frames of all sources through a gate that has nothing behind it, and say what it made of them."""
+    gate, total = Gate(num_required), Counters()
+
+    def opened(_: int) -> None:
+        total.steps += 1
+
+    gate.open_into(opened)
+    frames = [check.frames(options, args.merge == "step") for check in checks]
+    with closing(in_order(frames, args.merge)) as numbered:
+        for number, frame in islice(numbered, args.limit):
+            admitted = gate.admit(frame.local_step, lambda: None, frame.contributor)
+            total.count(frame, admitted)
+            checks[number].counters.count(frame, admitted)
+    if args.flush and gate.num_accumulated:
+        gate.take(1, opened)
+    for check in checks:
+        check.end()
+        check.say(out)
+    pending = gate.num_accumulated
+    out.say(f"{'frames':8}  {frames_text(total.frames, total.steps, total.stale, pending)}")
+    if total.stale:
+        out.say(f"{'stale':8}  {total.stale_note('would be')}")
+    problem = too_stale(total.stale_rows, total.rows, args.max_stale)
+    if problem is not None:
+        out.say(f"{'error':8}  {problem}")
+    named = {name: getattr(total, name) for name in ("rows", "frames", "stale", "stale_rows", "steps")}
+    return {**named, "pending": pending, "errors": [] if problem is None else [problem]}

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import ConfigError, InputError, PeerError, StateError, TruncatedInputError, UsageError
+from penstock.errors import (
+    ConfigError,
+    InputError,
+    PeerError,
+    StaleInputError,
+    StateError,
+    TruncatedInputError,
+    UsageError,
+)
 
 _PLAIN: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (ConfigError, UsageError, StateError, PeerError, MemoryError)
 }
-_OF_INPUT: dict[str, type[InputError]] = {kind.__name__: kind for kind in (InputError, TruncatedInputError)}
+_OF_INPUT: dict[str, type[InputError]] = {
+    kind.__name__: kind for kind in (InputError, StaleInputError, TruncatedInputError)
+}
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -80,11 +80,13 @@ class RoundsReader(FrameReader):
             self._own[n].sources[0] if n in self._own else Source(_name_of(s), _not_ours) for n, s in enumerate(several)
         ]
         self.first_bad: dict[str, str] = {}
+        self.checksums: set[bool] = set()
         self._peers, self._shares, self._saves, self._telling = peers, shares, saves, telling
         self._whole = [False] * len(several)  # sources read to their end, with checksums that fit
 
     def numbered(self) -> Generator[tuple[int, Frame], None, None]:
         self._whole = [False] * len(self.sources)
+        self.checksums = set()
         ahead = _Ahead(self._own_rounds())
         try:
             for number in itertools.count():
@@ -125,7 +127,7 @@ class RoundsReader(FrameReader):
         about: dict[str, Any] = {"source": number}
         try:
             frame = next(frames, None)
-            about["verified"] = reader.verified
+            about |= {"verified": reader.verified, "checksums": list(reader.checksums)}
             if frame is None:
                 return Entry(about)
             about |= _about(frame, dict(reader.first_bad))
@@ -176,6 +178,7 @@ class RoundsReader(FrameReader):
         if "error" in about:
             raise self._agreed(raised(about["error"]))
         self._whole[about["source"]] = about["verified"]
+        self.checksums.update(about["checksums"])
         if "num_rows" in about:
             for reason, first in about["first_bad"].items():
                 self.first_bad.setdefault(reason, first)

@@ -8,6 +8,7 @@ import itertools
 import sys
 
 import numpy as np
+from accumulate import add, drain, is_valid
 
 import penstock as ps
 from penstock.pyx import accumulator, reference
@@ -98,13 +99,11 @@ def frames():
                 *[of * gains[:, None] for of in (grads[which], grads)] * gained,
             ]
             wanted += [(np.concatenate([ids, ids[:1], *[ids] * (1 + 2 * gained)]), np.concatenate(rows_by_hand))]
-            num = added.begin(blocks, frame, parts)
-            assert all(added.check_part(part, 3) for part in range(3))
-            assert all(added.add_part(part, frame, True) for part in range(num))
-            added.end()
+            assert is_valid(added, blocks, frame, parts)
+            assert add(added, blocks, frame, parts)
             yield 1
         added.set_state(added.get_state())
-        for got, twin in zip(sorted_sums(added, number), reference.coalesce(wanted, dim, False, dtype), strict=False):
+        for got, twin in zip(drain(added, ascending=True), reference.coalesce(wanted, dim, False, dtype), strict=False):
             assert got.tobytes() == twin[np.argsort(ids_of(wanted))].tobytes()
 
 
@@ -112,24 +111,13 @@ def taken_back(added, ids, grads, parts):
     """A frame that ends with a value that is not finite leaves nothing."""
     bad = grads.copy()
     bad[-1:, -1:] = np.inf
-    good = [added.add_part(part, 0, True) for part in range(added.begin([(ids, bad, None)], 0, parts))]
-    assert all(good) == (not len(ids))
-    added.undo()
+    assert add(added, [(ids, bad)], 0, parts) == (not len(ids))
     assert len(added) == added.num_distinct == 0
 
 
 def ids_of(frames):
     """Distinct ids in order of first appearance."""
     return np.array(list(dict.fromkeys(int(i) for ids, _ in frames for i in ids)), np.int64)
-
-
-def sorted_sums(added, number):
-    """Drained as parts or as one, by id."""
-    if number % 2:
-        return added.drain(ascending=True)[:2]
-    parts = added.drain_parts()
-    ids, sums = (np.concatenate([part[of] for part in parts]) for of in range(2))
-    return ids[np.argsort(ids)], sums[np.argsort(ids)]
 
 
 def tables():

@@ -1,4 +1,4 @@
-"""Drives gate, accumulators and kernels from many threads, for ThreadSanitizer to watch; see tsan.sh.
+"""Drives gate, pipeline, accumulators and kernels from many threads, for ThreadSanitizer to watch; see tsan.sh.
 
 Only penstock's kernels are built with the sanitizer. It sees their reads and writes, and every lock and
 condition of the process, the GIL's too; so it reports when two threads touch the same sums with no lock
@@ -10,16 +10,23 @@ same part; the first report then ends the process. The results are checked as we
 
 import argparse
 import contextlib
+import itertools
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import penstock as ps
+from penstock import pipeline
+from penstock.frames import Coalesced, Frame, Rows
+from penstock.gate import Gate
+from penstock.pipeline import Pipeline
 from penstock.pyx import accumulator
-from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
+from penstock.stats import Counters
+from penstock.store import TableStore
 
 PRODUCERS, TAKERS, GRADIENTS, ROWS, DIM = 6, 3, 40, 2000, 16
 
@@ -123,22 +130,49 @@ def together(acc, broken: str | None, producers: list, takers: list) -> None:
 
 
 def parts(broken: str | None) -> None:
-    """One block's rows added in parts by a pool, as the pipeline does, frame after frame."""
-    rng = np.random.default_rng(0)
-    for dtype in ("float32", "float64"):
-        acc = Accumulator(DIM, dtype, vocabulary_size=3000)
-        wanted = np.zeros(3000)
-        with ThreadPoolExecutor(4) as pool:
-            for frame in range(10):
-                ids = rng.integers(0, 3000, 20_000)
-                np.add.at(wanted, ids, 1)
-                acc.begin([(ids, np.ones((len(ids), DIM), dtype), None)], frame, 4)
-                shares = [part // 2 for part in range(4)] if broken else range(4)
-                for done in [pool.submit(acc.add_part, share, frame) for share in shares]:
-                    done.result()
-                acc.end()
-        ids, sums, _ = acc.drain(ascending=True)
-        assert broken or (sums[:, 0] == wanted[ids]).all()
+    """Producers push frames of two tables through one pipeline, whose threads share the tables' parts as tasks."""
+    pipeline.ROWS_WORTH_SPLITTING = 1 << 12
+    sizes, wanted, found = {"mapped": 3000, "hashed": 2**30}, np.zeros(3000), np.zeros(3000)
+    stores = {name: TableStore(size, DIM, accumulate=True, mean=False) for name, size in sizes.items()}
+    frames = [
+        [np.random.default_rng((producer, number)).integers(0, 3000, 20_000) for number in range(GRADIENTS // 4)]
+        for producer in range(PRODUCERS)
+    ]
+    for ids in itertools.chain(*frames):
+        np.add.at(wanted, ids, 2)
+
+    def step(coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        for one in itertools.chain(*coalesced.values()):
+            for ids, sums in one.parts:
+                found[ids % 3000] += sums[:, 0]
+
+    line, counters = Pipeline(Gate(3), stores, step, 4), Counters()
+    if broken:
+        line._work = lambda num_tasks, alone: twice(line, num_tasks)
+
+    def produce(number: int) -> None:
+        for ids in frames[number]:
+            ones = np.ones((len(ids), DIM), np.float32)
+            rows = {"mapped": (Rows(ids, ones),), "hashed": (Rows(ids + 3000 * 2**17, ones),)}
+            line.push(Frame(rows, 2 * len(ids)), lambda *_: (), counters)
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    line.close()
+    assert broken or (counters.steps == PRODUCERS * (GRADIENTS // 4) // 3 and (found == wanted).all())
+
+
+def twice(line: Pipeline, num_tasks: int) -> bool:
+    """Pipeline._work with the same tasks on two intakes' counters, so that two threads fold the same part."""
+    begun = threading.Thread(target=line._intake.work)
+    begun.start()
+    line._intake.add()
+    good = line._crew.run([line._intake.work] * num_tasks)
+    begun.join()
+    return good
 
 
 def tables() -> None:

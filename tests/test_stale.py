@@ -1,0 +1,242 @@
+"""Stale frames of a replay: the note that counts them, ``--max-stale``, and what ``validate`` says in advance."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from checkpoints import ROWS, batch, commits, config_of, engine_of, write
+from jobs import together
+
+import penstock as ps
+from penstock.cli import main
+from penstock.distributed.member import Member
+
+FIX = "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+STEPS = 6
+
+
+@pytest.fixture
+def config(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    return str(tmp_path / "tables.pbtxt")
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """Two workers' logs of the same steps: read one after the other, the second is stale from its first frame on."""
+    return [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(STEPS)]) for n in range(2)]
+
+
+@pytest.fixture
+def call(capsys):
+    """call(code, words…) → (what people read, what --json printed)"""
+
+    def run(code, *argv):
+        capsys.readouterr()
+        assert main([*map(str, argv), "--json"]) == code
+        said = capsys.readouterr()
+        return said.err, json.loads(said.out)
+
+    return run
+
+
+def unmarked(batches):
+    """The same without steps: every batch is a frame, and none is ever stale."""
+    return [each.drop_columns(["step", "contributor"]) for each in batches]
+
+
+# ---- the note
+
+
+def test_half_of_the_rows_being_stale_is_noted_with_the_flags_that_fix_it(config, workers, call):
+    said, report = call(0, "replay", config, *workers)
+    assert (report["frames"], report["stale"], report["rows"], report["stale_rows"]) == (12, 6, 480, 240)
+    assert report["notes"] == [
+        "6 of 12 frames were stale (step behind the engine's), with 240 of 480 rows (50.0%): " + FIX
+    ]
+    assert f"note      {report['notes'][0]}\n" in said
+    said, report = call(0, "replay", config, *workers, "--merge", "step", "--num-required", 2)
+    assert (report["stale"], report["stale_rows"], report["notes"]) == (0, 0, [])
+
+
+def test_a_single_stale_frame_is_noted_with_its_share_of_the_rows(config, tmp_path, call):
+    log = write(tmp_path / "log.arrows", [*(batch(step) for step in range(100)), batch(3, rows=1)])
+    _, report = call(0, "replay", config, log)
+    assert report["notes"][0].startswith("1 of 101 frames was stale (step behind the engine's), with 1 of 4,001 ")
+    assert "4,001 rows (under 0.1%)" in report["notes"][0]
+
+
+# ---- --max-stale
+
+
+def test_more_stale_rows_than_allowed_are_exit_3_at_the_end_and_no_tables(config, workers, tmp_path, call):
+    line = ["replay", config, *workers, "--checkpoint", tmp_path / "c", "--deltas", tmp_path / "d"]
+    said, failed = call(3, *line, "--max-stale", 0.49, "--out", tmp_path / "out")
+    assert failed == {"error": failed["error"], "exit_code": 3}
+    assert failed["error"] == (
+        "240 of the 480 rows read are of stale frames (50.0%), more than --max-stale 0.49 (max_stale=) allows; "
+        f"{FIX}; --out was not written; committed to {tmp_path / 'c'} at step 6; "
+        f"the deltas of every whole frame are in {tmp_path / 'd'}"
+    )
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    whole = engine_of(num_required=1)
+    whole.run(workers)
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
+    with pa.OSFile(str(tmp_path / "d")) as file:
+        assert set(pa.ipc.open_stream(file).read_all()["step"].to_pylist()) == set(range(1, STEPS + 1))
+
+
+def test_just_as_many_stale_rows_as_allowed_are_no_error(config, workers, tmp_path, call):
+    call(0, "replay", config, *workers, "--max-stale", 0.5, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "user.parquet").exists()
+    call(0, "replay", config, *workers, "--max-stale", 0, "--merge", "step", "--num-required", 2)
+    assert "nothing was committed" in call(3, "replay", config, *workers, "--max-stale", 0)[1]["error"]
+
+
+def test_a_resumed_run_is_judged_by_the_rows_of_the_whole_log(config, workers, tmp_path, call):
+    line = ["replay", config, *workers, "--checkpoint", tmp_path / "c", "--resume"]
+    call(0, *line, "--limit", STEPS + 4)
+    assert "240 of the 480 rows" in call(3, *line, "--max-stale", 0.4)[1]["error"]
+    before = commits(tmp_path / "c")
+    assert "240 of the 480 rows" in call(3, *line, "--max-stale", 0.4)[1]["error"]  # nothing is left to apply
+    assert commits(tmp_path / "c") == before
+    assert call(0, *line, "--max-stale", 0.5)[1]["skipped"] == 2 * STEPS
+
+
+@pytest.mark.parametrize("share", ["1.01", "-0.1", "nan", "half", "50%"])
+def test_a_share_that_is_none_is_exit_2(share, config, workers, call):
+    for command in ("replay", "validate"):
+        error = call(2, command, config, *workers, f"--max-stale={share}")[1]["error"]
+        assert "argument --max-stale: expected a share from 0 to 1" in error
+
+
+def test_python_runs_and_stages_take_it_too(workers):
+    too_many = r"^240 of the 480 rows read are of stale frames \(50\.0%\), more than --max-stale 0\.25"
+    with pytest.raises(ps.InputError, match=too_many):
+        engine_of(num_required=1).run(workers, max_stale=0.25)
+    engine = engine_of(num_required=1)
+    deltas = iter(engine.stage(workers, max_stale=0.25))
+    steps = {step for _ in range(STEPS) for step in next(deltas)["step"].to_pylist()}
+    assert steps == set(range(1, STEPS + 1))  # every delta arrives before the error
+    with pytest.raises(ps.InputError, match=too_many):
+        next(deltas)
+    assert engine.run(workers, max_stale=1.0).stale == 2 * STEPS  # each run is judged by itself
+    for wrong in (1.5, -1, float("nan"), "0.5", True):
+        with pytest.raises(ps.UsageError, match=r"max_stale: expected a share from 0 to 1, got "):
+            engine.run(workers, max_stale=wrong)
+
+
+def test_an_earlier_run_of_the_same_engine_does_not_count(tmp_path, workers):
+    engine = engine_of(num_required=1)
+    engine.run(iter(unmarked(batch(step, rows=400) for step in range(STEPS))))
+    with pytest.raises(ps.InputError, match="480 of the 480 rows"):
+        engine.run(workers, max_stale=0.5, checkpoint=tmp_path / "c")
+    with pytest.raises(ps.InputError, match="480 of the 480 rows"):
+        ps.Engine.restore(tmp_path / "c").run(workers, max_stale=0.5, checkpoint=tmp_path / "c", resume=True)
+
+
+def test_every_process_of_a_job_ends_with_the_same_error(workers, tmp_path):
+    def work(peers):
+        return Member(peers, config_of()).run(workers, max_stale=0.4, checkpoint=tmp_path / "c")
+
+    errors = together(2, work)
+    assert [type(error).__mro__.index(ps.InputError) >= 0 for error in errors] == [True, True]
+    assert len({str(error) for error in errors}) == 1
+    assert "240 of the 480 rows read" in str(errors[0])
+    assert ps.Engine.restore(tmp_path / "c").global_step == STEPS
+
+
+# ---- validate
+
+
+def test_validate_says_how_many_frames_a_replay_would_drop(config, workers, call):
+    said, found = call(0, "validate", config, *workers)
+    assert f"6 of 12 frames would be stale (step behind the engine's), with 240 of 480 rows (50.0%): {FIX}\n" in said
+    assert f"good      {workers[0]}: 240 rows in 6 frames read\n" in said
+    assert f"good      {workers[1]}: 240 rows in 6 frames read, 6 stale\n" in said
+    replayed = call(0, "replay", config, *workers)[1]
+    same = ("rows", "frames", "stale", "stale_rows", "steps", "pending")
+    assert {name: found[name] for name in same} == {name: replayed[name] for name in same}
+    assert [(of["stale"], of["stale_rows"]) for of in found["sources"]] == [(0, 0), (6, 240)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--merge", "step", "--num-required", "2"],
+        ["--merge", "round"],
+        ["--num-required", "5"],
+        ["--num-required", "5", "--flush"],
+        ["--limit", "9"],
+        ["--reduction", "sum", "--limit", "0"],
+        ["--contribution-rows", "7"],
+    ],
+    ids=" ".join,
+)
+def test_validate_counts_what_replay_counts_with_the_same_flags(flags, config, workers, call):
+    found, replayed = (call(0, command, config, *workers, *flags)[1] for command in ("validate", "replay"))
+    for name in ("rows", "frames", "stale", "stale_rows", "steps", "pending"):
+        assert found[name] == replayed[name], name
+
+
+def test_a_source_that_the_limit_does_not_reach_is_not_called_good(config, workers, call):
+    said, _ = call(0, "validate", config, *workers, "--limit", 3)
+    assert f"good      {workers[0]}: 120 rows in 3 frames read\n" in said
+    assert f"unread    {workers[1]}: --limit ends before it\n" in said
+
+
+def test_validate_counts_by_the_gate_of_the_configuration(tmp_path, workers, call):
+    path = tmp_path / "gate.pbtxt"
+    config_of().save(path)
+    text = path.read_text()
+    assert "tpu_embedding_configuration {" not in text
+    path.write_text(f"tpu_embedding_configuration {{ {text} }}\ngate {{ num_required: 2 }}\n")
+    found = call(0, "validate", path, *workers, "--merge", "step")[1]
+    assert (found["stale"], found["steps"]) == (0, STEPS)
+
+
+def test_validate_holds_the_stale_rows_against_the_limit(config, workers, call):
+    said, found = call(3, "validate", config, *workers, "--max-stale", 0.4)
+    (error,) = found["errors"]
+    assert error.startswith("240 of the 480 rows read are of stale frames (50.0%), more than --max-stale 0.4")
+    assert f"error     {error}\n" in said
+    assert call(0, "validate", config, *workers, "--max-stale", 0.5)[1]["errors"] == []
+
+
+def test_validate_of_merged_sources_says_what_is_wrong_with_each(config, workers, tmp_path, call):
+    bad = write(tmp_path / "bad.arrows", [batch(0), batch(1).set_column(3, "id", pa.array([ROWS] * 40))])
+    unsorted = write(tmp_path / "unsorted.arrows", [batch(3), batch(2)])
+    _, found = call(3, "validate", config, workers[0], bad, unsorted, workers[1], "--merge", "step")
+    good, wrong, disordered, last = found["sources"]
+    assert (good["errors"], last["errors"]) == ([], [])
+    assert (good["frames"], wrong["frames"], disordered["frames"], last["frames"]) == (STEPS, 2, 1, STEPS)
+    assert wrong["bad_rows"] == {"id_out_of_range": 40}
+    assert wrong["errors"][0].startswith(f"40 bad rows; first: {bad}: batch 1, row 0, column 'id': expected 0 <= id < ")
+    assert "--merge step needs sources sorted by step: 2 comes after 3" in disordered["errors"][0]
+
+
+def test_bad_rows_that_replay_would_drop_are_no_error_of_validate(config, tmp_path, call):
+    log = write(tmp_path / "bad.arrows", [batch(0), batch(1).set_column(3, "id", pa.array([ROWS] * 40))])
+    quarantine = tmp_path / "aside.arrows"
+    for flag in ("drop", f"quarantine={quarantine}"):
+        said, found = call(0, "validate", config, log, "--on-bad-row", flag)
+        assert (found["sources"][0]["bad_rows"], found["sources"][0]["errors"]) == ({"id_out_of_range": 40}, [])
+        assert "dropped   40 bad rows; first: " in said
+    assert not quarantine.exists()
+    call(3, "validate", config, log)
+    assert "expected error, drop or quarantine" in call(2, "validate", config, log, "--on-bad-row", "x")[1]["error"]
+
+
+def test_validate_refuses_learning_rates_as_replay_does(config, workers, tmp_path, call):
+    for command in ("validate", "replay"):
+        assert "tag 3" in call(2, command, config, *workers, "--learning-rate", "3=0.5")[1]["error"]
+    tagged = tmp_path / "tags.pbtxt"
+    ps.EmbeddingConfig.from_tables(
+        [ps.TableConfig(ROWS, 4, name="user"), ps.TableConfig(ROWS, 2, name="item")],
+        optimizer=ps.SGD(ps.DynamicLearningRate(0)),
+    ).save(tagged)
+    assert "nothing gives the value of tag 0" in call(4, "replay", tagged, *workers)[1]["error"]
+    _, found = call(4, "validate", tagged, *workers)
+    assert ["nothing gives the value of tag 0" in of["errors"][0] for of in found["sources"]] == [True, True]
+    call(0, "validate", tagged, *workers, "--learning-rate", "0=0.5")
