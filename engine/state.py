@@ -66,7 +66,7 @@ class State:
         self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
         outside, mesh = mesh, make_mesh(mesh)
         mod = config.sharding_strategy == "MOD"
-        check_memory(mesh, sum(_least_bytes(spec) for spec in self.specs.values()))
+        check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
         lanes = variants.lanes(mesh)
         layouts = {
             name: Layout(
@@ -280,12 +280,6 @@ def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
     return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
-
-
-def _least_bytes(spec: TableSpec) -> int:
-    """Of the weights and slots, however they are laid out."""
-    weight = 2 if spec.storage_dtype == "bfloat16" else 4
-    return spec.vocabulary_size * spec.dim * (weight + 4 * len(spec.slots))
 
 
 def _no_rows(spec: TableSpec) -> Coalesced:

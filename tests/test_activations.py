@@ -92,6 +92,13 @@ def test_weights_so_small_that_one_over_their_sum_is_infinite_still_give_a_mean(
     assert engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=dedup)
 
 
+def test_weights_that_nearly_cancel_overflow_without_a_warning():
+    engine = engine_of(combiner="mean")
+    (activations,), _ = engine.recv_activations([[[0, 0, 2], [1], [], []]], weights=[[[1, -1, 1e-40], [1], [], []]])
+    assert not np.isfinite(activations[0]).any()
+    assert activations[1:, 0].tolist() == [2, 0, 0]
+
+
 def test_a_sequence_keeps_its_ids_apart_and_is_cut_and_counted():
     engine = engine_of(max_sequence_length=2)
     (activations,), dedup = engine.recv_activations([[[1, 2, 3], [], [5], [4, 4]]])

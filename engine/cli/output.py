@@ -134,6 +134,14 @@ def several(number: int, what: str) -> str:
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
+def size_text(num_bytes: int) -> str:
+    """1234567 → '1.2 MB'."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if num_bytes >= 1000**power:
+            return f"{num_bytes / 1000**power:,.1f} {unit}"
+    return several(num_bytes, "byte")
+
+
 def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
     """'61: 20 steps, 1 stale'."""
     text = f"{count(frames)}: {several(steps, 'step')}"

@@ -172,8 +172,8 @@ class EmbeddingConfig(MessageView):
         """Write all of it, atomically: TensorFlow's message where that can hold it, else an EngineConfig.
 
         Text where the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part of a
-        file (a dynamic tag says that a rate comes from outside); a callable initializer or a UserDefinedProgram is
-        a ConfigError.
+        file (a dynamic tag says that a rate comes from outside). ConfigError, and nothing written, for a callable
+        initializer, a UserDefinedProgram, and whatever ``load`` would refuse.
         """
         if self._part.initializers:
             name = min(self._part.initializers)
@@ -182,6 +182,10 @@ class EmbeddingConfig(MessageView):
                 "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
             )
         self._refuse_programs()
+        try:
+            validate(self._message)
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: not saved, it could not be loaded again: {error}") from None
         files.write(self._message, path)
 
     def _refuse_programs(self) -> None:

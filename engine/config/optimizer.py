@@ -177,11 +177,11 @@ def share(**arguments: float) -> None:
 
 
 def _number(name: str, value: Any) -> Any:
-    """value, of any type that is a number's."""
+    """value, of any type that is a number's. As in TensorFlow a TypeError where it is none."""
     try:
         return value + 0.0
     except TypeError:
-        raise ConfigError(f"{name} must be a number, got {value!r}") from None
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
 
 
 def _gradient_limits(clipvalue: Clip) -> tuple[float | None, float | None]:

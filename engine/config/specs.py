@@ -86,6 +86,16 @@ class TableSpec:
     storage_dtype: str = "float32"
     quantization: Quantization | None = None
 
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights need at least, however they are laid out."""
+        return self.vocabulary_size * self.dim * (2 if self.storage_dtype == "bfloat16" else 4)
+
+    @property
+    def slots_bytes(self) -> int:
+        """The same of all slots."""
+        return self.vocabulary_size * self.dim * 4 * len(self.slots)
+
 
 @dataclass(frozen=True)
 class FeatureSpec:
