@@ -176,7 +176,7 @@ class Flow:
     def _alone(self, saving: Run) -> AbstractContextManager[Any]:
         """No other thread steps between the last delta and the commit that counts it, where both are files.
 
-        Not where deltas are handed out: who asks for them may take as long as he likes, or ask from another thread.
+        Not where a consumer pulls the deltas: it may take any time for one, and pull the next from another thread.
         """
         return self._engine.gate.still() if self._writer is not None and saving.commits else nullcontext()
 

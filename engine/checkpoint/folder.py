@@ -244,9 +244,8 @@ class Folder:
         """Why a file is not there. A writer removes a commit's manifest before its data files (``tidy``)."""
         if self.manifest(number).exists():
             return self._damaged(path, number, "is missing")
-        return CommitGoneError(
-            f"{self.path}: commit {number} was removed while it was read, by a run that commits here"
-        )
+        gone = f"commit {number} was removed while it was read"
+        return CommitGoneError(f"{self.path}: {gone}: a run commits here and keeps only its last few; read it again")
 
     def _damaged(self, path: Path, number: int, problem: str) -> StateError:
         numbers = self.numbers()
