@@ -6,6 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -68,6 +71,35 @@ def slow(job, tmp_path, steps=200):
     return [*job, "--checkpoint", str(tmp_path / "saved"), "--every", "5"]
 
 
+@contextmanager
+def held(source):
+    """In here the source is a pipe that gives half of its content and then waits, so that no run reaches its end.
+
+    Gives a function that puts the whole file in the pipe's place, for runs that begin later.
+    """
+    content, over = Path(source).read_bytes(), threading.Event()
+    os.unlink(source)
+    os.mkfifo(source)
+    writer = os.open(source, os.O_RDWR)  # which waits for no reader
+
+    def feed():
+        with open(writer, "wb") as pipe:
+            pipe.write(content[: len(content) // 2])
+            pipe.flush()
+            over.wait()
+
+    def release():
+        whole = Path(f"{source}.whole")
+        whole.write_bytes(content)
+        whole.replace(source)
+
+    threading.Thread(target=feed, daemon=True).start()
+    try:
+        yield release
+    finally:
+        over.set()
+
+
 def children(process):
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
         return [int(pid) for pid in file.read().split()]
@@ -105,11 +137,13 @@ def test_a_bad_row_ends_every_process_with_the_same_line_and_code(job, tmp_path)
 
 
 def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
-    first, second = ranks(slow(job, tmp_path), 2)
-    wait_for_commit(tmp_path / "saved", 2, first)
-    second.kill()
-    second.communicate()
-    code, _, err = ended(first)
+    job = slow(job, tmp_path)
+    with held(job[4]):
+        first, second = ranks(job, 2)
+        wait_for_commit(tmp_path / "saved", 2, first)
+        second.kill()
+        second.communicate()
+        code, _, err = ended(first)
     assert code == 6
     assert "process 1 of 2 is gone" in err
 
@@ -117,10 +151,12 @@ def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(job, tmp_path, rank):
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas"), "--deltas-slots", "all"]
-    supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
-    wait_for_commit(tmp_path / "saved", 2, supervisor)
-    os.kill(children(supervisor)[rank], signal.SIGKILL)
-    code, out, err = ended(supervisor)
+    with held(job[4]) as release:
+        supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
+        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        release()
+        os.kill(children(supervisor)[rank], signal.SIGKILL)
+        code, out, err = ended(supervisor)
     assert code == 0
     assert f"process {rank} of 2 was killed (SIGKILL); starting again from commit" in err
     assert json.loads(out)["skipped"] > 0
@@ -137,10 +173,12 @@ def deltas_in(file):
 
 def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas")]
-    supervisor = start(["supervise", "--processes", "2", "--", *job])
-    wait_for_commit(tmp_path / "saved", 2, supervisor)
-    supervisor.send_signal(signal.SIGTERM)
-    code, _, err = ended(supervisor)
+    with held(job[4]) as release:
+        supervisor = start(["supervise", "--processes", "2", "--", *job])
+        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        supervisor.send_signal(signal.SIGTERM)
+        code, _, err = ended(supervisor)
+        release()
     assert code == 130
     assert "interrupted after step" in err
     kept = Engine.restore(tmp_path / "saved")

@@ -23,9 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="CASE", help="one case: its number, or the name of a crafted one")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="where the files of failed cases go")
-    parser.add_argument(
-        "--limit-s", type=float, default=20.0, help="more is looked at again (default 20)"
-    )
+    parser.add_argument("--limit-s", type=float, default=20.0, help="more is looked at again (default 20)")
     parser.add_argument("--most-mib", type=float, default=256.0, help="memory beyond a good run (default 256)")
     parser.add_argument("--no-crafted", action="store_true", help="only the drawn cases")
     parser.add_argument(
