@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from limits import HANG_S
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
@@ -95,7 +96,7 @@ def run(*lines):
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split("\n")[-2]

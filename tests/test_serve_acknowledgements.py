@@ -7,7 +7,8 @@ import threading
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of, until
+from limits import until
+from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.saver import Saver

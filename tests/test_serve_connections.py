@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pyarrow.flight as flight
 import pytest
-from services import Process, client_of, config_of, frame, replayed, service_of, until
+from limits import HANG_S, until
+from services import Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
@@ -27,7 +28,7 @@ def strangers():
     opened = []
 
     def open_to(address, count):
-        new = [socket.create_connection((address.host, address.port), timeout=60) for _ in range(count)]
+        new = [socket.create_connection((address.host, address.port), timeout=HANG_S) for _ in range(count)]
         opened.extend(new)
         return new
 

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of, until
+from limits import HANG_S, until
+from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
 
 import penstock as ps
 from penstock.checkpoint.folder import Folder
@@ -138,10 +139,10 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
     with service_of(limits=Limits(calls=8)) as service:
 
         def push(n):
-            with client_of(service, patience_s=60) as client:
+            with client_of(service) as client:
                 return client.put([frame(n)], f"w{n}").position
 
-        assert [done(90) for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
+        assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
         assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
         assert service.intake.num_producers == 100
         until(lambda: service.door.num_calls == 0)
@@ -277,9 +278,9 @@ def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_pat
         monkeypatch.setattr(durable, "operations", Full())
         with pytest.raises(ps.ServiceError):
             client.put(FRAMES[3:], "w0")
-        assert service.wants_to_end.wait(10)
+        assert service.wants_to_end.wait(HANG_S)
         with pytest.raises(OSError, match="No space left"):
             service.end()
-        assert service.close(5)
+        assert service.close(HANG_S)
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

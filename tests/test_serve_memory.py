@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import DIM, client_of, config_of, frame, replayed, service_of, until
+from limits import HANG_S, until
+from services import DIM, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io import cutting, flight_memory, flight_room
@@ -382,7 +383,7 @@ with connect(sys.argv[1]) as service:
 
 def test_a_producer_that_dies_leaves_no_memory_behind():
     with service_of() as service:
-        done = subprocess.run([sys.executable, "-c", DIES, service.address.uri], check=False, timeout=60)
+        done = subprocess.run([sys.executable, "-c", DIES, service.address.uri], check=False, timeout=HANG_S)
         assert done.returncode == -signal.SIGKILL
         until(lambda: service.door.num_calls == 0)
         assert service.producers.memory.num_taken == 0

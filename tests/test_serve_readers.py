@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import DIM, VOCABULARY, Process, client_of, config_of, frame, in_thread, replayed, service_of, until
+from limits import until
+from services import DIM, VOCABULARY, Process, client_of, config_of, frame, in_thread, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
