@@ -373,9 +373,12 @@ from penstock.io.flight import connect
 
 with connect(sys.argv[1]) as service:
     gradient = pa.FixedSizeListArray.from_arrays(np.ones(4 * 16000, np.float32), 4)
+    frame = pa.record_batch({"id": np.arange(16000) % 500, "gradient": gradient})
     producer = service.producer("w0")
+    producer.send(frame)
+    producer.wait()  # from here on the offer is known
     while True:
-        producer.send(pa.record_batch({"id": np.arange(16000) % 500, "gradient": gradient}))
+        producer.send(frame)
         if producer.acked.position > 5:
             os.kill(os.getpid(), signal.SIGKILL)
 """
