@@ -11,11 +11,11 @@ import pytest
 from limits import HANG_S
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
-from penstock.io.flight_connection import Address
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.flight.connection import Address
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Saving, Service
 
 DIM, VOCABULARY = 4, 500

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizer_proto import optimization_parameters
 from penstock.config.optimizers import (
     FTRL,
     SGD,
@@ -17,6 +16,7 @@ from penstock.config.optimizers import (
     RowWiseAdagrad,
     update_rule,
 )
+from penstock.config.optimizers.proto_conversion import optimization_parameters
 from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule

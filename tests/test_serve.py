@@ -11,9 +11,9 @@ from limits import HANG_S, until
 from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight_messages import PutRequest, decoded
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.messages import PutRequest, decoded
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Service
 
 FRAMES = [frame(n) for n in range(12)]

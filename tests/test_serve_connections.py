@@ -14,7 +14,7 @@ from services import Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
-from penstock.io.flight_messages import encoded
+from penstock.io.flight.messages import encoded
 from penstock.service import connections
 from penstock.service.limits import Limits
 

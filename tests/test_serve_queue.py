@@ -11,7 +11,7 @@ from services import Process, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
-from penstock.io.flight_messages import PutRequest
+from penstock.io.flight.messages import PutRequest
 from penstock.service import limits
 from penstock.service.limits import Limits
 

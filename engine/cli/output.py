@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
-from penstock.io.pipes import reader_of
+from penstock.io.storage.pipes import reader_of
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate

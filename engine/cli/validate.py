@@ -13,9 +13,9 @@ from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
-from penstock.io.quarantine import parse_on_bad_row
-from penstock.io.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
-from penstock.rates import LearningRates
+from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.learning_rates import LearningRates
 from penstock.stats import Counters, too_stale
 
 
