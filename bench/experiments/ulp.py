@@ -1,7 +1,7 @@
 """How far the compiled updates are from the equations in NumPy: the largest error of one step, per optimizer.
 
     python bench/experiments/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
-    python bench/experiments/ulp.py --check    measures and compares with the table written there; exit code 1 if different
+    python bench/experiments/ulp.py --check    measures and compares with the written table; exit code 1 if not
     python bench/experiments/ulp.py --check --variant xla    the same of XLA's own programs, on a CPU too
 
 Unit: the last place of max(|old value|, |change|), float32, over weights and slots. Every parameter of every
