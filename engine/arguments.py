@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,16 @@ from typing import Any
 from penstock.errors import UsageError, UsageTypeError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UsageError for the first name that is no argument of a call."""
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
+            raise UsageTypeError(f"{call}: unknown argument '{name}'; {hint}")
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:

@@ -100,8 +100,8 @@ class Engine:
     def run(self, source: Any, **arguments: Unpack[RunArguments]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
-        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
-            iterator of record batches, or a list of paths
+        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
+            polars LazyFrame, a binary file, an iterator of record batches, or a list of sources
         arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, max_stale,
             gradient_dtype, allow_missing_end, checkpoint, every, keep, resume, progress, shield:
             ``penstock.flow.FlowArguments``; deltas, and what they hold: ``penstock.stage.RunArguments``

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from penstock.arguments import place
+from penstock.arguments import check_known, place
 from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
 from penstock.flow import Flow, FlowArguments
@@ -35,6 +35,7 @@ class RunArguments(StageArguments, total=False):
 
 def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
     """See ``Engine.stage``. Arguments are looked at now, the source is opened by the first pull."""
+    check_known("Engine.stage", arguments, StageArguments.__annotations__)
     of_deltas, of_flow = _parted(arguments)
     deltas = engine._make_deltas(**of_deltas)
     flow = Flow(engine, source, deltas=deltas, **of_flow)
@@ -43,6 +44,7 @@ def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> p
 
 def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Report:
     """See ``Engine.run``."""
+    check_known("Engine.run", arguments, RunArguments.__annotations__)
     of_deltas, of_flow = _parted(arguments)
     target = of_flow.pop("deltas", None)
     if target is None:

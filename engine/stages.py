@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import pyarrow as pa
 
+from penstock.arguments import check_known
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import form_of
 from penstock.stage import StageArguments
@@ -43,6 +44,7 @@ class StageFunction:
     def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Unpack[StagesArguments]) -> None:
         """config : or the path of one, which is then read where the function is called"""
         given: Mapping[str, Any] = arguments
+        check_known(type(self).__name__, given, StagesArguments.__annotations__)
         self._config = config
         self._of_engine = {name: value for name, value in given.items() if name in EngineArguments.__annotations__}
         self._of_stage = {name: value for name, value in given.items() if name not in self._of_engine}

@@ -1,7 +1,8 @@
 """A client of ``penstock serve``: gradients in, deltas, tables and rows out, over connections that may break.
 
     with connect("grpc://127.0.0.1:8815", token=…) as service:
-        service.put(frames, "worker-0")
+        done = service.position("worker-0")  # after a restart of the trainer; else 0
+        service.put(frames[done:], "worker-0", first=done + 1)
         for delta in service.deltas(since=step, follow=True): …
 
 Whatever breaks is made anew for ``patience_s``, and goes on from what was acknowledged.
@@ -21,8 +22,9 @@ import pyarrow.flight as flight
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.io.flight_connection import PASSING, Address, Patience, dial
+from penstock.io.flight_frames import ArrowStream, Frame, frames_of
 from penstock.io.flight_messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
-from penstock.io.flight_producer import WINDOW_BYTES, Frame, Producer
+from penstock.io.flight_producer import WINDOW_BYTES, Producer
 
 T = TypeVar("T")
 Float32 = npt.NDArray[np.float32]
@@ -54,7 +56,7 @@ def connect(
 ) -> Client:
     """A client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     patience_s : how long a service that is away is waited for
     share_memory : whether gradients go to a service on this machine through memory that both share, where it has some
@@ -76,18 +78,31 @@ class Client:
     # ---- gradients in
 
     def put(
-        self, frames: Iterable[Frame], contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES
+        self,
+        frames: Iterable[Frame] | ArrowStream,
+        contributor: str,
+        *,
+        first: int | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> Ack:
-        """Push frames, each a record batch or a list of them, and wait until the service holds them for good.
+        """Push frames and wait until the service holds them for good.
 
-        contributor : who sends them; under this name the service counts
-        first : the number of the first frame, from 1; None: the one that comes next
+        frames : each a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list of
+            them; a single table is cut into frames where its ``step`` or ``contributor`` changes
+        contributor : who sends them; the service numbers the frames of each name from 1
+        first : the number of the first frame; None: the one after ``position(contributor)``
         window_bytes : of frames kept until they are acknowledged
-        Frames that the service has already are recognised by their numbers. Raises InputError for a bad frame; those
-        before it are applied. Raises ServiceError where the service stays away.
+        Returns the last acknowledgement: what became of these frames (``applied``, ``stale``, ``dropped``).
+
+        Only numbers tell that a frame is sent again. Without ``first`` the same frames are new ones: they are dropped
+        as stale if their step is behind, and applied a second time if they have no step. A trainer that starts anew
+        reads ``position(contributor)``, skips that many frames and gives ``first=position + 1``; the service skips
+        frames that it has under their numbers.
+        Raises InputError for a bad frame; those before it are applied. Raises ServiceError where the service stays
+        away.
         """
         with self.producer(contributor, first=first, window_bytes=window_bytes) as producer:
-            for frame in frames:
+            for frame in frames_of(frames):
                 producer.send(frame)
         return producer.acked
 
@@ -96,7 +111,7 @@ class Client:
         return Producer(self, contributor, first, window_bytes, self._patience_s)
 
     def position(self, contributor: str) -> int:
-        """How many frames of a producer nothing can take back: who starts anew goes on with the next one."""
+        """How many frames of a producer nothing can take back: a producer that starts anew sends the next one first."""
         return int(self.act("position", {"contributor": contributor})["durable_position"])
 
     # ---- tables out

@@ -55,6 +55,10 @@ class Address:
         """Without the path."""
         return f"{'grpc+tls' if self.tls else 'grpc'}://{self.host}:{self.port}"
 
+    def may_pass_token_to(self, other: Address) -> bool:
+        """Whether a token for this address may be sent to the other: the same host, and no less encryption."""
+        return other.host.lower() == self.host.lower() and other.tls >= self.tls
+
     @property
     def is_loopback(self) -> bool:
         """Whether it can only be this machine's."""
@@ -69,10 +73,10 @@ def dial(
 ) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
     """A client, and what every call of it is given. Nothing is sent yet.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     """
-    token = token or os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     roots = roots or os.environ.get(ROOTS_VARIABLE)
     tls: dict[str, Any] = {}
     if address.tls and roots:

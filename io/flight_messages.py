@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
@@ -51,6 +51,7 @@ class PutRequest:
     kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
     contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
     first : the number of the stream's first frame, counted from 1
+    stream : an identifier; a request with that of the contributor's last stream continues its counts
     ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
     memory : whether memory is wanted that both share
     """
@@ -60,9 +61,10 @@ class PutRequest:
     first: int | None = None
     ends: bool = False
     memory: bool = False
+    stream: str | None = None
 
     def descriptor(self) -> flight.FlightDescriptor:
-        said = {"contributor": self.contributor, "first": self.first, "ends": self.ends, "memory": self.memory}
+        said = {name: value for name, value in vars(self).items() if name != "kind"}
         return flight.FlightDescriptor.for_command(encoded({self.kind: said}))
 
     @classmethod
@@ -77,35 +79,47 @@ class PutRequest:
         kind = next((k for k in (GRADIENTS, EXCHANGE) if k in said), None)
         if kind is None or not isinstance(said[kind], dict):
             raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {encoded(said)[:100]!r}')
-        contributor, first = said[kind].get("contributor"), said[kind].get("first")
-        if contributor is not None and not _is_name(contributor):
-            raise UsageError(f"contributor: expected a name of 1 to {MAX_NAME} bytes, got {str(contributor)[:50]!r}")
+        contributor, first, stream = (said[kind].get(word) for word in ("contributor", "first", "stream"))
+        for word, name in (("contributor", contributor), ("stream", stream)):
+            if name is not None and not _is_name(name):
+                raise UsageError(f"{word}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        return cls(kind, contributor, first, *(bool(said[kind].get(word, False)) for word in ("ends", "memory")))
+        ends, memory = (bool(said[kind].get(word, False)) for word in ("ends", "memory"))
+        return cls(kind, contributor, first, ends, memory, stream)
 
 
 @dataclass(frozen=True)
 class Ack:
-    """How far a producer's frames have come.
+    """How far a producer's frames have come, and what became of those of this stream.
 
     position : of its frames, how many are held
     durable : by a commit on disk; else in memory, in a service without a checkpoint
     step : the global step of that commit, or of now
     closing : the service is about to end: send no more
+    applied, stale : frames of this stream that entered the gate, and that were dropped because their step was behind;
+        a frame that the service recognizes by its number counts as neither
+    pending : frames that the gate holds, of all producers; dropped : reason → rows of this stream's frames
+
+    All counts refer to the frames up to ``position``.
     """
 
     position: int
     durable: bool
     step: int
     closing: bool = False
+    applied: int = 0
+    stale: int = 0
+    pending: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def said(self) -> dict[str, Any]:
         return {"ack": vars(self)}
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Ack:
-        return cls(**said["ack"])
+        """Words that are not known here are ignored."""
+        return cls(**{word: value for word, value in said["ack"].items() if word in cls.__dataclass_fields__})
 
 
 class Place(NamedTuple):

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.flight as flight
 
-from penstock.errors import InputError, PenstockError, StateError, UsageError
+from penstock.errors import PenstockError, StateError, UsageError
 from penstock.io.flight_connection import PASSING, Patience
+from penstock.io.flight_frames import Frame, batches_of, check_schema, cut
 from penstock.io.flight_messages import Ack, PutRequest, Words, decoded, from_flight
 from penstock.io.flight_room import Room
 
 if TYPE_CHECKING:
     from penstock.io.flight import Client
 
-Frame: TypeAlias = pa.RecordBatch | Sequence[pa.RecordBatch]
-
-# What is kept until it is acknowledged, and what is sent at once.
+# What is kept until it is acknowledged.
 WINDOW_BYTES = 256 << 20
-MESSAGE_BYTES = 8 << 20
 # Where acknowledgements are awaited and none comes for so long, the service is asked to commit.
 ASK_AFTER_S = 0.2
 
@@ -42,13 +40,15 @@ class Producer:
 
     first : the number of the first frame, from 1; None: the one after those that nothing can take back
 
-    acked : what the service said last
+    acked : what the service said last; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
+        broken connections and restarts of the service
     """
 
     def __init__(
         self, client: Client, contributor: str, first: int | None, window_bytes: int, patience_s: float
     ) -> None:
         self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+        self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
         self._patience = Patience(patience_s)
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
@@ -63,12 +63,11 @@ class Producer:
         self._last = position if first is None else first - 1
 
     def send(self, frame: Frame) -> int:
-        """Send a frame; its number. Waits where too much is on its way."""
-        batches = [frame] if isinstance(frame, pa.RecordBatch) else list(frame)
-        _check_one_frame(batches)
+        """Send a frame (what ``Client.put`` takes for one); its number. Waits where too much is on its way."""
+        batches = batches_of(frame)
         self._schema = self._schema or batches[0].schema
-        _check_schema(batches, self._schema)
-        pieces = [piece for batch in batches for piece in _cut(batch)]
+        check_schema(batches, self._schema)
+        pieces = [piece for batch in batches for piece in cut(batch)]
         size = sum(batch.nbytes for batch in batches)
         while not self._is_done() and self._kept_bytes + size > self._window_bytes:
             self._go_on()
@@ -151,7 +150,11 @@ class Producer:
             )
         client, options = self._client.opened()
         request = PutRequest(
-            contributor=self._contributor, first=position + 1, ends=True, memory=self._client.shares_memory
+            contributor=self._contributor,
+            first=position + 1,
+            ends=True,
+            memory=self._client.shares_memory,
+            stream=self._identifier,
         )
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema)
@@ -271,28 +274,3 @@ class _PutStream:
             self._room = Room.found(said["memory"])
         if "taken" in said and self._room is not None:
             self._room.taken(said["taken"])
-
-
-def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
-    """The service would cut it where the step or the contributor changes, and count more frames than we do."""
-    if not any(isinstance(batch, pa.RecordBatch) and batch.num_rows for batch in batches):
-        raise InputError("expected a frame: a record batch with rows, or a list of them")
-    for column in ("step", "contributor"):
-        if column in batches[0].schema.names:
-            seen = pa.chunked_array([batch.column(column) for batch in batches])
-            if len(pc.unique(seen)) > 1:
-                raise InputError("expected one frame: all its rows have one value", column=column)
-
-
-def _check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
-    for batch in batches:
-        if not batch.schema.equals(schema):
-            of = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
-            raise InputError(f"expected the columns of the frames before ({of[0]}), got {of[1]}; take another producer")
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of what is sent at once."""
-    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)

@@ -6,13 +6,13 @@ cut: there is no end marker to look for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InputError
+from penstock.errors import InputError, ServiceError
 from penstock.io.flight_connection import Address, dial
 from penstock.io.flight_messages import flight_errors, from_flight, read_words
 from penstock.io.parts import Batch, Batches, Part, arrow_errors
@@ -28,7 +28,11 @@ class Chunk(NamedTuple):
 
 
 def flight_source(uri: str, token: str | None = None) -> Source:
-    """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order."""
+    """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order.
+
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set. An endpoint may name another location: the
+        token is sent there only if the host is the same, and only over TLS if the address is TLS
+    """
     address = Address.of(uri)
     if not address.path:
         raise InputError("say which flight: grpc://HOST:PORT/PATH", source=uri)
@@ -41,31 +45,38 @@ def flight_source(uri: str, token: str | None = None) -> Source:
                     info = client.get_flight_info(flight.FlightDescriptor.for_path(*address.path), options)
                 for number, endpoint in enumerate(info.endpoints):
                     name = f"{uri}#{number}" if len(info.endpoints) > 1 else uri
-                    yield from _endpoint(client, options, endpoint, name, token)
+                    if endpoint.locations:
+                        location = Address.of(endpoint.locations[0].uri.decode())
+                        yield from _part_elsewhere(address, location, endpoint.ticket, name, token)
+                    else:
+                        yield _part(client, options, endpoint.ticket, name)
             except (ConnectionError, flight.FlightError) as error:
                 raise InputError(str(error).removeprefix(f"{uri}: "), source=uri) from error
 
     return Source(uri, parts)
 
 
-def _endpoint(
-    client: flight.FlightClient,
-    options: flight.FlightCallOptions,
-    endpoint: flight.FlightEndpoint,
-    name: str,
-    token: str | None,
-) -> Generator[Part, None, None]:
-    """From where the endpoint lies; without a location that is the service itself."""
-    if not endpoint.locations:
-        with flight_errors(name):
-            reader = client.do_get(endpoint.ticket, options)
-        yield chunks_part(reader, name)
-        return
-    elsewhere, options = dial(Address.of(endpoint.locations[0].uri.decode()), token)
-    with elsewhere:
-        with flight_errors(name):
-            reader = elsewhere.do_get(endpoint.ticket, options)
-        yield chunks_part(reader, name)
+def _part_elsewhere(asked: Address, location: Address, ticket: Any, name: str, token: str | None) -> Parts:
+    """From the location that an endpoint names."""
+    is_trusted = asked.may_pass_token_to(location)
+    client, options = dial(location, token if is_trusted else "")
+    with client:
+        try:
+            part = _part(client, options, ticket, name)
+        except ServiceError as error:
+            if is_trusted:
+                raise
+            raise ServiceError(
+                f"{error}; {location.uri} was sent no token: it goes only to the host that was asked, "
+                f"{asked.host}{', over TLS' if asked.tls else ''}"
+            ) from error
+        yield part
+
+
+def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket: Any, name: str) -> Part:
+    with flight_errors(name):
+        reader = client.do_get(ticket, options)
+    return chunks_part(reader, name)
 
 
 def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
@@ -75,7 +86,7 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
     """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
-    empty = pa.RecordBatch.from_pylist([], schema)
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in schema], schema=schema)
 
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0

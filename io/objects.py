@@ -1,14 +1,16 @@
-"""Objects in memory → parts: readers, producers of the Arrow C stream interface, iterables of record batches."""
+"""Objects → parts: readers, producers of the Arrow C stream interface, datasets and queries, iterables of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import InputError
+from penstock.errors import InputError, PenstockError
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
 
 _FAILED = "the stream failed"
@@ -37,6 +39,60 @@ def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -
 
     with arrow_errors(_FAILED, name):
         return Part(name, reader.schema, has_boundaries, batches, container="Arrow stream")
+
+
+def scan_of(source: Any) -> Callable[[str], Part] | None:
+    """How a dataset, a scanner or a lazy frame becomes a part, given its name; None: the source is none of them.
+
+    Datasets and lazy frames are read without the columns that nobody wants.
+    """
+    module = sys.modules.get("pyarrow.dataset")  # slow to load; whoever has a dataset has loaded it
+    if module is not None and isinstance(source, module.Scanner):
+        return lambda name: _scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
+    if module is not None and isinstance(source, module.Dataset):
+        return lambda name: _scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
+    if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
+        return lambda name: _lazy_frame_part(source, name)
+    return None
+
+
+def _lazy_frame_part(source: Any, name: str) -> Part:
+    """A query that is Arrow data once it is collected, such as ``polars.LazyFrame``."""
+    with _query_errors(name):
+        nothing = source.head(0)
+        # In pieces as it is evaluated, where those are Arrow data (polars 2).
+        in_pieces = hasattr(nothing, "collect_batches") and hasattr(nothing.collect_batches(), "__arrow_c_stream__")
+        schema = pa.RecordBatchReader.from_stream(_collected(nothing, in_pieces)).schema
+    return _scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
+
+
+def _collected(query: Any, in_pieces: bool) -> Any:
+    found = query.collect_batches() if in_pieces else query.collect()
+    if not hasattr(found, "__arrow_c_stream__"):
+        raise TypeError(f"collect() gave {type(found).__name__}, which has no __arrow_c_stream__")
+    return found
+
+
+def _scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:
+    """scan : columns → what has ``__arrow_c_stream__``; its batches are cut as the scan pleased, and mean nothing"""
+
+    def batches(columns: list[str]) -> Batches:
+        with _query_errors(name):
+            reader = pa.RecordBatchReader.from_stream(scan(columns))
+        yield from stream_part(reader, name, has_boundaries=False).batches(columns)
+
+    return Part(name, schema, False, batches, container="query")
+
+
+@contextmanager
+def _query_errors(name: str) -> Iterator[None]:
+    """Libraries have errors of their own, whose first paragraph says what it is."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise InputError(f"the query failed: {str(error).strip().split(chr(10) * 2)[0]}", source=name) from error
 
 
 def _next_of(reader: pa.RecordBatchReader) -> Callable[[], tuple[pa.RecordBatch, Any]]:

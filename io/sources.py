@@ -1,8 +1,8 @@
 """Any source → its parts: decides how a source is read, and walks directories.
 
 A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs or of a flight, an open binary file,
-anything with ``__arrow_c_stream__``, or an iterable of record batches. It is read as parts (the
-files of a directory; most sources are one part), each with its own schema. How bytes become
+anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of record batches. It is read as
+parts (the files of a directory; most sources are one part), each with its own schema. How bytes become
 batches is the business of ``files`` and ``streams``, how objects do of ``objects``.
 """
 
@@ -21,7 +21,7 @@ import pyarrow.fs
 
 from penstock.errors import InputError
 from penstock.io.files import open_file
-from penstock.io.objects import parts_of_batches, reader_of_capsule, stream_part
+from penstock.io.objects import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.parts import Batch, Part, arrow_errors
 from penstock.io.streams import ARROW_FILE, CONTINUATION, FEATHER_V1, PARQUET, open_stream
 
@@ -59,19 +59,21 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
         return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"))
     if isinstance(source, pa.RecordBatchReader):
         return _one_part("<record batch reader>", lambda name, _: stream_part(source, name, has_boundaries=True))
+    name = f"<{type(source).__module__.split('.')[0]} {type(source).__name__}>"
     if hasattr(source, "__arrow_c_stream__"):
-        name = f"<{type(source).__module__.split('.')[0]} {type(source).__name__}>"
         reader = reader_of_capsule(source, name)
         # Tables and query results are cut as their engine pleased: their batches mean nothing.
         return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False))
+    if (scanned := scan_of(source)) is not None:
+        return _one_part(name, lambda name, _: scanned(name))
     if callable(getattr(source, "read", None)):
         known = getattr(source, "name", None)
         return _stream_source(source, known if isinstance(known, str) else "<stream>", allow_missing_end)
     if isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview | dict):
         return Source("<batches>", lambda: parts_of_batches(source, "<batches>"))
     raise InputError(
-        "expected a path, '-', a URI, an object with __arrow_c_stream__, a binary file or an iterable of "
-        f"record batches, got {type(source).__name__}"
+        "expected a path, '-', a URI, an object with __arrow_c_stream__, a dataset, a lazy frame, a binary file or an "
+        f"iterable of record batches, got {type(source).__name__}"
     )
 
 

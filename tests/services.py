@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 import penstock as ps
 from penstock.checkpoint.folder import Folder
@@ -98,6 +99,18 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+
+
+def self_signed(folder):
+    """A folder with ``cert.pem``, a self-signed certificate for localhost and 127.0.0.1, and its ``key.pem``."""
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    try:
+        subprocess.run([*new, *files], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    return folder
 
 
 def until(holds, timeout_s=30):

@@ -109,7 +109,7 @@ ROOMS = [
     ("penstock.engine", {"penstock"}, {"numpy"}),
     (
         "penstock.stages",
-        {"penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
+        {"penstock.arguments", "penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
         {"pyarrow"},
     ),
     (

@@ -1,12 +1,10 @@
 """What the service refuses, and what it bounds: strangers, large messages, many callers, slow ones."""
 
-import subprocess
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, service_of, until
+from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of, until
 
 import penstock as ps
 from penstock.checkpoint.folder import Folder
@@ -45,17 +43,7 @@ def test_a_token_may_stand_in_the_environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1 that nobody signed but itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    try:
-        subprocess.run(
-            [*new, "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("needs openssl to make a certificate")
-    return folder
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):

@@ -31,7 +31,7 @@ with connect(uri, patience_s=60) as service:
         for frame in frames[start:]:
             producer.send(frame)
             time.sleep(0.004)
-    print(producer.acked.position)
+    print(producer.acked.position, producer.acked.applied, producer.acked.stale)
 """
 
 READER = """
@@ -116,7 +116,7 @@ def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, confi
                 until(lambda: client.status()["global_step"] >= threshold, 60)  # noqa: B023
                 service.end(signal.SIGKILL)
         with Process(*serve) as service:
-            assert trainer.communicate(timeout=60)[0].split() == [str(NUM_FRAMES)]
+            assert trainer.communicate(timeout=60)[0].split() == [str(NUM_FRAMES), str(NUM_FRAMES), "0"]
             reader.communicate(timeout=60)
             assert reader.returncode == 0
             code, _, err = service.end(signal.SIGTERM)

@@ -265,8 +265,27 @@ def test_wrong_arguments_are_told_at_the_call():
             engine.stage(LOG, **wrong)
     with pytest.raises(ps.InputError, match="no such file"):
         engine.stage("nowhere.arrows")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
-        engine.stage(LOG, slot=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "says"),
+    [
+        ("stage", "slot", "did you mean 'slots'?"),
+        ("stage", "check_point", "did you mean 'checkpoint'?"),
+        ("stage", "deltas", "expected one of allow_missing_end, checkpoint, columns, "),
+        ("run", "learning_rate", "did you mean 'learning_rates'?"),
+        ("run", "delta", "did you mean 'deltas'?"),
+        ("run", "clock", "expected one of allow_missing_end, checkpoint, columns, "),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, says):
+    engine = engine_of()
+    with pytest.raises(ps.UsageError) as error:
+        getattr(engine, call)(LOG, **{wrong: None})
+    assert str(error.value).startswith(f"Engine.{call}: unknown argument '{wrong}'; {says}")
+    assert isinstance(error.value, TypeError)  # as for any function of Python
+    assert "__init__" not in str(error.value)
+    assert engine.global_step == 0
 
 
 # ---- others change tables too

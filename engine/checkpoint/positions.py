@@ -5,16 +5,17 @@ validates these frames once more, without applying them, and compares the digest
 is recognised and left out; another source, or the same one read with other flags, is refused.
 
 Producers that push frames over a network number them, and are known by name: theirs is the number of
-the last frame that was applied.
+the last frame that was applied, and what became of the frames of their last stream.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,18 +33,40 @@ class Position:
     digest: str | None = ""
 
 
+class Tally(NamedTuple):
+    """What became of the frames of one producer's stream.
+
+    stream : the identifier its producer gave it, so that it may continue over another connection; None: it gave none
+    applied, stale : frames; dropped : reason → rows
+    """
+
+    stream: str | None = None
+    applied: int = 0
+    stale: int = 0
+    dropped: Mapping[str, int] = {}
+
+    def plus(self, frame: Frame, was_stale: bool) -> Tally:
+        """With one more frame, as it was taken in."""
+        dropped = self.dropped
+        if frame.dropped:
+            dropped = dict(Counter(dropped) + Counter(frame.dropped))
+        return Tally(self.stream, self.applied + (not was_stale), self.stale + was_stale, dropped)
+
+
 class Positions:
     """One position per source, in the order of the sources.
 
     hashing : keep digests; costs a pass over the ids
 
-    producers : name → frames applied; lineage : which history of steps this is, where somebody follows it
     rows : read of these sources by this run; stale_rows : in the stale ones of these frames
+    producers : name → frames applied; tallies : name → what became of the frames of its last stream
+    lineage : which history of steps this is, where somebody follows it
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
+        self.tallies: dict[str, Tally] = {}
         self.lineage: str | None = None
         self.rows = self.stale_rows = 0
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
@@ -74,6 +97,7 @@ class Positions:
             "merge": self._merge,
             "sources": sources,
             "producers": dict(self.producers),
+            "tallies": {name: list(tally) for name, tally in self.tallies.items()},
             "lineage": self.lineage,
             "stale_rows": self.stale_rows,
         }
@@ -84,13 +108,17 @@ class Positions:
         positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
         # A checkpoint of before there were producers has none.
         positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
+        positions.tallies = {
+            name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
+            for name, (stream, applied, stale, dropped) in state.get("tallies", {}).items()
+        }
         positions.lineage = state.get("lineage")
         positions.stale_rows = int(state.get("stale_rows", 0))
         return positions
 
     def follow(self, before: Positions) -> None:
         """What producers pushed before stays known while sources are read."""
-        self.producers, self.lineage = before.producers, before.lineage
+        self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
 
     def rest(
         self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from penstock.errors import InputError, ServiceError, UsageError
 from penstock.frames import Frame
 from penstock.io.flight_messages import Ack, PutRequest
 from penstock.rates import LearningRates
+from penstock.service.streams import Held, Stream
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
@@ -36,24 +37,6 @@ class Steps(Protocol):
     def stepped(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(eq=False)
-class Stream:
-    """One stream of frames. contributor : None: nobody counts its frames beyond it
-
-    next : the number of the frame that comes next
-    """
-
-    contributor: str | None
-    next: int
-    tell: Callable[[Ack], None]
-    acked: int = 0
-    promised: int = 0  # held by the commit under way
-
-    @property
-    def position(self) -> int:
-        return self.next - 1
 
 
 class Intake:
@@ -92,9 +75,7 @@ class Intake:
         self._positions = engine._saves.positions
         if not resume or self._positions.lineage is None:
             self._positions.lineage = secrets.token_hex(8)
-        self._durable = dict(self._positions.producers)
-        self._promised: dict[str, int] = {}
-        self._promised_step = self.durable_step = engine.global_step
+        self._durable = self._promised = self._now(copied=True)
         self._waiting: list[threading.Event] = []  # for the next commit, and for the one under way
         self._served: list[threading.Event] = []
         engine._start_counting()
@@ -107,6 +88,11 @@ class Intake:
         """Which history of steps this is: the same after a restart from the checkpoint, another one after any other."""
         assert self._positions.lineage is not None
         return self._positions.lineage
+
+    @property
+    def durable_step(self) -> int:
+        """The global step of the last commit on disk."""
+        return self._durable.step
 
     @property
     def is_closing(self) -> bool:
@@ -137,14 +123,17 @@ class Intake:
         name = request.contributor
         with self._engine.gate.still():
             self._check_open()
-            stream = Stream(name, self._first(request), tell)
-            stream.acked = self.durable_position(name) if name is not None else 0
+            now = self._now()
+            stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
+            # The first thing a producer hears is from where on it must send again.
+            stream.acked, stream.promised = (
+                held.ack(stream, held.tally(name, request.stream), self.is_durable)
+                for held in (self._durable if self.is_durable else now, self._promised)
+            )
             self._streams.add(stream)
             if name is not None:
                 self._newest[name] = stream
-                stream.promised = self._promised.get(name, 0)
-            # The first thing a producer hears is from where on it must send again.
-            tell(Ack(stream.acked, self.is_durable, self.durable_step if self.is_durable else self._engine.global_step))
+            tell(stream.acked)
         return stream
 
     def take(self, stream: Stream, frame: Frame) -> None:
@@ -172,7 +161,7 @@ class Intake:
     def finish(self, stream: Stream) -> bool:
         """The producer has sent its last: commit soon what it waits for. False where it waits for nothing."""
         with self._engine.gate.still():
-            return stream.acked < stream.position and (self._saves is None or self._saves.ask())
+            return stream.acked.position < stream.position and (self._saves is None or self._saves.ask())
 
     def close(self, stream: Stream) -> None:
         with self._engine.gate.still():
@@ -188,7 +177,7 @@ class Intake:
 
     def durable_position(self, contributor: str) -> int:
         """How many of its frames nothing can take back."""
-        return self._durable.get(contributor, 0) if self.is_durable else self.position(contributor)
+        return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
 
     @property
     def num_producers(self) -> int:
@@ -219,17 +208,17 @@ class Intake:
 
     def commit_begins(self) -> None:
         self._served, self._waiting = self._waiting, []
-        self._promised, self._promised_step = dict(self._positions.producers), self._engine.global_step
+        self._promised = self._now(copied=True)
         for stream in self._streams:
-            stream.promised = stream.position
+            stream.promised = self._promised.ack(stream, stream.tally, durable=True)
         self._steps.commit_begins()
 
     def commit_is_on_disk(self) -> None:
-        self._durable, self.durable_step = self._promised, self._promised_step
+        self._durable = self._promised
         for done in self._served:
             done.set()
         for stream in self._streams:
-            self._acknowledge(stream, stream.promised, self.durable_step)
+            self._acknowledge(stream, stream.promised)
         self._steps.commit_is_on_disk()
 
     def save_failed(self, error: BaseException) -> None:
@@ -268,7 +257,7 @@ class Intake:
             for done in (*self._served, *self._waiting):
                 done.set()
             for stream in self._streams:
-                stream.tell(Ack(stream.acked, self.is_durable, self.durable_step, closing=True))
+                stream.tell(replace(stream.acked, closing=True))
         self._steps.close()
         self.ended.set()
 
@@ -280,7 +269,7 @@ class Intake:
         step, watch = self._engine.global_step, self._engine.watch
         try:
             with watch.applying():
-                self._engine._push(frame, self._rates, self.counters)
+                taken, was_admitted = self._engine._push(frame, self._rates, self.counters)
         except BaseException as error:
             if self._engine._failed is not None:  # else nothing of the frame is in
                 self._fail(error)
@@ -288,6 +277,9 @@ class Intake:
         stream.next += 1
         if stream.contributor is not None:
             self._positions.producers[stream.contributor] = stream.position
+        stream.tally = stream.tally.plus(taken, not was_admitted)
+        if stream.contributor is not None:
+            self._positions.tallies[stream.contributor] = stream.tally
         try:
             if self._engine.global_step != step:
                 self._steps.stepped()
@@ -336,12 +328,19 @@ class Intake:
     def _tell_if_done(self, stream: Stream) -> None:
         """Without a checkpoint a frame that is applied is as safe as it will be."""
         if not self.is_durable:
-            self._acknowledge(stream, stream.position, self._engine.global_step)
+            self._acknowledge(stream, self._now().ack(stream, stream.tally, durable=False))
 
-    def _acknowledge(self, stream: Stream, position: int, step: int) -> None:
-        if position > stream.acked:
-            stream.acked = position
-            stream.tell(Ack(position, self.is_durable, step))
+    def _acknowledge(self, stream: Stream, ack: Ack) -> None:
+        if ack.position > stream.acked.position:
+            stream.acked = ack
+            stream.tell(ack)
+
+    def _now(self, copied: bool = False) -> Held:
+        """copied : also what is held later leaves it as it is"""
+        positions, tallies = self._positions.producers, self._positions.tallies
+        if copied:
+            positions, tallies = dict(positions), dict(tallies)
+        return Held(self._engine.global_step, self._engine.gate.num_accumulated, positions, tallies)
 
 
 def _named(frame: Frame, contributor: str | None) -> Frame:

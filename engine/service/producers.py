@@ -18,8 +18,9 @@ from penstock.io.flight_source import Chunk, chunks_part
 from penstock.io.parts import Part
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import Source
-from penstock.service.intake import Intake, Stream
+from penstock.service.intake import Intake
 from penstock.service.limits import Budget, Limits, Queue
+from penstock.service.streams import Stream
 
 Tell = Callable[[Mapping[str, Any]], None]
 
