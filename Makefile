@@ -56,8 +56,10 @@ fuzz: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 # Kill it anywhere: 1,000 kills at random moments, and every file operation killed and failing. `--only NAME` sees one again.
+# Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
+	$(BIN)/python tests/faults/signals.py $(SIGNALS)
 
 # Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed

@@ -7,6 +7,7 @@ the result says so.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ import penstock
 from penstock.bench import machine
 from penstock.bench.cases import CASES, Point, Sizes, points
 from penstock.bench.peers import PEERS
+from penstock.io.pipes import reader_of
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
 OURS = "penstock"
@@ -175,7 +177,7 @@ def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
         )
         os.close(its)
         try:
-            with os.fdopen(ours) as events:
+            with io.TextIOWrapper(reader_of(ours), encoding="utf-8") as events:
                 assert child.stdin is not None
                 with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # how it ended is told below
                     json.dump(order, stdin)

@@ -4,14 +4,13 @@ Arrow gradients in, TPU-embedding updates out. Names are loaded when they are fi
 penstock loads neither jax nor pyarrow.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# typing's, without loading it: the command line hears signals only when this file has been read.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
     from penstock.activations.coo import CooIds
     from penstock.activations.deduplication import DeduplicationData
@@ -186,7 +185,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name not in _HOME:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name]), name)

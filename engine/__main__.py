@@ -1,7 +1,16 @@
-"""``python -m penstock``: the command line."""
+"""``penstock`` and ``python -m penstock``: the command line, which hears signals before it loads anything."""
 
 import sys
 
-from penstock.cli import main
+from penstock.interrupts import install
 
-sys.exit(main())
+
+def main() -> int:
+    install(own_process=True)
+    from penstock.cli.main import main as command_line
+
+    return command_line()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -103,7 +103,7 @@ class Engine:
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources
         arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, max_stale,
-            gradient_dtype, allow_missing_end, checkpoint, every, keep, resume, progress, shield:
+            gradient_dtype, allow_missing_end, checkpoint, every, keep, resume, progress:
             ``penstock.flow.FlowArguments``; deltas, and what they hold: ``penstock.stage.RunArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import penstock.interrupts as interrupts
 from penstock.arguments import function, share, whole
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import KEEP
-from penstock.checkpoint.saves import Run
 from penstock.deltas import Deltas
 from penstock.gate import Gate
 from penstock.io.delta_file import DeltaWriter
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 Progress = Callable[[Counters, Gate, float | None], None]
-Shield = Callable[[], AbstractContextManager[Any]]
 
 
 class FlowArguments(TypedDict, total=False):
@@ -51,7 +51,6 @@ class FlowArguments(TypedDict, total=False):
         background, and at the end, whatever ended the run; the last ``keep`` commits stay
     resume : leave out the frames that this engine's state holds already (``Engine.restore``)
     progress : called after every frame with the counters, the gate and the share of input read
-    shield : a context manager held while a frame is applied (the command line holds signals back)
     """
 
     table: str | None
@@ -70,7 +69,6 @@ class FlowArguments(TypedDict, total=False):
     keep: int
     resume: bool
     progress: Progress | None
-    shield: Shield
 
 
 class Flow:
@@ -103,7 +101,6 @@ class Flow:
         keep: int = KEEP,
         resume: bool = False,
         progress: Progress | None = None,
-        shield: Shield = nullcontext,
         deltas: Deltas | None = None,
     ) -> None:
         engine._check_ready()
@@ -128,13 +125,15 @@ class Flow:
         )
         self._reader = engine._reader(source, options)
         self._progress = None if progress is None else function("progress", progress)
-        self._flush, self._shield = flush, function("shield", shield)
+        self._flush = flush
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
+        self._writes = False
         self._skipped = 0
         self._started_s = time.perf_counter()
 
     def run(self, writer: DeltaWriter | None = None) -> Report:
         """To the end of the source. writer : takes the deltas; commits wait for it"""
+        self._writes = writer is not None
         with self._engine._saves.beside(writer), closing(self.batches()) as batches:
             for batch in batches:
                 assert writer is not None
@@ -146,13 +145,13 @@ class Flow:
 
         What changed may be committed when it was handed out and more is asked for: before, nobody may have it.
         """
-        engine, counters, shield = self._engine, self._counters, self._shield
+        engine, counters = self._engine, self._counters
         self._started_s = time.perf_counter()
         engine._start_counting()
         engine._rates = self._rates
         with (
             engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
-            engine._saves.run(self._reader, counters, shield, *self._saving, self._may_commit) as saving,
+            engine._saves.run(self._reader, counters, *self._saving, self._may_commit) as saving,
         ):
             engine.watch.num_skipped = self._skipped = saving.skipped
             try:
@@ -163,27 +162,37 @@ class Flow:
                 if self._deltas is not None and self._deltas.outlive(error):
                     yield from self._rest()
                 raise
-            yield from self._rest()
+            with self._alone(saving):
+                yield from self._rest()
+                if not self._may_commit():  # others have stepped before more was asked for
+                    yield from self._rest()
+                saving.end()
         engine._wait()
         saving.check_stale(self._max_stale)
+
+    def _alone(self, saving: Run) -> AbstractContextManager[Any]:
+        """No other thread steps between the last delta and the commit that counts it, where both are files.
+
+        Not where deltas are handed out: who asks for them may take as long as he likes, or ask from another thread.
+        """
+        return self._engine.gate.still() if self._writes and saving.commits else nullcontext()
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
         engine, counters, watch = self._engine, self._counters, self._engine.watch
         for frame in watch.reading(saving.frames(self._limit)):
-            with self._shield():
-                with watch.applying():
-                    frame, _ = engine._push(frame, self._rates, counters)
-                try:
-                    yield from self._due()
-                finally:
-                    with watch.saving():
-                        saving.took(frame)
+            with watch.applying():
+                frame, _ = engine._push(frame, self._rates, counters)
+            try:
+                yield from self._due()
+            finally:
+                with watch.saving():
+                    saving.took(frame)
             watch.took(frame, engine.gate, engine._last_rates or ())
             if self._progress is not None:
                 self._progress(counters, engine.gate, self._reader.fraction())
+            interrupts.check()
         if self._flush:
-            with self._shield():
-                engine._flush(counters)
+            engine._flush(counters)
 
     def _due(self) -> Iterator[pa.RecordBatch]:
         return iter(()) if self._deltas is None else self._deltas.due()
@@ -191,8 +200,7 @@ class Flow:
     def _rest(self) -> Iterator[pa.RecordBatch]:
         """Of the interval that has begun."""
         if self._deltas is not None:
-            with self._shield():
-                yield from self._deltas.rest()
+            yield from self._deltas.rest()
 
     def _may_commit(self) -> bool:
         """Not while there are changes that nobody was told of: a run that goes on from there would not tell them."""

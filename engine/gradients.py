@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError, UsageError
+from penstock.masked_arrays import MASKED, is_masked
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -102,6 +103,8 @@ def contributor_of(value: Any) -> int | str | None:
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """The gradient as an array of dtype; what already has a dtype is never cast. Raises InputError."""
+    if is_masked(value):
+        raise InputError(f"gradient: {MASKED}")
     given = isinstance(value, (list, tuple, int, float))
     try:
         array = np.asarray(value, dtype if given else None)
@@ -114,6 +117,8 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 
 def ids_of(ids: Any) -> Int64:
     """Ids of any rank as int64. Raises InputError for floats, and for what int64 cannot hold."""
+    if is_masked(ids):
+        raise InputError(f"ids: {MASKED}")
     try:
         array = np.asarray(ids)
     except ValueError as error:

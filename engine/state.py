@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, UsageError, listed
 from penstock.frames import Coalesced, SummedArrays
 from penstock.initial import truncated_normal, uniform
 from penstock.io.tables import TablesWriter, check_table, read_table
+from penstock.masked_arrays import MASKED, is_masked
 from penstock.orbax import Tree, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
 
@@ -155,6 +156,12 @@ class State:
                     return True
         return False
 
+    def prepare_thread(self) -> None:
+        """To be called once on a thread whose steps are not to need a descriptor. Raises OSError where none is left."""
+        from penstock.bridge.threads import prepare_thread
+
+        prepare_thread()
+
     def wait(self) -> None:
         """Block until the devices are done; their errors come out here."""
         for table in self._tables.values():
@@ -185,6 +192,8 @@ class State:
         shape = (len(where), table.layout.dim)
         values = {}
         for key, given in {WEIGHTS: rows, **slots}.items():
+            if is_masked(given):
+                raise UsageError(f"table '{name}', {key}: {MASKED}")
             try:
                 value = np.array(given, np.float32, order="C")
             except (TypeError, ValueError) as error:
@@ -252,6 +261,8 @@ class State:
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """ids as int64, shape (n,). Raises UsageError for one outside the table."""
         size = self.table(name).layout.vocabulary_size
+        if is_masked(ids):
+            raise UsageError(f"table '{name}', ids: {MASKED}")
         try:
             given = np.asarray(ids).reshape(-1)
         except ValueError as error:

@@ -14,6 +14,7 @@ from penstock.errors import InputError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.schema import suggestion
+from penstock.masked_arrays import MASKED, is_masked
 
 # Made once: comparing with a type makes one each time.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -46,6 +47,8 @@ def one_frame(
 def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """NumPy arrays of the very types and shapes that are summed; None for everything else. size : of the table"""
     if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+        return None
+    if is_masked(ids) or is_masked(values):
         return None
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
@@ -119,6 +122,8 @@ def _gradients(values: Any, source: str) -> pa.Array:
 
 def _array(given: Any, source: str) -> npt.NDArray[Any]:
     """In this machine's byte order: Arrow takes no other."""
+    if is_masked(given):
+        raise InputError(MASKED, source=source)
     try:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:  # lists of several lengths

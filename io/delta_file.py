@@ -24,6 +24,7 @@ import pyarrow.fs
 from penstock.errors import StateError, UsageError
 from penstock.io.growing import GrowingFile, grows_again, part_of
 from penstock.io.log import LogWriter
+from penstock.io.pipes import open_writer
 
 # What of the committed end of a file is looked at before it is gone on with.
 _TAIL_BYTES = 1 << 16
@@ -177,7 +178,7 @@ def open_deltas(
     if text == "-":
         return DeltaStream("<stdout>", sys.stdout.buffer, schema, step, own=False)
     if "://" not in text:
-        return DeltaStream(text, open(path, "wb", buffering=0), schema, step)
+        return DeltaStream(text, open_writer(path), schema, step)
     try:
         fs, inside = pa.fs.FileSystem.from_uri(text)
         return DeltaStream(text, fs.open_output_stream(inside), schema, step)

@@ -3,6 +3,7 @@
 ``operations`` is all that touches the disk, one method per call that can fail or be the last one before the
 power goes: tests put another object in its place. The functions below keep the order that makes a file
 whole or absent: written beside its name, fsync, rename, fsync of the folder. Errors are OSError and name a path.
+Files are opened through the reserve of descriptors, where one is held.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import Any, cast
+
+from penstock.io.descriptors import reserve
 
 # One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
 BUFFER_BYTES = 1 << 17
@@ -97,7 +100,9 @@ class _Unbuffered(io.RawIOBase):
         self._path = name
         self.num_bytes = self._along = kept_bytes or 0
         with _naming(name):
-            self._file = operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
+            self._file = reserve.open(
+                lambda: operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
+            )
 
     def writable(self) -> bool:
         return True
@@ -219,7 +224,7 @@ def rename(old: Path, new: Path) -> None:
 def sync_folder(path: Path) -> None:
     """The names in it are on disk."""
     with _naming(path):
-        operations.sync_folder(path)
+        reserve.open(lambda: operations.sync_folder(path))
 
 
 def remove(path: Path) -> None:
@@ -251,7 +256,7 @@ def make_folders(path: Path) -> None:
 def open_lock(path: Path) -> int:
     """A descriptor to lock."""
     with _naming(path):
-        return operations.open_lock(path)
+        return reserve.open(lambda: operations.open_lock(path))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from penstock.io.checksums import Pieces
 from penstock.io.ipc_file import ipc_file_part
 from penstock.io.parquet_file import parquet_part
 from penstock.io.parts import Part, arrow_errors
+from penstock.io.pipes import open_reader
 from penstock.io.streams import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
 from penstock.io.unpacking import Messages
 
@@ -27,7 +28,7 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
     local = isinstance(fs, pa.fs.LocalFileSystem)
     if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
         with arrow_errors("cannot open", name):
-            stream = stack.enter_context(open(path, "rb"))  # noqa: SIM115 (closed with the stack)
+            stream = stack.enter_context(open_reader(path))
         return open_stream(stream, name, stack, allow_missing_end)
     with arrow_errors("cannot open", name):
         if local and not os.path.getsize(path):

@@ -20,11 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, ServiceError
+from penstock.errors import PenstockError, ServiceError, UsageError
 from penstock.io.flight_connection import PASSING, Address, Patience, dial
 from penstock.io.flight_frames import ArrowStream, Frame, frames_of
 from penstock.io.flight_messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
 from penstock.io.flight_producer import WINDOW_BYTES, Producer
+from penstock.masked_arrays import MASKED, is_masked
 
 T = TypeVar("T")
 Float32 = npt.NDArray[np.float32]
@@ -146,6 +147,8 @@ class Client:
 
     def rows(self, name: str, ids: Any) -> Float32:
         """Some rows as they are now: float32 (n, dim), repeats allowed."""
+        if is_masked(ids):
+            raise UsageError(f"table '{name}', ids: {MASKED}")
         ticket = flight.Ticket(encoded({TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}))
         return self.again(lambda: _matrix(self._first(ticket, name)))
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 import pyarrow as pa
 import pyarrow.flight as flight
 
+import penstock.interrupts as interrupts
 from penstock.errors import (
     ConfigError,
     DeltasGoneError,
@@ -250,4 +251,5 @@ def flight_errors(where: str) -> Iterator[None]:
     except PenstockError:
         raise
     except (flight.FlightError, pa.ArrowException, OSError) as error:
+        interrupts.check()  # a signal ends the call
         raise from_flight(error, where) from error

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
 
 END_KEY = b"penstock.end"
@@ -107,6 +108,7 @@ def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterato
     except PenstockError:
         raise
     except RAISED as error:
+        interrupts.check()  # Arrow's calls over a network end with an error where a signal arrives
         raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch) from error
 
 

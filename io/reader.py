@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.cutting import FrameBuilder, Piece, Place, run_keys
@@ -92,6 +93,7 @@ class FrameReader:
                 plain = self._plain(roles)
                 with closing(part.batches(roles.names())) as batches:
                     for batch in batches:
+                        interrupts.check()
                         self.checksums.add(part.has_checksums)
                         for piece in self._pieces(part, batch, roles, plain):
                             yield from builder.add(piece)

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+import penstock.interrupts as interrupts
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
@@ -227,6 +228,7 @@ class _Log:
         """Every step's rows; no batch holds rows of two steps."""
         left = self._options.rows
         for step in range(self._options.num_steps):
+            interrupts.check()
             rows = min(left, self._options.rows_per_step)
             left -= rows
             for runs in _cut(self._runs(rows), self._batch_rows):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+import penstock.interrupts as interrupts
 from penstock.errors import InputError
 from penstock.io import durable
 from penstock.io.columns import Float32, Int64, float_lists, integers
@@ -88,6 +89,7 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
     with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
         first = 0
         for block in blocks:
+            interrupts.check()
             count = len(block[0])
             columns: list[pa.Array] = [pa.array(np.arange(first, first + count))]
             for values, kind in zip(block, schema.types[1:], strict=True):
@@ -113,6 +115,7 @@ def read_table(
         with arrow_errors(_NOT_READ, name):
             batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
         while True:
+            interrupts.check()
             with arrow_errors(_NOT_READ, name):
                 batch = next(batches, None)
                 if batch is None:

@@ -62,7 +62,10 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=5, **
     try:
         yield service
     finally:
-        assert service.end(grace_s), "somebody did not leave"
+        try:
+            service.end()
+        finally:
+            assert service.close(grace_s), "somebody did not leave"
 
 
 def client_of(service, **arguments):
@@ -70,10 +73,10 @@ def client_of(service, **arguments):
 
 
 class Process:
-    """``penstock serve`` in a process of its own."""
+    """``penstock serve`` in a process of its own. under : the beginning of a command that starts it"""
 
-    def __init__(self, *words):
-        command = [sys.executable, "-m", "penstock", "serve", *map(str, words)]
+    def __init__(self, *words, under=()):
+        command = [*under, sys.executable, "-m", "penstock", "serve", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.uri = None
         # With --json people's text goes to stderr.
@@ -82,6 +85,10 @@ class Process:
         line = said.readline()
         if line.startswith("listening "):
             self.uri = line.split()[1].rstrip(",")
+
+    @property
+    def address(self):
+        return Address.of(self.uri)
 
     def end(self, number, timeout_s=60):
         """Send a signal; exit code, stdout, stderr."""

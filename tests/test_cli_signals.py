@@ -1,4 +1,4 @@
-"""A running replay: Ctrl-C and its kin, and the progress line on a terminal."""
+"""A running command: SIGINT and SIGTERM, also while it loads, and the progress line on a terminal."""
 
 import contextlib
 import io
@@ -10,10 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from faults.signals import Harness, catches
+from limits import HANG_S
 
 from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
@@ -85,7 +89,7 @@ class Feeder:
 
     def end(self):
         """(exit code, stdout, stderr)"""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out.decode(), (err or b"").decode()
 
 
@@ -93,7 +97,6 @@ class Feeder:
 def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
     feeder = Feeder(config, tmp_path / "out")
     feeder.feed_until_read()
-    time.sleep(0.5)
     feeder.process.send_signal(number)
     code, out, err = feeder.end()
     assert (code, out) == (130, "")
@@ -114,12 +117,11 @@ def test_interrupted_while_frames_come_in(times, config, tmp_path):
 
     flooding = threading.Thread(target=flood)
     flooding.start()
-    time.sleep(0.5)
     for _ in range(times):
         feeder.process.send_signal(signal.SIGINT)
         time.sleep(0.01)
-    feeder.process.wait(60)
-    flooding.join(60)
+    feeder.process.wait(HANG_S)
+    flooding.join(HANG_S)
     with contextlib.suppress(OSError):
         feeder.process.stdin.close()
     err = feeder.process.stderr.read().decode()
@@ -134,19 +136,101 @@ def test_interrupted_while_a_named_pipe_has_no_writer(config, tmp_path):
     pipe = tmp_path / "log.fifo"
     os.mkfifo(pipe)
     process = subprocess.Popen([*COMMAND, "replay", str(config), str(pipe)], stderr=subprocess.PIPE)
-    while True:  # a writer gets in once the reader has come
-        try:
-            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            break
-        except OSError:
-            assert process.poll() is None
-            time.sleep(0.05)
-    time.sleep(0.2)
+    writer = open_once_read(pipe, process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG_S)
     os.close(writer)
     assert process.returncode == 130
     assert err == b"penstock: interrupted after step 0; nothing was written\n"
+
+
+def test_interrupted_while_nobody_reads_its_deltas(config, tmp_path):
+    pipe = tmp_path / "deltas.fifo"
+    os.mkfifo(pipe)
+    line = [*COMMAND, "replay", str(config), "-", "--deltas", str(pipe)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for_handlers(process)
+        process.send_signal(signal.SIGINT)
+        process.wait(HANG_S)
+        err = process.stderr.read()
+    assert (process.returncode, err.count(b"\n")) == (130, 1), err
+    assert err.startswith(b"penstock: interrupted")
+
+
+def test_the_producer_of_a_pipeline_that_ends_with_it_is_no_truncated_input(config, tmp_path):
+    """Ctrl-C goes to every process of a pipeline."""
+    feeder = Feeder(config, tmp_path / "out")
+    feeder.feed_until_read()
+    feeder.process.send_signal(signal.SIGSTOP)
+    feeder.process.send_signal(signal.SIGINT)
+    feeder.process.stdin.close()
+    feeder.process.send_signal(signal.SIGCONT)
+    feeder.process.wait(HANG_S)
+    err = feeder.process.stderr.read().decode()
+    feeder.process.stdout.close()
+    feeder.process.stderr.close()
+    assert feeder.process.returncode == 130, err
+    assert re.fullmatch("penstock: interrupted[^\n]*\n", err), err
+
+
+def test_a_second_signal_ends_a_command_that_does_not_answer(tmp_path):
+    config = tmp_path / "tables.pbtxt"
+    os.mkfifo(config)  # whose content does not come: read in one piece, with nobody looking at signals
+    process = subprocess.Popen([*COMMAND, "replay", str(config), "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    writer = open_once_read(config, process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    os.close(writer)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert err == b"penstock: interrupted twice, ended at once; what was committed before stays\n"
+
+
+def open_once_read(pipe, process):
+    """A descriptor to write to a pipe; the process has opened it then."""
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            assert process.poll() is None
+            time.sleep(0.05)
+
+
+def wait_for_handlers(process):
+    while not catches(process.pid, signal.SIGTERM):
+        assert process.poll() is None
+        time.sleep(0.001)
+
+
+# ---- signals while a command loads
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    return Harness(tmp_path_factory.mktemp("signals"))
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_a_signal_in_the_first_two_seconds(harness, number):
+    assert harness.check(number).problem == ""
+
+
+def test_the_entry_point_installs_its_handlers_before_it_loads_anything():
+    seen = """
+import signal, sys
+known = set(sys.modules)
+def install(*_):
+    print(*sorted(set(sys.modules) - known))
+    raise SystemExit
+signal.signal = install
+from penstock.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["penstock", "penstock.__main__", "penstock.interrupts"]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"penstock": "penstock.__main__:main"}
 
 
 # ---- progress

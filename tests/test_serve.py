@@ -179,7 +179,8 @@ def test_bad_rows_can_be_dropped_and_are_counted():
     with client_of(service) as client:
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
         assert client.status()["dropped"] == {"id_out_of_range": 1}
-    assert service.end(5)
+    service.end()
+    assert service.close(5)
 
 
 def test_stale_frames_count_as_taken():

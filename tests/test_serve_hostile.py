@@ -181,8 +181,9 @@ def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypat
 
             pushed = in_thread(push)
             until(lambda: producer._stream is not None and producer._stream.next > 4)
-            ended = in_thread(lambda: service.end(10))
-        assert ended()
+            ended = in_thread(service.end)
+        ended()
+        assert service.close(10)
         with pytest.raises(ps.ServiceError):
             pushed()
         applied = service.intake.position("w0")

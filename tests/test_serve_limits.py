@@ -279,6 +279,7 @@ def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_pat
             client.put(FRAMES[3:], "w0")
         assert service.wants_to_end.wait(10)
         with pytest.raises(OSError, match="No space left"):
-            service.end(5)
+            service.end()
+        assert service.close(5)
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

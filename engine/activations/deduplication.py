@@ -19,6 +19,7 @@ from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import InputError, StateError
 from penstock.expand import Float32, Int64
+from penstock.masked_arrays import MASKED, is_masked
 
 UInt32 = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
@@ -146,6 +147,8 @@ def split(elements: Sequence[Array]) -> Packed:
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     """The arrays again: TensorFlow's MergeDedupData, with its checks. Raises InputError."""
+    if is_masked([integers, floats, mask]):
+        raise InputError(f"deduplication data: {MASKED}")
     vectors, mask = (np.asarray(integers), np.asarray(floats)), np.asarray(mask)
     for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
         if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):

@@ -30,6 +30,7 @@ from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
+from penstock.masked_arrays import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 
@@ -93,6 +94,8 @@ class Exchange:
         if given is None:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
+        if is_masked(given):
+            raise UsageError(f"gradient of {who}: {MASKED}")
         array = np.asarray(given)
         if array.dtype != np.float32:
             raise UsageTypeError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")

@@ -15,6 +15,7 @@ from penstock.activations.coo import as_coo, by_sample
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
 from penstock.expand import Float32, Int64, Lookups, gains
+from penstock.masked_arrays import MASKED, is_masked
 
 Array = npt.NDArray[Any]
 DEFAULT_COMBINER = "sum"  # of TensorFlow's enqueue ops, for a configuration that does not say
@@ -30,6 +31,8 @@ def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, we
     """
     num_rows, length = _rows_of(feature)
     coo = as_coo(given)
+    if is_masked(coo or given) or is_masked(weights):
+        raise UsageError(f"{who}: {MASKED}")
     if coo is not None:
         shape = feature.input_shape[:-1] if length else feature.input_shape
         ids, lengths, weights = by_sample(coo, weights, who, shape)

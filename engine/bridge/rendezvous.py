@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # its key-value store has no public name; Orbax reaches it the same way
 
+import penstock.interrupts as interrupts
 from penstock.errors import PeerError, UsageError
 
 # For processes that are started by hand, one after the other.
@@ -36,6 +37,7 @@ def join(
         (SLURM, Open MPI, Kubernetes, TPU pods, JAX_COORDINATOR_ADDRESS) finds them
     Raises UsageError where that does not say enough, PeerError where somebody does not come.
     """
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself, from the command line
     # Whoever may connect may take part: listen where the coordinator's address is, not everywhere.
     bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else coordinator
     try:
@@ -78,6 +80,7 @@ def _connected(rank: int, count: int, coordinator: str, store: Any, timeout_s: i
         listener.settimeout(1)
         deadline = time.monotonic() + timeout_s
         while len(connections) < count - 1:
+            interrupts.check()
             if time.monotonic() > deadline:
                 missing = sorted(set(range(count)) - {rank} - set(connections))
                 raise PeerError(f"process {missing[0]} of {count} has not come within {timeout_s} s")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
-from penstock.checkpoint.records import Record, read_records
+from penstock.checkpoint.records import Record
 from penstock.checkpoint.saver import Contents, Saved
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.files import kept_config
@@ -80,33 +80,38 @@ def restore(
     reduction: str | None,
 ) -> E:
     """An engine as it was when the last whole commit of a folder was made. Raises StateError."""
-    folder = Folder(path)
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    commit = folder.must_load()
-    where = f"{folder.path}, commit {commit.number}"
-    try:
-        config = config or _config_of(commit, where)
-        check_fits(commit, config, where)
-        for name, given in (("num_required", num_required), ("reduction", reduction)):
-            if given is not None and given != commit.contents[name]:
-                raise StateError(f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same")
-        folder.check(commit)
-        engine = make(
-            config,
-            mesh,
-            num_required=commit.contents["num_required"],
-            reduction=commit.contents["reduction"],
-            seed=commit.contents["seed"],
-            threads=threads,
-        )
-        _take_up(engine, folder, commit)
-    except PenstockError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Its digest fits, so that somebody wrote it like this: nothing in it can be relied on.
-        raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
-    return engine
+    folder = Folder(path)
+
+    def read(commit: Commit) -> E:
+        where = f"{folder.path}, commit {commit.number}"
+        try:
+            its = config or _config_of(commit, where)
+            check_fits(commit, its, where)
+            for name, given in (("num_required", num_required), ("reduction", reduction)):
+                if given is not None and given != commit.contents[name]:
+                    raise StateError(
+                        f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same"
+                    )
+            folder.checked(commit)
+            engine = make(
+                its,
+                mesh,
+                num_required=commit.contents["num_required"],
+                reduction=commit.contents["reduction"],
+                seed=commit.contents["seed"],
+                threads=threads,
+            )
+            _take_up(engine, folder, commit)
+        except PenstockError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Its digest fits, so that somebody wrote it like this: nothing in it can be relied on.
+            raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
+        return engine
+
+    return folder.read_last(read)
 
 
 def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
@@ -134,14 +139,13 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
 
 def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
     """(table, ids, values[parts, n, dim]) of every block of a commit, older ones first."""
-    for file in commit.files:
-        for record in read_records(folder.path / file.name):
-            if record.kind == "rows":
-                values = record.arrays["values"]
-                first, step = record.about.get("first"), record.about.get("step")
-                num_rows = values.shape[1]
-                ids = record.arrays["ids"] if first is None else np.arange(first, first + num_rows * step, step)
-                yield record.about["table"], ids, values
+    for record in folder.records(commit, commit.files):
+        if record.kind == "rows":
+            values = record.arrays["values"]
+            first, step = record.about.get("first"), record.about.get("step")
+            num_rows = values.shape[1]
+            ids = record.arrays["ids"] if first is None else np.arange(first, first + num_rows * step, step)
+            yield record.about["table"], ids, values
 
 
 def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
@@ -168,12 +172,11 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """What was held behind the gate, by table; that of several processes together."""
     found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
-    for file in commit.last_files:
-        for record in read_records(folder.path / file.name):
-            if record.kind == "store":
-                of_table = found.setdefault(record.about["table"], {})
-                for key, array in record.arrays.items():
-                    of_table.setdefault(key, []).append(array)
+    for record in folder.records(commit, commit.last_files):
+        if record.kind == "store":
+            of_table = found.setdefault(record.about["table"], {})
+            for key, array in record.arrays.items():
+                of_table.setdefault(key, []).append(array)
     return {
         table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in found.items()
     }

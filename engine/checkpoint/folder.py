@@ -7,18 +7,21 @@ that a folder may be copied or moved and still proves that it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.arguments import place
-from penstock.errors import StateError, UsageError
+from penstock.checkpoint.records import Record, read_records
+from penstock.errors import CommitGoneError, StateError, UsageError
 from penstock.io import durable
+from penstock.io.descriptors import reserve
 from penstock.pyx.digest import Digest
 
 VERSION = 2
@@ -27,6 +30,10 @@ _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
 _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
+# How often a reader begins anew with a newer commit: each try outlasted all commits that a run keeps.
+READ_TRIES = 5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,11 @@ class Commit:
     def last_files(self) -> tuple[DataFile, ...]:
         """The last of every part: they hold what is no row, too."""
         return tuple({file.part: file for file in self.files}.values())
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the last file of every part, which hold those before them: no other commit has the same."""
+        return tuple(file.digest for file in self.last_files)
 
     def encoded(self) -> bytes:
         """The manifest: JSON, and on a line of its own the digest of that."""
@@ -106,16 +118,26 @@ class Folder:
         numbers = self.numbers()
         return self.load(numbers[-1]) if numbers else None
 
-    def must_load(self) -> Commit:
-        """``newest``, or a StateError that says why there is none."""
-        if not self.path.exists():
-            raise StateError(f"{self.path}: no such checkpoint")
-        if not self.path.is_dir():
-            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
-        commit = self.newest()
-        if commit is None:
-            raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
-        return commit
+    def read_last(self, read: Callable[[Commit], T]) -> T:
+        """What ``read`` gives for the last whole commit. Raises StateError where there is none.
+
+        Looking takes no lock: a run that commits here may remove the commit while it is read. Then the next one counts.
+        """
+        for _ in range(READ_TRIES):
+            with contextlib.suppress(CommitGoneError):
+                return read(self._must_load())
+        raise StateError(
+            f"{self.path}: {READ_TRIES} commits were removed while they were read: a run commits here faster than they "
+            "can be read; wait until it has ended, or raise its keep="
+        )
+
+    def records(self, commit: Commit, files: Iterable[DataFile]) -> Iterator[Record]:
+        """The records of some files of a commit, one file after the other. Raises StateError."""
+        for file in files:
+            try:
+                yield from read_records(self.path / file.name)
+            except FileNotFoundError:
+                raise self._missing(commit.number, self.path / file.name) from None
 
     def manifest(self, number: int) -> Path:
         """The file that makes a commit."""
@@ -125,7 +147,7 @@ class Folder:
         """The manifest of a commit, its digest and the chain of its files checked."""
         path = self.manifest(number)
         try:
-            text, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+            text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(path, number, "its digest does not fit: damaged or cut")
             found = json.loads(text)
@@ -133,6 +155,8 @@ class Folder:
             if version != VERSION:
                 raise StateError(f"{path}: version {version}; this penstock reads version {VERSION}")
             files = tuple(DataFile(**file) for file in found.pop("files"))
+        except FileNotFoundError:
+            raise self._missing(number, path) from None
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(path, number, f"cannot be read ({error})") from error
         if named != number:
@@ -144,8 +168,8 @@ class Folder:
             before[file.part] = file.digest
         return Commit(number, files, found)
 
-    def check(self, commit: Commit) -> None:
-        """Every file of a commit is there and has its digest. Raises StateError."""
+    def checked(self, commit: Commit) -> Commit:
+        """The commit, every file of which is there and has its digest. Raises StateError."""
         for file in commit.files:
             path, digest = self.path / file.name, Digest()
             try:
@@ -157,11 +181,12 @@ class Folder:
                     while piece := data.read(_AT_ONCE):
                         digest.update(piece)
             except FileNotFoundError:
-                raise self._damaged(path, commit.number, "is missing") from None
+                raise self._missing(commit.number, path) from None
             except OSError as error:
                 raise self._damaged(path, commit.number, f"cannot be read ({error.strerror})") from error
             if digest.hexdigest() != file.digest:
                 raise self._damaged(path, commit.number, "its digest does not fit: damaged or mixed up")
+        return commit
 
     def lock(self) -> None:
         """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
@@ -196,13 +221,32 @@ class Folder:
         for name in sorted(gone, key=lambda name: (not name.endswith(".commit"), name)):
             durable.remove(self.path / name)
 
+    def _must_load(self) -> Commit:
+        """``newest``, or a StateError that says why there is none."""
+        if not self.path.exists():
+            raise StateError(f"{self.path}: no such checkpoint")
+        if not self.path.is_dir():
+            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
+        commit = self.newest()
+        if commit is None:
+            raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
+        return commit
+
     def _names(self) -> Sequence[str]:
         try:
-            return os.listdir(self.path)
+            return reserve.open(lambda: os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _missing(self, number: int, path: Path) -> StateError:
+        """Why a file is not there. A writer removes a commit's manifest before its data files (``tidy``)."""
+        if self.manifest(number).exists():
+            return self._damaged(path, number, "is missing")
+        return CommitGoneError(
+            f"{self.path}: commit {number} was removed while it was read, by a run that commits here"
+        )
 
     def _damaged(self, path: Path, number: int, problem: str) -> StateError:
         numbers = self.numbers()

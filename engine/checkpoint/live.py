@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.run import PAUSE_S
 from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import PAUSE_S
+from penstock.io.descriptors import reserve
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -114,9 +115,10 @@ class LiveSaves:
     def _keep_pace(self) -> None:
         """Copying goes on where no frame comes in for a while, too."""
         seen = 0
-        while True:
-            self._wake.wait()
-            try:
+        try:
+            reserve.open(self._engine._state.prepare_thread)
+            while True:
+                self._wake.wait()
                 with self._engine.gate.still():
                     if self._closed:
                         return
@@ -125,8 +127,7 @@ class LiveSaves:
                     seen = self._num_taken
                     if not self._saver.is_busy and not self._asked:
                         self._wake.clear()
-            except BaseException as error:
-                self._listener.save_failed(error)
-                return
-            # Frames get the gate's lock in between.
-            time.sleep(PAUSE_S)
+                # Frames get the gate's lock in between.
+                time.sleep(PAUSE_S)
+        except BaseException as error:
+            self._listener.save_failed(error)

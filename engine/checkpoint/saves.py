@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
@@ -25,11 +23,6 @@ from penstock.stats import Counters
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
-
-# Between two looks at whether copying has to go on without frames.
-PAUSE_S = 0.01
-
-Shield = Callable[[], AbstractContextManager[Any]]
 
 
 class Saves:
@@ -43,6 +36,8 @@ class Saves:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._saver: Saver | None = None  # of the last folder: what has changed since
+        # Of the other folders: the digests of the last commit there that the state descends from.
+        self._descends: dict[Path, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # under way, in the order in which they began
         self.positions = Positions()
@@ -141,13 +136,14 @@ class Saves:
             saver.commit()
         finally:
             saver.close()
+            if saver is not self._saver:
+                self._remember(saver)
 
     @contextmanager
     def run(
         self,
         reader: FrameReader,
         counters: Counters,
-        shield: Shield,
         checkpoint: str | os.PathLike[str] | None,
         every: int | None,
         keep: int,
@@ -155,8 +151,9 @@ class Saves:
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
     ) -> Iterator[Run]:
-        """Around a run: commits while it goes on, and at its end, whatever ends it. Arguments: ``FlowArguments``.
+        """Around a run, which ends with ``Run.end``; where an error ends it, what is whole is committed all the same.
 
+        Arguments: ``FlowArguments``.
         may_commit : asked before each commit; what is not committed at the end is done again by who resumes
         """
         if checkpoint is None and every is not None:
@@ -182,7 +179,7 @@ class Saves:
                 with self._engine.gate.still():
                     run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
                     self._runs.append(run)
-                with self._ended(run, shield):
+                with self._ended(run):
                     yield run
         finally:
             if run in self._runs:
@@ -194,19 +191,17 @@ class Saves:
                 run.join()
 
     @contextmanager
-    def _ended(self, run: Run, shield: Shield) -> Iterator[None]:
+    def _ended(self, run: Run) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             if self._may_commit(run, error):
-                run.end(shield)
+                run.end()
             raise
-        else:
-            run.end(shield)
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
-        return not run.failed and self._engine._failed is None and run.may_commit()
+        return not run.failed and self._engine._failed is None
 
     @contextmanager
     def _put_aside(
@@ -229,8 +224,11 @@ class Saves:
         saver, own = self._saver_of(folder), self._saver
         if own is not None and own is not saver:
             raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
-        if folder.numbers() and saver.last is None:
-            raise UsageError(f"{folder.path}: this engine was not made from it; Engine.restore it, then run")
+        if saver.last is None and (numbers := folder.numbers()):
+            raise UsageError(
+                f"{folder.path}: holds commit {numbers[-1]}, which this engine neither wrote nor was restored from; "
+                "Engine.restore it, then run"
+            )
         saver.open(whole("keep", keep, 1))
         saver.in_use = True
         return saver
@@ -246,152 +244,21 @@ class Saves:
         """
         if self._saver is not None and self._saver.is_for(folder):
             return self._saver
-        saver = self._new_saver(folder, None, False)
+        last = folder.newest() if (known := self._descends.get(folder.path.resolve())) else None
+        if last is not None and last.digests != known:
+            last = None  # somebody else's
+        # Nobody has followed what changed since: the next commit is a base.
+        saver = self._new_saver(folder, last, False)
         if self._saver is None or not self._saver.in_use:
+            if self._saver is not None:
+                self._remember(self._saver)
             self._saver = saver
         return saver
 
+    def _remember(self, saver: Saver) -> None:
+        """The folder of a saver that goes: a run may resume there while nobody else commits to it."""
+        if saver.last is not None:
+            self._descends[saver.folder.path.resolve()] = saver.last.digests
+
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
-
-
-class Run:
-    """One run's side of it.
-
-    skipped : frames that were left out
-    failed : a commit or a bad row could not be written; there is no use in trying again
-    """
-
-    def __init__(
-        self,
-        saves: Saves,
-        engine: Engine,
-        saver: Saver | None,
-        reader: FrameReader,
-        known: Positions,
-        met: Positions,
-        every: int | None,
-        quarantine: QuarantineWriter | None,
-        may_commit: Callable[[], bool],
-        counters: Counters,
-    ) -> None:
-        self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
-        self.counters = counters
-        self._quarantine, self.may_commit = quarantine, may_commit
-        self._known, self._met, self._every = known, met, every
-        self.check_stale = met.check_stale
-        self._source: int | None = None  # of the last frame
-        self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
-        self._step = engine.global_step  # of the last commit begun
-        self._news = saver is not None and saver.last is None  # something that no commit has
-        self._pace: threading.Thread | None = None
-        self._pacing = False
-        self._num_frames = 0
-        self._error: BaseException | None = None  # what the pace met
-        self.skipped = known.num_frames
-        self.failed = False
-        if not known.num_frames and saves.speaks_of(self):
-            saves.positions = met
-
-    @property
-    def commits(self) -> bool:
-        return self._saver is not None
-
-    def frames(self, limit: int | None) -> Iterator[Frame]:
-        """The frames that are to be applied. limit : of all, those left out included"""
-        if limit is not None and limit < self.skipped:
-            raise UsageError(f"limit: the checkpoint holds {self.skipped} frames already, which is more than {limit}")
-        with closing(self._reader.numbered()) as numbered:
-            # Bad rows of what is left out have been told before.
-            forget = self._reader.first_bad.clear
-            for number, frame in self._known.rest(islice(numbered, limit), self._met, forget):
-                self._source = number
-                yield frame
-
-    def took(self, frame: Frame) -> None:
-        """The frame has been applied, or was stale, and is done with: commit where it is time, and copy a bit."""
-        try:
-            with self._engine.gate.still():
-                self.count()
-                if self._saver is None:
-                    return
-                self._raise()
-                due = self._every is not None and self._engine.global_step - self._step >= self._every
-                if due and self._saver.may_begin and self.may_commit():
-                    self._begin()
-                    self._start_pace()
-                self._saver.advance()
-        except BaseException:
-            self.failed = True
-            raise
-
-    def pushed(self, frame: Frame, admitted: bool) -> None:
-        """Under the gate's lock, in which it entered, or was found stale."""
-        self._pushed = frame, admitted
-
-    def count(self) -> None:
-        """The position counts what has entered: who saves before ``took`` saves both. Under the gate's lock."""
-        if self._pushed is None:
-            return
-        assert self._source is not None
-        frame, admitted = self._pushed
-        try:
-            if self._quarantine is not None:
-                self._quarantine.append(frame.bad_rows)
-            self._met.took(self._source, frame, admitted)
-        except BaseException:
-            self.failed = True  # no position counts a frame that was applied: nothing is committed any more
-            raise
-        self._pushed, self._news = None, True
-        self._num_frames += 1
-        if self._saves.speaks_of(self):
-            self._saves.positions = self._met
-
-    def end(self, shield: Shield) -> None:
-        """Everything that was taken is on disk."""
-        if self._saver is None:
-            return
-        with shield(), self._engine.gate.still():
-            self._raise()
-            if self._news or self._engine.global_step != self._step:
-                self._engine._state.wait()
-                self._begin()
-            self._saver.finish()
-
-    def join(self) -> None:
-        """No thread of this run is left. The saver is closed."""
-        if self._pace is not None:
-            self._pace.join()
-
-    def _start_pace(self) -> None:
-        """Copying goes on where no frame comes in for a while, too."""
-        if self._pacing:
-            return
-        self._pacing = True
-        self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
-        self._pace.start()
-
-    def _keep_pace(self) -> None:
-        assert self._saver is not None
-        while True:
-            seen = self._num_frames
-            time.sleep(PAUSE_S)
-            with self._engine.gate.still():
-                if not self._saver.is_busy:
-                    self._pacing = False
-                    return
-                if self._num_frames != seen:
-                    continue
-                try:
-                    self._saver.advance(idle=True)
-                except BaseException as error:
-                    self._error = error
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _begin(self) -> None:
-        assert self._saver is not None
-        self._saver.begin()
-        self._step, self._news = self._engine.global_step, False

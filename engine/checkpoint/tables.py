@@ -16,15 +16,14 @@ WEIGHTS = "parameters"
 
 
 class SavedTables:
-    """The last whole commit of a folder, every digest checked. Raises StateError.
+    """The last whole commit of a folder, every digest checked. Raises StateError, also where a run removes it.
 
     tables : name → what the manifest says of it: vocabulary_size, dim, optimizer, slots
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._folder = Folder(path)
-        self.commit = self._folder.must_load()
-        self._folder.check(self.commit)
+        self.commit = self._folder.read_last(self._folder.checked)
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
     def parts(self, name: str) -> dict[str, Float32]:

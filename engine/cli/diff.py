@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
 from penstock.checkpoint.tables import WEIGHTS, SavedTables
 from penstock.cli.options import add_command
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"global step: {a.global_step} and {b.global_step}")
         found["global_step"] = [a.global_step, b.global_step]
     for name in sorted(a.names | b.names):
+        interrupts.check()
         if name in a.names & b.names:
             different = _compare(a.parts(name), b.parts(name))
         else:

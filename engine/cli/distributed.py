@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
-from penstock.cli.interrupts import handled_by
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
 from penstock.config.embedding import EmbeddingConfig
@@ -49,7 +48,9 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     from penstock.bridge.rendezvous import join
     from penstock.distributed.peers import Peers
 
-    with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers, _held_back(args):
+    with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers:
+        # A signal ends the whole job after the same frame everywhere; a second one this process, at once.
+        interrupts.leave_to_caller(at_once=True)
         args.looks_closer = bool(args.ui or args.report)
         if not is_first(args):  # what is shown of a job is shown by process 0
             args.ui = args.report = args.metrics = args.metrics_file = None
@@ -120,19 +121,3 @@ class _Silent(Output):
 
     def result(self, values: Any) -> None:
         pass
-
-
-@contextmanager
-def _held_back(args: argparse.Namespace) -> Iterator[None]:
-    """A signal ends the whole job after the same frame everywhere; a second one this process, at once."""
-    args.shield = nullcontext
-    asked = False  # here, not by another process: whoever signals all of them signals each once
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = args.peers.stopping = True
-
-    with handled_by(stop):
-        yield

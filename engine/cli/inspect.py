@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, check_writable, count, several
@@ -98,8 +99,7 @@ def is_other_file(path: str) -> bool:
 def inspect_checkpoint(path: str, out: Output) -> int:
     """Its last commit, every digest checked."""
     folder = Folder(path)
-    commit = folder.must_load()
-    folder.check(commit)
+    commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
     sources = [{"source": name, "frames": frames} for name, frames, _ in contents["positions"]["sources"]]
     pending = contents["gate"]["num_accumulated"]
@@ -209,6 +209,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
         found["holds"] = other_kind(part.schema)
         out.say(f"  {OTHER_KINDS.get(found['holds']) or f'not a row stream: {error.problem}'}")
         for batch in part.batches(part.schema.names):
+            interrupts.check()
             found["batches"] += 1
             found["rows"] += batch.data.num_rows
         out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
@@ -236,6 +237,7 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     reasons: Counter[str] = Counter()
     extra = ["reason"] if is_quarantine(part.schema) else []
     for batch in part.batches([*roles.names(), *extra]):
+        interrupts.check()
         batches += 1
         if not batch.data.num_rows:
             continue

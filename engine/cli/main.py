@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import penstock
+import penstock.interrupts as interrupts
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.interrupts import Interrupts
 from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError, short
@@ -36,7 +36,7 @@ COMMANDS = {
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 
-OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, USAGE),
@@ -48,6 +48,11 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),
     (OSError, RESOURCE),
+)
+
+_MUST_FIT = (
+    "the tables with their slots, what the gate holds and one frame must fit; give smaller frames "
+    "(--contribution-rows) or more memory"
 )
 
 DESCRIPTION = "A streaming update engine for embedding tables: Arrow gradients in, TPU-embedding updates out."
@@ -65,25 +70,40 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code. argv : None where this process is the command and nothing else."""
-    if argv is None:
-        own_process()
-        keep_compiled()
-    with Interrupts() as interrupts:
-        code = answer(sys.argv[1:] if argv is None else list(argv), interrupts, argv is None)
-        if argv is None and interrupts.at_once:
-            os._exit(code)
-        return code
+    interrupts.install(own_process=argv is None)
+    if argv is not None:
+        try:
+            return answer(list(argv), Ending())
+        finally:
+            interrupts.remove()
+    ending = Ending()
+    own_process()
+    keep_compiled()
+    code = answer(sys.argv[1:], ending)
+    interrupts.ignore()
+    if ending.at_once:
+        os._exit(code)
+    return code
 
 
-def answer(words: list[str], interrupts: Interrupts, own: bool) -> int:
-    """Run one command, and say what went wrong. own : the process is this command and nothing else"""
+class Ending:
+    """How the process ends. at_once : without waiting for its threads"""
+
+    def __init__(self) -> None:
+        self.at_once = False
+
+    def leave_at_once(self) -> None:
+        """When the command is done, wait for nobody: gRPC would wait for callers who do not leave, for ever."""
+        self.at_once = True
+
+
+def answer(words: list[str], ending: Ending) -> int:
+    """Run one command, and say what went wrong."""
     as_json = "--json" in words
     try:
-        return run(words, interrupts)
+        return run(words, ending)
     except KeyboardInterrupt as stop:
-        if own:
-            interrupts.ignore()
-        return fail(str(stop) or "interrupted", INTERRUPTED, as_json)
+        return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
             return RESOURCE  # whoever read our output has gone, and hears nothing any more
@@ -95,14 +115,15 @@ def answer(words: list[str], interrupts: Interrupts, own: bool) -> int:
         drop_dead_streams()
 
 
-def run(words: list[str], interrupts: Interrupts) -> int:
+def run(words: list[str], ending: Ending) -> int:
     """The command itself; errors come out as exceptions."""
     try:
         args = parse(parser(words), words)
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
-        args.shield, args.leave_at_once = interrupts.shield, interrupts.leave_at_once
+        args.leave_at_once = ending.leave_at_once
+        interrupts.check()
         code = args.run(args)
     sys.stdout.flush()
     return code
@@ -136,7 +157,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
     if isinstance(error, MemoryError) or _out_of_device_memory(error):
-        return f"out of memory: {error or 'the tables and one frame must fit'}"
+        return f"out of memory: {str(error) or _MUST_FIT}"
     return str(error)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import stat
 import sys
 import time
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
+from penstock.io.pipes import reader_of
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate
@@ -74,10 +76,12 @@ def say_error(message: str) -> None:
 
 
 def own_process() -> None:
-    """Make stdout and stderr of this process ours: nobody's warnings, no name that cannot be printed."""
+    """Make the streams of this process ours: nobody's warnings, no name that cannot be printed, no wait for ever."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us (>&-)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (lives as long as the process)
+    if sys.stdin is sys.__stdin__ and not stat.S_ISREG(os.fstat(0).st_mode):
+        sys.stdin = io.TextIOWrapper(reader_of(0, close=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.checkpoint.folder import Folder
 from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
 from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
@@ -109,9 +110,9 @@ def replay(args: argparse.Namespace) -> int:
                 every=args.every,
                 resume=args.resume,
                 progress=watching.beside(progress),
-                shield=args.shield,
                 **deltas,
             )
+        interrupts.check()  # before the hash and the tables, which take as long as they are large
     except KeyboardInterrupt:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
         kept = "; ".join([kept, *written_aside(args, quarantine)])

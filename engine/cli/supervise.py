@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.cli.distributed import FLAGS, MAX_PROCESSES, newest_commit
-from penstock.cli.interrupts import handled_by
 from penstock.cli.options import add_command, parse, whole
 from penstock.cli.output import say_error
 from penstock.errors import UsageError
@@ -26,7 +25,7 @@ PARTING_S = 30.0
 BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 60.0
 # What starting again does not mend: usage, input, configuration, state, and an interrupt.
 FINAL = (1, 2, 3, 4, 5, 130)
-LOST, INTERRUPTED = 6, 130
+LOST = 6
 
 
 def add(commands: Any) -> None:
@@ -55,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         words = [*words, "--json"]
     job = Job(words, args.processes)
-    with handled_by(job.stop):
-        return supervised(job, args.restarts)
+    interrupts.leave_to_caller(at_once=False)
+    return supervised(job, args.restarts)
 
 
 def supervised(job: Job, most_restarts: int) -> int:
@@ -65,7 +64,7 @@ def supervised(job: Job, most_restarts: int) -> int:
     while True:
         code, why = job.run(again=restarts > 0)
         if code != LOST or job.stopping:
-            return INTERRUPTED if job.stopping and code == LOST else code
+            return interrupts.INTERRUPTED if job.stopping and code == LOST else code
         before, commit = commit, job.newest_commit()
         restarts = 1 if commit > before else restarts + 1
         if restarts > most_restarts:
@@ -76,7 +75,7 @@ def supervised(job: Job, most_restarts: int) -> int:
 
 
 class Job:
-    """A replay command and the processes that run it. stopping : a signal has said so"""
+    """A replay command and the processes that run it."""
 
     def __init__(self, words: Sequence[str], count: int) -> None:
         from penstock.cli.main import parser
@@ -99,14 +98,19 @@ class Job:
         if args.threads is None and count > 1:
             self._words += ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
         self._running: list[subprocess.Popen[bytes]] = []
-        self.stopping = False
+        self._passed_on: signal.Signals | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """A signal asks for the end."""
+        return interrupts.arrived()
 
     def newest_commit(self) -> int:
         return newest_commit(self._checkpoint)
 
     def run(self, again: bool) -> tuple[int, str]:
         """Start all processes and wait for the end. Returns the exit code, and which process it is of."""
-        self._running = []
+        self._running, self._passed_on = [], None
         try:
             for words in self._commands(again):
                 self._running.append(subprocess.Popen(words, process_group=0))
@@ -120,12 +124,17 @@ class Job:
         while time.monotonic() < until and not self.stopping:
             time.sleep(TICK_S)
 
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler. The first asks every process to end after a whole frame, the second ends them."""
+    def _pass_on(self) -> None:
+        """The first signal asks every process to end after a whole frame, the second ends them."""
+        if not interrupts.arrived():
+            return
+        wanted = signal.SIGKILL if interrupts.arrived_again() else signal.SIGTERM
+        if wanted == self._passed_on:
+            return
+        self._passed_on = wanted
         for process in self._running:
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL if self.stopping else signal.SIGTERM)
-        self.stopping = True
+                process.send_signal(wanted)
 
     def _commands(self, again: bool) -> Iterator[list[str]]:
         words = [sys.executable, "-m", "penstock", *self._words]
@@ -140,9 +149,8 @@ class Job:
             yield [*words, "--distributed", *flags]
 
     def _ended(self) -> tuple[int, str]:
-        if self.stopping:  # while nobody was running
-            return INTERRUPTED, ""
         while True:
+            self._pass_on()
             codes = [process.poll() for process in self._running]
             bad = [(number, code) for number, code in enumerate(codes) if code]
             if bad:  # whoever lost another process is not the one that tells why
@@ -156,6 +164,7 @@ class Job:
         if code in FINAL:
             until = time.monotonic() + PARTING_S
             while time.monotonic() < until and any(process.poll() is None for process in self._running):
+                self._pass_on()
                 time.sleep(TICK_S)
             return code, ""
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"

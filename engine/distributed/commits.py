@@ -18,8 +18,9 @@ from penstock.checkpoint.contents import describe, tables_to_save
 from penstock.checkpoint.folder import Commit, DataFile, Folder
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring import Ring
+from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import Run, Saves, Shield
+from penstock.checkpoint.saves import Saves
 from penstock.checkpoint.writer import CommitWriter
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
@@ -157,7 +158,6 @@ class SharedSaves(Saves):
         self,
         reader: FrameReader,
         counters: Counters,
-        shield: Shield,
         checkpoint: str | os.PathLike[str] | None,
         every: int | None,
         keep: int,
@@ -167,7 +167,7 @@ class SharedSaves(Saves):
     ) -> _GeneratorContextManager[Run]:
         """Bad rows are put aside by process 0, to whom they are sent."""
         aside = quarantine if self._peers.rank == 0 else None
-        return super().run(reader, counters, shield, checkpoint, every, keep, resume, aside, may_commit)
+        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit)
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """Only where everybody stops after this very frame."""

@@ -19,6 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+import penstock.interrupts as interrupts
 from penstock.distributed.relay import described, raised
 from penstock.errors import PeerError
 
@@ -37,13 +38,13 @@ class Peers:
 
     connections : rank → a connected socket, for every rank but this one; they are the Peers' from here on
 
-    stopping : someone has asked for an end (``KeyboardInterrupt`` at the next round); set it from a signal handler
+    stopping : a signal or another process has asked for an end: ``KeyboardInterrupt`` at the next round
     agreed : the error that every process raises after the same frame, if one does
     """
 
     def __init__(self, rank: int, count: int, connections: dict[int, socket.socket]) -> None:
         self.rank, self.count = rank, count
-        self.stopping = False
+        self._stopping = False
         self.agreed: BaseException | None = None
         self._told_stop = False
         self._sockets = connections
@@ -119,6 +120,10 @@ class Peers:
     def failure(self) -> BaseException | None:
         """What ended the job: nothing can be agreed on any more."""
         return self._failure
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping or interrupts.arrived()
 
     def check(self) -> None:
         """Raise what has ended the job, if anything has."""
@@ -215,7 +220,7 @@ class Peers:
             elif what == _LETTER:
                 self._letters[other, tag] = json.loads(body)
             elif what == _STOP:
-                self.stopping = self._told_stop = True
+                self._stopping = self._told_stop = True
             elif what == _FAILURE:
                 self._failure = self._failure or raised(json.loads(body), other)
             elif what == _BYE:

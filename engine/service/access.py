@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import UsageError
 from penstock.io.flight_connection import Address
+from penstock.service.connections import Connections
 
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
@@ -74,10 +75,12 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Asks every call for a token, and lets in so many at once.
 
     tokens : any of them will do; none: everybody may come in
+    connections : counts the calls that are let in, by connection
     """
 
-    def __init__(self, tokens: Sequence[bytes], max_calls: int) -> None:
+    def __init__(self, tokens: Sequence[bytes], max_calls: int, connections: Connections) -> None:
         super().__init__()
+        self.connections = connections
         self._tokens = tuple(tokens)
         self._max_calls = max_calls
         self._lock = threading.Lock()
@@ -121,6 +124,14 @@ class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, door: Doorkeeper) -> None:
         super().__init__()
         self._door = door
+        self._peer: str | None = None
+
+    def comes_from(self, peer: str) -> None:
+        """The other end of its connection, which ``start_call`` does not see."""
+        self._door.connections.began(peer)
+        self._peer = peer
 
     def call_completed(self, exception: BaseException | None) -> None:
+        if self._peer is not None:
+            self._door.connections.ended(self._peer)
         self._door.leave()

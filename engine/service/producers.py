@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from penstock.errors import InputError, ServiceError
 from penstock.io.flight_memory import Given, Memory
 from penstock.io.flight_messages import Ack, Columns, Place, PutRequest, Words, read_words
 from penstock.io.flight_source import Chunk, chunks_part
-from penstock.io.parts import Part
+from penstock.io.parts import Batches, Part
 from penstock.io.reader import FrameReader, ReadOptions
 from penstock.io.sources import Source
 from penstock.service.intake import Intake
@@ -37,12 +38,14 @@ LENT_SHARE = 3
 class Producers:
     """Everything that comes in. options : how streams are read
 
-    rows, memory : what all streams hold; num_shared : batches that came through shared memory
+    rows, held : what waits in unfinished frames, and the bytes it keeps; memory : what all streams share with their
+    producers; num_shared : batches that came through shared memory
     """
 
     def __init__(self, intake: Intake, options: ReadOptions, limits: Limits) -> None:
         self._intake, self._options, self._limits = intake, options, limits
-        self.rows, self.memory = Budget(limits.queued_rows), Budget(limits.memory_bytes)
+        self.rows, self.held = Budget(limits.queued_rows), Budget(limits.queued_bytes)
+        self.memory = Budget(limits.memory_bytes)
         self.num_shared = 0
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> Ack:
@@ -98,23 +101,23 @@ class Producers:
         ends: bool,
         shared: Shared | None,
     ) -> None:
-        queue = Queue(self._limits, self.rows, name)
+        queue = Queue(self._limits, self.rows, self.held, name)
         try:
             every = not ends and self._batches_are_frames(reader.schema)
             read_once = self._intake.reads_once
             watched = _Watched(context, stream, reader, queue, name, every, ends, shared, read_once)
-            part = chunks_part(watched, name, ends)
+            part = watched.part(chunks_part(watched, name, ends))
             frames = FrameReader(Source(name, lambda: _one(part)), self._options)
             frames.first_bad = self._intake.first_bad
             with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
                     self._intake.take(stream, frame)
-                    watched.frame_taken()
+                    queue.frame_taken()
         except InputError as error:
             self._intake.refused(error)
             raise
         finally:
-            queue.keep(0)
+            queue.clear()
             self.num_shared += 0 if shared is None else shared.num_taken
 
     def _batches_are_frames(self, schema: pa.Schema) -> bool:
@@ -148,12 +151,17 @@ class _Watched:
         self._context, self._stream, self._reader, self._queue = context, stream, reader, queue
         self._name, self._every, self._told, self._shared = name, every, told, shared
         self._read_once = read_once
-        self._num_rows = 0  # of the last batch, those that may be of a frame that goes on
+        self._used: list[str] = []
         self.schema = reader.schema
 
-    def frame_taken(self) -> None:
-        """A frame that the last batch completed is in: at most that batch's rows are of another one."""
-        self._queue.keep(self._num_rows)
+    def part(self, part: Part) -> Part:
+        """The same part; from when its batches are asked for, it is known which columns are used."""
+
+        def batches(columns: list[str]) -> Batches:
+            self._used = columns
+            return part.batches(columns)
+
+        return replace(part, batches=batches)
 
     def read_chunk(self) -> Chunk:
         if self._shared is not None:
@@ -167,10 +175,11 @@ class _Watched:
         if words.number is not None and self._stream.contributor is not None and words.number != self._stream.next:
             raise InputError(f"frame {words.number} came where frame {self._stream.next} is next", source=self._name)
         given = Given(chunk.data) if words.place is None else self._lies_at(words.place, words, chunk.data)
-        if given.data is not None:
-            self._queue.admit(given.data)
-            self._num_rows = 0 if self._ends_frame(words) else given.data.num_rows
-        return Chunk(given.data, words.ends, given.copied)
+        if given.data is None:
+            return Chunk(None, words.ends)
+        waits = given.data.num_rows > 0 and not self._ends_frame(words)
+        data, copied = self._queue.admit(given.data, self._used, waits), given.copied
+        return Chunk(data, words.ends, None if copied is None else lambda: copied().select(self._used))
 
     def _ends_frame(self, words: Words) -> bool:
         return words.ends or self._every

@@ -6,7 +6,7 @@ step, which no crash can undo, and nobody had to hold a copy of it or to stop th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 BLOCK_BYTES = 4 << 20
+# A table that changes faster than its deltas can be kept is read so often before its reader is refused.
+PASSES = 3
 Messages = Iterator[tuple[pa.RecordBatch, bytes]]
 
 
@@ -99,7 +101,27 @@ class Readers:
         return Answer(batch.schema, iter([(batch, encoded(said))]))
 
     def _table(self, name: str) -> Messages:
-        """Blocks, then what changed while they were read, then the step that all of it is of."""
+        """All rows, again where too much changed meanwhile, then the step that all of it is of."""
+        for number in range(PASSES):
+            made_before = self._log.made_bytes
+            try:
+                until = yield from self._pass(name, again=number > 0)
+                break
+            except DeltasGoneError:
+                made = self._log.made_bytes - made_before
+        else:
+            raise UsageError(
+                f"table '{name}': {made:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
+                "are kept: start the service with a larger --delta-memory"
+            )
+        end = {"step": until, "lineage": self._intake.lineage}
+        yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
+
+    def _pass(self, name: str, again: bool) -> Generator[tuple[pa.RecordBatch, bytes], None, int]:
+        """Blocks, then what changed while they were read; returns the step that all of it is of.
+
+        Raises DeltasGoneError where what changed is no longer kept.
+        """
         layout = self._engine._state.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
         with self._engine.gate.still():
@@ -111,7 +133,7 @@ class Readers:
                 self._engine._check_whole()
                 step = self._engine.global_step
                 block = self._batch(name, np.arange(first, min(first + at_once, layout.vocabulary_size)))
-            yield block, encoded({"changed": False})
+            yield block, encoded({"changed": again})
         self._settle(step)
         until = self._log.step
         for told in self._log.after(since, until):
@@ -119,8 +141,7 @@ class Readers:
                 changed = _of_table(batch, name, self.table_schema(name))
                 if changed.num_rows:
                     yield changed, encoded({"changed": True})
-        end = {"step": until, "lineage": self._intake.lineage}
-        yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
+        return until
 
     def _settle(self, step: int) -> None:
         """What was read, of this step at most, is told by deltas, and nothing takes it back."""
