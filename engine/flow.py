@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import penstock.interrupts as interrupts
 from penstock.arguments import function, share, whole
+from penstock.checkpoint.files import OpenDeltas
 from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import KEEP
 from penstock.deltas import Deltas
@@ -127,17 +128,18 @@ class Flow:
         self._progress = None if progress is None else function("progress", progress)
         self._flush = flush
         self._saving = (checkpoint, every, keep, resume, self._quarantine)
-        self._writes = False
+        self._open_deltas: OpenDeltas | None = None
+        self._writer: DeltaWriter | None = None
         self._skipped = 0
         self._started_s = time.perf_counter()
 
-    def run(self, writer: DeltaWriter | None = None) -> Report:
-        """To the end of the source. writer : takes the deltas; commits wait for it"""
-        self._writes = writer is not None
-        with self._engine._saves.beside(writer), closing(self.batches()) as batches:
+    def run(self, open_deltas: OpenDeltas | None = None) -> Report:
+        """To the end of the source. open_deltas : makes what takes the deltas; commits wait for it"""
+        self._open_deltas = open_deltas
+        with closing(self.batches()) as batches:
             for batch in batches:
-                assert writer is not None
-                writer.write(batch)
+                assert self._writer is not None
+                self._writer.write(batch)
         return self._report()
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
@@ -151,8 +153,9 @@ class Flow:
         engine._rates = self._rates
         with (
             engine.watch.run(counters, self._reader.fraction, self._reader.first_bad),
-            engine._saves.run(self._reader, counters, *self._saving, self._may_commit) as saving,
+            engine._saves.run(self._reader, counters, *self._saving, self._may_commit, self._open_deltas) as saving,
         ):
+            self._writer = saving.files.deltas
             engine.watch.num_skipped = self._skipped = saving.skipped
             try:
                 yield from self._applied(saving)
@@ -175,7 +178,7 @@ class Flow:
 
         Not where deltas are handed out: who asks for them may take as long as he likes, or ask from another thread.
         """
-        return self._engine.gate.still() if self._writes and saving.commits else nullcontext()
+        return self._engine.gate.still() if self._writer is not None and saving.commits else nullcontext()
 
     def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
         engine, counters, watch = self._engine, self._counters, self._engine.watch

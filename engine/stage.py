@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from penstock.arguments import check_known, place
 from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
 from penstock.flow import Flow, FlowArguments
-from penstock.io.delta_file import open_deltas
+from penstock.io.delta_file import DeltaWriter, open_deltas
 from penstock.stats import Report
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Repor
     if not deltas.come_out_here:
         return flow.run()
     place("deltas", target)
-    committed = engine._saves.deltas_aside if of_flow.get("resume") else None
-    keeps = of_flow.get("checkpoint") is not None
-    with open_deltas(target, deltas.schema, engine._changed_step, committed, keeps) as writer:
-        return flow.run(writer)
+
+    def opened(committed: Mapping[str, Any] | None, is_counted: Callable[[], bool] | None) -> DeltaWriter:
+        return open_deltas(target, deltas.schema, engine._changed_step, committed, is_counted)
+
+    return flow.run(opened)
 
 
 def _parted(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

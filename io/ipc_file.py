@@ -8,6 +8,7 @@ follows the last one is at most an end marker and padding.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,14 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.parts import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.unpacking import Messages
+from penstock.io.unpacking import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
 
 MAGIC = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
 _TAIL_BYTES = 10  # int32 length of the footer, magic
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 _MAX_GAP_BYTES = 64  # padding between two blocks, and an end marker before the footer
+_MAX_SCHEMA_BYTES = 1 << 24
 _NOT_READ = "corrupt Arrow IPC file"
 
 
@@ -71,9 +73,9 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         if length <= 0 or start < _FIRST_BYTES:
             raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
         blocks = _blocks(_read(file, start, length))
-        first = _end_of_schema(file)
         every = np.sort(np.concatenate(blocks), order="offset")
         ends = _ends_of_blocks(every, size)
+        first = _end_of_schema(file, int(every["offset"][0]) if len(every) else start)
         end = max(first, int(ends.max(initial=0)))
         file.seek(0)
     if end > start:
@@ -101,10 +103,32 @@ def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
     return bytes(file.read(num_bytes))
 
 
-def _end_of_schema(file: pa.NativeFile) -> int:
-    """Where the schema message ends that stands before the batches: a length, after a marker since Arrow 0.15."""
+def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
+    """The end of the schema message before the batches: it has a length, after a marker since Arrow 0.15.
+
+    polars writes neither, and readers take the schema from the footer: such a message extends up to ``limit``.
+
+    limit : the offset of the first batch, or of the footer
+    """
     marker, length = struct.unpack("<Ii", _read(file, _FIRST_BYTES, 8))
-    return int(_FIRST_BYTES + 8 + length if marker == 0xFFFFFFFF else _FIRST_BYTES + 4 + marker)
+    if marker == 0xFFFFFFFF:
+        return int(_FIRST_BYTES + 8 + length)
+    end, num_bytes = int(_FIRST_BYTES + 4 + marker), limit - _FIRST_BYTES
+    if end + _MAX_GAP_BYTES >= limit or num_bytes > _MAX_SCHEMA_BYTES:
+        return end
+    return limit if _is_only_a_schema(_read(file, _FIRST_BYTES, num_bytes)) else end
+
+
+def _is_only_a_schema(data: bytes) -> bool:
+    """Whether these bytes are a schema message without a length, and no batch that the footer leaves out follows it."""
+    if message_kind(data) != SCHEMA:
+        return False
+    prefixes = np.frombuffer(data, "<i4", len(data) // 8 * 2).reshape(-1, 2)  # a message begins at a multiple of 8
+    for number in np.flatnonzero((prefixes[:, 0] == -1) & (prefixes[:, 1] > 0)).tolist():
+        with suppress(struct.error, ValueError, IndexError):  # not a message
+            if message_kind(memoryview(data)[8 * number + 8 :]) in (BATCH, DICTIONARY):
+                return False
+    return True
 
 
 def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.int64]:

@@ -44,7 +44,7 @@ class LogWriter:
     def __init__(
         self, target: str | os.PathLike[str] | Any, schema: pa.Schema, after: Mapping[str, int] | None = None
     ) -> None:
-        self.schema = schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
+        self.schema = schema_of_log(schema)
         self._path: Path | None = None
         self._open = True
         state = after or {"batches": 0, "bytes": 0, "crc": 0}
@@ -141,6 +141,11 @@ class LogWriter:
             self._file.give_up()
             durable.discard(self._unfinished)
         self._open = False
+
+
+def schema_of_log(schema: pa.Schema) -> pa.Schema:
+    """What a log of such batches says its schema is."""
+    return schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
 
 
 class _Pending:

@@ -1,8 +1,9 @@
 """Writes bad rows into an Arrow file: one batch per frame that had some, whole when the run ends, however it ends.
 
-While a run goes on the rows stand in ``.FILE.part``; FILE appears at the end, and only whole. What ``commit`` gives
-back belongs to a checkpoint: a later run that is handed it goes on from there, and what a killed run wrote after it
-is cut off. Which rows are bad, and what is said of them, is told in ``bad_rows``.
+While a run goes on the rows stand in ``.FILE.part``; FILE appears at the end, and only whole, with a checkpoint only
+where a commit counts it. What ``commit`` gives back belongs to a checkpoint: a later run that is handed it goes on from
+there, and what a killed run wrote after it is cut off. Which rows are bad, and what is said of them, is told in
+``bad_rows``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
 from penstock.io.bad_rows import SCHEMA
-from penstock.io.growing import GrowingFile, grows_again
+from penstock.io.growing import GrowingFile, IsCounted, found_at
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")
@@ -47,12 +48,13 @@ class QuarantineWriter:
 
     path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
     committed : what ``commit`` said last, to go on from there; None for a new file
+    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
 
     Raises UsageError where the file exists, StateError where it is not what was committed, and OSError, which
     names the file; after an OSError nothing more is written, and close leaves only what was committed.
     """
 
-    def __init__(self, path: Path, committed: Mapping[str, int] | None = None) -> None:
+    def __init__(self, path: Path, committed: Mapping[str, int] | None = None, is_counted: IsCounted = None) -> None:
         self._path = _checked(path)
         self._is_file = path.suffix in _FILES
         self._sink = _Sink()
@@ -63,8 +65,12 @@ class QuarantineWriter:
         else:
             self._take_up(committed)
         self._last = dict(committed or {})  # what is on disk
-        known = committed is not None
-        self._growing = GrowingFile(path, known, self._sink.num_bytes if known else None)
+        self._growing = GrowingFile(path, None if committed is None else self._sink.num_bytes, is_counted)
+
+    @property
+    def is_new(self) -> bool:
+        """No commit counts it yet."""
+        return self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """The bad rows of one frame, as one batch: read again, they are one frame."""
@@ -86,6 +92,9 @@ class QuarantineWriter:
         """The file is whole, on disk and under its name. After an error only what was committed is left."""
         if self._growing.closed:
             return
+        if not self._growing.gets_name:
+            self._growing.give_up()
+            return
         self._writer.close()
         self._write()
         self._growing.finish()
@@ -101,20 +110,20 @@ class QuarantineWriter:
 
     def _take_up(self, committed: Mapping[str, int]) -> None:
         """Feed the writer what is in the file already, so that it knows where every batch lies."""
-        part = grows_again(self._path, check_new)
+        file = found_at(self._path, check_new)
         wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
             if wanted["bytes"]:
-                self._feed(part, wanted["bytes"], wanted["crc"])
+                self._feed(file, wanted["bytes"], wanted["crc"])
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
         if self._position() != wanted:
             problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 
-    def _feed(self, part: Path, num_bytes: int, crc: int) -> None:
-        with pa.memory_map(str(part)) as file:
-            data = file.read_buffer(num_bytes)
+    def _feed(self, file: Path, num_bytes: int, crc: int) -> None:
+        with pa.memory_map(str(file)) as mapped:
+            data = mapped.read_buffer(num_bytes)
             if zlib.crc32(data) != crc:  # looked at before Arrow is
                 return
             for batch in pa.ipc.open_stream(data.slice(_FIRST_BYTES if self._is_file else 0)):

@@ -19,7 +19,7 @@ from penstock.errors import InputError
 ALWAYS_BYTES = 1 << 25
 MOST_TIMES = 100
 
-_BATCH, _DICTIONARY = 3, 2  # kinds of messages
+SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _CONTINUATION = b"\xff\xff\xff\xff"
 
@@ -42,6 +42,12 @@ def body_bytes(metadata: bytes) -> int:
     return length
 
 
+def message_kind(metadata: bytes | memoryview) -> int:
+    """What a message is. Raises struct.error, ValueError or IndexError where it is none."""
+    at = _Table.root(metadata).field(1)
+    return metadata[at] if at else 0
+
+
 class Messages:
     """The messages of one stream or file, each looked at once."""
 
@@ -54,21 +60,20 @@ class Messages:
 
         Raises struct.error or ValueError where the metadata cannot be followed: Arrow will say what is wrong with it.
         """
-        root = _Table.root(metadata)
-        kind = metadata[root.field(1)] if root.field(1) else 0
-        if kind not in (_BATCH, _DICTIONARY):
+        kind = message_kind(metadata)
+        if kind not in (BATCH, DICTIONARY):
             return False
-        batch = root.table(2)
-        if kind == _DICTIONARY:
+        batch = _Table.root(metadata).table(2)
+        if kind == DICTIONARY:
             batch = batch.table(1)
         if batch.field(3):  # compressed
             unpacked, packed = _unpacked_bytes(batch.vector(2), body), len(body)
-            if kind == _DICTIONARY:
+            if kind == DICTIONARY:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
             if is_bomb(unpacked, packed):
                 raise bomb(unpacked, packed, self._source)
-        return kind == _DICTIONARY
+        return kind == DICTIONARY
 
     def check_next(self, file: pa.NativeFile) -> None:
         """Look at the messages that Arrow reads next, up to a record batch. The position stays."""
@@ -151,14 +156,14 @@ class Framing:
 class _Table:
     """A flatbuffer's table, as far as it is needed here. Damaged offsets give struct.error or wrong numbers."""
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes | memoryview, at: int) -> None:
         self._data, self._at = data, at
         self._fields = at - struct.unpack_from("<i", data, at)[0]
         if self._fields < 0:
             raise ValueError("a table lies outside the message")
 
     @classmethod
-    def root(cls, data: bytes) -> _Table:
+    def root(cls, data: bytes | memoryview) -> _Table:
         return cls(data, struct.unpack_from("<I", data, 0)[0])
 
     def field(self, number: int) -> int:

@@ -228,6 +228,7 @@ def test_demo_checks_its_answer_and_says_where_the_files_are(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.err == ""
     assert "frames    61: 20 steps, 1 stale\n" in said.out
+    assert "input     verified: every checksum fits\n" in said.out
     assert "every row of both tables against a plain NumPy loop: agrees" in said.out
     for name in ("tables.pbtxt", "log.arrows", "tables/user.parquet", "tables/item.parquet"):
         assert str(folder / name) in said.out

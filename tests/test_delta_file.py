@@ -144,10 +144,13 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
         file.write_bytes(bad)
         with pytest.raises(ps.StateError, match=says):
             restored(folder).run(LOG, **arguments)
-        (tmp_path / ".d.arrows.part").unlink()
+        assert file.read_bytes() == bad
     file.write_bytes(good)
     with pytest.raises(ps.StateError, match="its deltas have other columns"):
         restored(folder).run(LOG, slots=True, **arguments)
+    assert file.read_bytes() == good
+    restored(folder).run(LOG, **arguments)
+    assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, numbered=True))
 
 
 def test_a_file_that_a_run_between_went_on_without_is_refused_and_a_new_one_begins_where_it_is(tmp_path):

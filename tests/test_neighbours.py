@@ -9,31 +9,15 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 import pytest
+from neighbours import DIM, ROWS, config, log_of_two_tables, state_of
 from services import client_of, service_of
 
 import penstock as ps
 
-DIM, ROWS = 4, 200
-
-
-def config():
-    tables = [ps.TableConfig(50, DIM, name="user"), ps.TableConfig(50, DIM, name="item")]
-    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(0.1))
-
 
 @pytest.fixture(scope="module")
 def gradients():
-    """Rows of five steps for two tables, as pyarrow has them."""
-    rng = np.random.default_rng(3)
-    values = rng.standard_normal(ROWS * DIM).astype(np.float32)
-    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(ROWS, dtype=np.int32) % 2), ["user", "item"])
-    columns = {
-        "step": pa.array(np.arange(ROWS) // 40),
-        "table": names,
-        "id": pa.array(rng.integers(0, 50, ROWS)),
-        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), DIM),
-    }
-    return pa.table(columns)
+    return log_of_two_tables()
 
 
 @pytest.fixture
@@ -47,13 +31,6 @@ def tensors(gradients):
 @pytest.fixture(scope="module")
 def expected(gradients):
     return state_of(gradients)
-
-
-def state_of(source, **more):
-    engine = ps.Engine(config())
-    report = engine.run(source, **more)
-    assert (report.rows, report.frames) == (ROWS, 5)
-    return engine.state_hash()
 
 
 def types_of(source):

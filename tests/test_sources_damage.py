@@ -52,7 +52,7 @@ def test_allow_missing_end_accepts_the_end_at_a_batch_and_nowhere_else(tmp_path,
     assert list(accepted)[-2:] == [len(content) - 8, len(content)]
 
 
-@pytest.mark.parametrize("container", ["file", "parquet", "zstd file"])
+@pytest.mark.parametrize("container", ["file", "parquet", "zstd file", "polars file"])
 def test_a_file_cut_at_any_byte_is_an_error(tmp_path, container):
     content, path = CONTAINERS[container], tmp_path / "log"
     for cut in [*range(0, len(content), 13), *range(len(content) - 30, len(content))]:

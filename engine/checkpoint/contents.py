@@ -46,8 +46,7 @@ def describe(engine: Engine) -> Contents:
         "seed": engine.seed,
         "learning_rates": engine._last_rates,
         "positions": engine._saves.positions.get_state(),
-        "quarantine": engine._saves.commit_aside(),
-        "deltas": engine._saves.commit_deltas(),
+        **engine._saves.files.commit(),
         "counters": engine._saves.totals.get_state(),
         "gate": engine.gate.get_state(),
         "pipeline": engine._pipeline.get_state(),
@@ -165,8 +164,7 @@ def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
     rates = contents["learning_rates"]
     engine._last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    engine._saves.take_up(folder, commit, positions, totals, contents.get("quarantine"))
-    engine._saves.deltas_aside = contents.get("deltas")
+    engine._saves.take_up(folder, commit, positions, totals)
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:

@@ -9,11 +9,11 @@ from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.files import RunFiles
 from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Frame
-from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
 
@@ -29,6 +29,7 @@ class Run:
     """One run's side of it.
 
     skipped : frames that were left out
+    files : of bad rows and of deltas
     failed : a commit or a bad row could not be written; there is no use in trying again
     """
 
@@ -41,13 +42,14 @@ class Run:
         known: Positions,
         met: Positions,
         every: int | None,
-        quarantine: QuarantineWriter | None,
+        files: RunFiles,
+        has_new_files: bool,
         may_commit: Callable[[], bool],
         counters: Counters,
     ) -> None:
         self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
         self.counters = counters
-        self._quarantine, self.may_commit = quarantine, may_commit
+        self.files, self._has_new_files, self.may_commit = files, has_new_files, may_commit
         self._known, self._met, self._every = known, met, every
         self.check_stale = met.check_stale
         self._source: int | None = None  # of the last frame
@@ -106,8 +108,8 @@ class Run:
         assert self._source is not None
         frame, admitted = self._pushed
         try:
-            if self._quarantine is not None:
-                self._quarantine.append(frame.bad_rows)
+            if self.files.bad_rows is not None:
+                self.files.bad_rows.append(frame.bad_rows)
             self._met.took(self._source, frame, admitted)
         except BaseException:
             self.failed = True  # no position counts a frame that was applied: nothing is committed any more
@@ -117,17 +119,19 @@ class Run:
         if self._saves.speaks_of(self):
             self._saves.positions = self._met
 
-    def end(self) -> None:
+    def end(self, completed: bool = True) -> None:
         """Everything that was taken is on disk, unless ``may_commit`` says no: then the commit before counts.
 
         It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
+        completed : no error ended the run; a file that no commit counts yet is then worth a commit
         """
         if self._saver is None:
             return
         try:
             with self._engine.gate.still():
                 self._raise()
-                if (self._news or self._engine.global_step != self._step) and self.may_commit():
+                news = self._news or (completed and self._has_new_files) or self._engine.global_step != self._step
+                if news and self.may_commit():
                     self._engine._state.wait()
                     self._begin()
                 self._saver.finish()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.arguments import whole
 from penstock.checkpoint.contents import describe, encoded, tables_to_save
+from penstock.checkpoint.files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.folder import Commit, Folder
 from penstock.checkpoint.positions import Positions
 from penstock.checkpoint.run import Run
 from penstock.checkpoint.saver import Saver
 from penstock.errors import UsageError
 from penstock.frames import Coalesced, Frame
-from penstock.io.delta_file import DeltaWriter
-from penstock.io.quarantine import QuarantineWriter
 from penstock.io.reader import FrameReader
 from penstock.stats import Counters
 
@@ -41,10 +41,7 @@ class Saves:
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # under way, in the order in which they began
         self.positions = Positions()
-        self._quarantine: QuarantineWriter | None = None
-        self._aside: Mapping[str, int] | None = None  # what the last quarantine committed
-        self._deltas: DeltaWriter | None = None
-        self.deltas_aside: Mapping[str, int] | None = None  # what the last file of deltas committed
+        self.files = CountedFiles()
 
     @property
     def totals(self) -> Counters:
@@ -58,11 +55,10 @@ class Saves:
             return None
         return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
 
-    def take_up(
-        self, folder: Folder, commit: Commit, positions: Positions, totals: Counters, aside: Mapping[str, int] | None
-    ) -> None:
+    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """The engine is now what this commit says."""
-        self.positions, self._before, self._aside = positions, totals, aside
+        self.positions, self._before = positions, totals
+        self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
         # Where the configuration is another one, what it makes of rows that no file holds is not known.
         same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
@@ -83,30 +79,6 @@ class Saves:
         """Something else is about to change the tables. Under the gate's lock."""
         if self._saver is not None:
             self._saver.before_any_change()
-
-    def commit_aside(self) -> Mapping[str, int] | None:
-        """The bad rows put aside so far are on disk, before the commit that says so."""
-        if self._quarantine is not None:
-            self._aside = self._quarantine.commit()
-        return self._aside
-
-    def commit_deltas(self) -> Mapping[str, int] | None:
-        """The deltas of all that a commit holds are on disk before it."""
-        if self._deltas is not None:
-            self.deltas_aside = self._deltas.commit()
-        return self.deltas_aside
-
-    @contextmanager
-    def beside(self, deltas: DeltaWriter | None) -> Iterator[None]:
-        """Around a run: commits wait for what it writes."""
-        if deltas is None:
-            yield
-            return
-        self._deltas = deltas
-        try:
-            yield
-        finally:
-            self._deltas = None
 
     def known(self, counters: Counters, push: Callable[[], tuple[Frame, bool]]) -> tuple[Frame, bool]:
         """What ``push`` gives for a frame of the run with these counters, if there is one, which knows of it at once.
@@ -150,11 +122,13 @@ class Saves:
         resume: bool,
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
+        open_deltas: OpenDeltas | None = None,
     ) -> Iterator[Run]:
         """Around a run, which ends with ``Run.end``; where an error ends it, what is whole is committed all the same.
 
         Arguments: ``FlowArguments``.
         may_commit : asked before each commit; what is not committed at the end is done again by who resumes
+        open_deltas : makes the file of deltas, once the checkpoint's folder is locked
         """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
@@ -169,15 +143,18 @@ class Saves:
             with self._engine.gate.still():
                 saver = self.opened(folder, keep)
         run: Run | None = None
-        aside = self._aside if resume else None
+        before = None if saver is None else saver.last
+        is_counted = None if saver is None else partial(_has_committed, saver, before)
         spoken_of = saver is not None or self.speaks_of(None)
         if spoken_of:
             self.count_into(counters)
-            self._aside = aside
         try:
-            with self._put_aside(quarantine, aside, spoken_of) as writer:
+            with self.files.opened(quarantine, open_deltas, resume, spoken_of, is_counted) as files:
+                has_new = saver is not None and self._any_new(files)
                 with self._engine.gate.still():
-                    run = Run(self, self._engine, saver, reader, known, met, every, writer, may_commit, counters)
+                    run = Run(
+                        self, self._engine, saver, reader, known, met, every, files, has_new, may_commit, counters
+                    )
                     self._runs.append(run)
                 with self._ended(run):
                     yield run
@@ -196,28 +173,16 @@ class Saves:
             yield
         except BaseException as error:
             if self._may_commit(run, error):
-                run.end()
+                run.end(completed=False)
             raise
+
+    def _any_new(self, files: RunFiles) -> bool:
+        """Whether the run writes a file that no commit counts yet."""
+        return files.any_new
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
         return not run.failed and self._engine._failed is None
-
-    @contextmanager
-    def _put_aside(
-        self, path: Path | None, aside: Mapping[str, int] | None, spoken_of: bool
-    ) -> Iterator[QuarantineWriter | None]:
-        """The file of bad rows is whole and has its name when this ends, after the last commit."""
-        writer = None if path is None else QuarantineWriter(path, aside)
-        if spoken_of:
-            self._quarantine = writer
-        try:
-            yield writer
-        finally:
-            if self._quarantine is writer:
-                self._quarantine = None
-            if writer is not None:
-                writer.close()
 
     def opened(self, folder: Folder, keep: int) -> Saver:
         """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
@@ -262,3 +227,7 @@ class Saves:
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
+
+
+def _has_committed(saver: Saver, before: Commit | None) -> bool:
+    return saver.last is not before

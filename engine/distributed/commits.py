@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.contents import describe, tables_to_save
+from penstock.checkpoint.files import OpenDeltas, RunFiles
 from penstock.checkpoint.folder import Commit, DataFile, Folder
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring import Ring
@@ -164,10 +165,15 @@ class SharedSaves(Saves):
         resume: bool,
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
+        open_deltas: OpenDeltas | None = None,
     ) -> _GeneratorContextManager[Run]:
         """Bad rows are put aside by process 0, to whom they are sent."""
         aside = quarantine if self._peers.rank == 0 else None
-        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit)
+        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit, open_deltas)
+
+    def _any_new(self, files: RunFiles) -> bool:
+        """Process 0 writes them, and all commit."""
+        return any(self._peers.gather("files that no commit counts", super()._any_new(files)))
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """Only where everybody stops after this very frame."""
