@@ -26,9 +26,9 @@ types: .venv/installed
 	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.accumulator penstock.pyx.batches penstock.pyx.digest penstock.pyx.handlers penstock.pyx.id_table \
-		penstock.pyx.intake penstock.pyx.marks penstock.pyx.partition penstock.pyx.runs penstock.pyx.update \
-		penstock.bench.traffic
+		penstock.pyx.accumulator penstock.pyx.batches penstock.pyx.digest penstock.pyx.expansion penstock.pyx.handlers \
+		penstock.pyx.id_table penstock.pyx.intake penstock.pyx.marks penstock.pyx.partition penstock.pyx.runs \
+		penstock.pyx.update penstock.bench.traffic
 
 # The kernels with bounds checks, in a tree of their own, and their tests. -O1: the compiler is done in half the time.
 checked: .venv/installed

@@ -21,6 +21,7 @@ from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.arguments import place, whole
 from penstock.between_steps import between_steps, check_gradients, checked_reduction
+from penstock.bridge.tracing import is_staging
 from penstock.checkpoint.contents import restore
 from penstock.checkpoint.saves import Saves
 from penstock.config.embedding import EmbeddingConfig
@@ -93,7 +94,7 @@ class Engine:
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
-        self._exchange = Exchange(config, self._seen, self._take_in, gate)
+        self._exchange = Exchange(config, self._seen, self._take_in, gate, is_staging)
 
     # ---- gradients in
 

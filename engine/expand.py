@@ -1,4 +1,4 @@
-"""Combiners: looked-up rows → activations, and what gradients of activations are to the rows' gradients. NumPy only.
+"""Combiners: looked-up rows → activations, and what gradients of activations are to the rows' gradients.
 
 A lookup is one id that one sample names. Its gain is what its row is multiplied by on the way out, and the sample's
 gradient on the way back: weight times the combiner's scale of the sample, each rounded to float32, as TensorFlow's
@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.pyx.expansion import combine as add_rows
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -71,14 +73,16 @@ def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner:
     return totals
 
 
-def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int) -> Float32:
+def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int, which: Index | None = None) -> Float32:
     """Activations: of every sample the sum of its rows times their gains, in order, in float32.
 
-    rows : float32, shape (n, dim); by : gains, shape (n,) or None
+    rows : float32, shape (r, dim); which : shape (n,), the row of every lookup; None: all rows in order
+    samples : shape (n,); by : gains, shape (n,) or None
     Returns float32 (num_samples, dim), zeros for a sample that looks nothing up.
     """
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
-    np.add.at(out, samples, rows if by is None else rows * by[:, None])
+    of = None if which is None else which.astype(np.int64, copy=False)
+    add_rows(np.ascontiguousarray(rows), of, samples.astype(np.int64, copy=False), by, out)
     return out
 
 

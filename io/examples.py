@@ -38,7 +38,7 @@ class ExampleRoles(Roles):
 
     def names(self) -> list[str]:
         fields = (self.step, self.contributor, self.learning_rates)
-        return [feature.name for feature in self.features] + [f.name for f in fields if f is not None]
+        return [feature.path for feature in self.features] + [f.name for f in fields if f is not None]
 
 
 @dataclass(eq=False)
@@ -60,20 +60,20 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     structs = [field for field in schema if _is_feature(field.type)]
     if not structs or {"id", "gradient"} <= set(schema.names):
         return None
-    known = [feature for feature in options.features if feature.name in {field.name for field in structs}]
+    columns = {field.name for field in structs}
+    known = [feature for feature in options.features if feature.path in columns]
     if not known:
-        names = [feature.name for feature in options.features if feature.name]
-        nameless = "a feature: none of its features has a name; give them their columns' (FeatureConfig(…, name=))"
-        wanted = (
-            f"one of its features ({', '.join(names)})" if names else nameless if options.features else "any feature"
-        )
-        near = suggestion(structs[0].name, names)
+        paths = [feature.path for feature in options.features]
+        wanted = f"one of its features ({', '.join(paths)})" if paths else "any feature"
+        near = suggestion(structs[0].name, paths)
+        if paths and not any(feature.name for feature in options.features):
+            near += "; features without a name go by their key path; name them as their columns"
         problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
         raise InputError(problem, source=source, column=structs[0].name)
     for feature in known:
-        field_of(schema, source, feature.name, feature.name)  # one column has this name
-        _check(feature, schema.field(feature.name), options.sizes[feature.table][1], source)
-    first = schema.field(known[0].name)
+        field_of(schema, source, feature.path, feature.path)  # one column has this name
+        _check(feature, schema.field(feature.path), options, source)
+    first = schema.field(known[0].path)
     fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:]}
     return ExampleRoles(
         **fields,
@@ -90,7 +90,7 @@ def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOpt
     """A batch of examples, which must not be empty, with where it stood."""
     where = {"source": place.source, "batch": place.batch}
     columns = {name: valid_column(batch, name, where) for name in roles.names()}
-    uses = [_uses(columns[f.name], f, options.sizes[f.table][1]) for f in roles.features]
+    uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
     steps, no_step = steps_of(columns, roles)
     rates, no_rates = rates_of(columns, roles, options.num_tags)
     content = ExampleBatch(
@@ -102,7 +102,7 @@ def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOpt
         no_rates,
     )
     return ExamplePlace(
-        place.source, place.batch, place.first_row, content, tuple(feature.name for feature in roles.features)
+        place.source, place.batch, place.first_row, content, tuple(feature.path for feature in roles.features)
     )
 
 
@@ -118,7 +118,7 @@ def _is_feature(kind: pa.DataType) -> bool:
     return {"ids", "gradient"} <= {kind.field(i).name for i in range(kind.num_fields)}
 
 
-def _check(feature: FeatureSpec, field: pa.Field, dim: int, source: str) -> None:
+def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: str) -> None:
     """Types of a feature's struct, and that it can be combined."""
     kinds = {child.name: storage_type(child.type) for child in field.type}
     for child, kind in kinds.items():
@@ -126,21 +126,34 @@ def _check(feature: FeatureSpec, field: pa.Field, dim: int, source: str) -> None
         if child in CHILDREN and not fits:
             wanted = "a list of integers" if child == "ids" else "a list of floats"
             raise InputError(f"expected {wanted} in '{child}', got {kind}", source=source, column=field.name)
-    if feature.max_sequence_length and "weights" in kinds:
+    if feature.sequence_length and "weights" in kinds:
         raise InputError("a sequence feature takes no weights", source=source, column=field.name)
-    if not feature.max_sequence_length and feature.combiner is None:
+    if not feature.sequence_length and feature.combiner is None:
+        by = f"name: '{feature.name}'" if feature.path == feature.name else f"feature_id: {_index(feature, options)}"
         raise ConfigError(
-            f"feature '{feature.name}': the configuration does not say its combiner, which an example stream needs; "
-            f"add feature {{ name: '{feature.name}' combiner: 'mean' }} to an EngineConfig"
+            f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
+            f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
         )
-    gradient, wanted_floats = kinds["gradient"], _width(feature, dim)
+    gradient, wanted_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
     if pa.types.is_fixed_size_list(gradient) and gradient.list_size != wanted_floats:
-        problem = f"expected {wanted_floats} floats in 'gradient', got {gradient.list_size}"
+        problem = f"expected {wanted_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
         raise InputError(problem, source=source, column=field.name)
 
 
+def _index(feature: FeatureSpec, options: ReadOptions) -> int:
+    return next(index for index, of in enumerate(options.features) if of.path == feature.path)
+
+
+def _combined(feature: FeatureSpec) -> str:
+    """Why a feature with a max_sequence_length is no sequence."""
+    if not feature.max_sequence_length or feature.sequence_length:
+        return ""
+    length, shape = feature.max_sequence_length, list(feature.input_shape)
+    return f"; its ids are combined, since its shape {shape} does not end in max_sequence_length {length}"
+
+
 def _width(feature: FeatureSpec, dim: int) -> int:
-    return dim * (feature.max_sequence_length or 1)
+    return dim * (feature.sequence_length or 1)
 
 
 def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses:
@@ -149,17 +162,17 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
     flat, lengths = _flat(children["ids"])
     raw_ids, ids_null = integers(flat)
-    gradients, null, broken = _dense(float_lists(children["gradient"]), _width(feature, dim), lengths, feature.name)
+    gradients, null, broken = _dense(float_lists(children["gradient"]), _width(feature, dim), lengths, feature.path)
     samples = np.repeat(np.arange(len(column)), lengths)
     by, truncated = None, None
-    if feature.max_sequence_length:
-        kept, samples, truncated = _positions(samples, lengths, feature.max_sequence_length)
+    if feature.sequence_length:
+        kept, samples, truncated = _positions(samples, lengths, feature.sequence_length)
         raw_ids, ids_null = raw_ids[kept], None if ids_null is None else ids_null[kept]
         lengths, gradients = lengths - truncated, gradients.reshape(-1, dim)
     else:
         weights = None
         if "weights" in children:
-            weights, mismatch = _weights(children["weights"], lengths, feature.name)
+            weights, mismatch = _weights(children["weights"], lengths, feature.path)
             broken = min(filter(None, (broken, mismatch)), key=lambda b: b.row, default=None)
         by = gains(samples, weights, len(column), feature.combiner or "")
     if null is not None and not (null & (lengths > 0)).any():

@@ -20,20 +20,20 @@
 
 /* sums[order[k]] += rows[k], or a copy to sums[~order[k]] where the id is new; in order. Returns whether any value of
    rows is not finite: it has been added then as well. */
-static int fold_rows_f32(float *sums, long dim, const int64_t *order, const float *const *rows, long n) {
+static inline int fold_rows_f32(float *sums, long dim, const int64_t *order, const float *const *rows, long n) {
     return BEST(fold_rows_f32)(sums, dim, order, rows, n);
 }
 
-static int fold_rows_f64(double *sums, long dim, const int64_t *order, const double *const *rows, long n) {
+static inline int fold_rows_f64(double *sums, long dim, const int64_t *order, const double *const *rows, long n) {
     return BEST(fold_rows_f64)(sums, dim, order, rows, n);
 }
 
 /* Whether any value of n rows, stride bytes apart, or of those that are listed, is not finite. */
-static int odd_rows_f32(const char *rows, long stride, const int64_t *which, long n, long dim) {
+static inline int odd_rows_f32(const char *rows, long stride, const int64_t *which, long n, long dim) {
     return BEST(odd_rows_f32)(rows, stride, which, n, dim);
 }
 
-static int odd_rows_f64(const char *rows, long stride, const int64_t *which, long n, long dim) {
+static inline int odd_rows_f64(const char *rows, long stride, const int64_t *which, long n, long dim) {
     return BEST(odd_rows_f64)(rows, stride, which, n, dim);
 }
 

@@ -178,7 +178,7 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.expand", set(), {"numpy"}),
+    ("penstock.expand", {"penstock.pyx.expansion"}, {"numpy"}),
     ("penstock.between_steps", {"penstock.config", "penstock.errors"}, set()),
     ("penstock.arguments", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),

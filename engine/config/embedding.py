@@ -229,7 +229,7 @@ class EmbeddingConfig(MessageView):
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The input features, in order; empty where the configuration has none."""
-        return feature_specs(self._message)
+        return feature_specs(self._message, self._part.feature_structure)
 
     def lint(self) -> list[Finding]:
         """What is legal but looks like a mistake, and what this version cannot run."""
