@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
-from penstock.io.deltas import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.validation import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa

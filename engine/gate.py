@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.arguments import INT64_MAX, whole
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.stats import Contributor, Stale, count_by, told
+from penstock.validation import INT64_MAX, whole
 
 T = TypeVar("T")
 

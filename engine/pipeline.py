@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from penstock.crew import Crew
 from penstock.errors import StateError
 from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
-from penstock.pyx.intake import Intake, bytes_held
+from penstock.pyx.frame_accumulate import Intake, bytes_held
 from penstock.stats import Contributor, Counters
-from penstock.store import TableStore
+from penstock.table_accumulator import TableStore
+from penstock.threads import Crew
 
 T = TypeVar("T")
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from penstock.arguments import check_known, place
 from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
-from penstock.flow import Flow, FlowArguments
-from penstock.io.delta_file import DeltaWriter, open_deltas
+from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
+from penstock.run import Flow, FlowArguments
 from penstock.stats import Report
+from penstock.validation import check_known, place
 
 if TYPE_CHECKING:
     from penstock.engine import Engine

@@ -5,6 +5,8 @@ import socket
 import threading
 import traceback
 
+from limits import HANG_S
+
 from penstock.distributed.member import Member
 from penstock.distributed.peers import Peers
 
@@ -35,7 +37,7 @@ def together(count, work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     assert not any(thread.is_alive() for thread in threads), "a member of the job hangs"
     return results
 

@@ -3,19 +3,19 @@
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from limits import HANG_S
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
-from penstock.io.flight_connection import Address
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.flight.connection import Address
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Saving, Service
 
 DIM, VOCABULARY = 4, 500
@@ -50,7 +50,7 @@ def replayed(frames, config=None, **arguments):
 
 
 @contextmanager
-def service_of(engine=None, folder=None, every=None, resume=False, grace_s=5, **arguments):
+def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_S, **arguments):
     """A service that listens, and ends in order."""
     engine = engine or ps.Engine(config_of())
     config = engine.config
@@ -69,7 +69,7 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=5, **
 
 
 def client_of(service, **arguments):
-    return connect(service.address.uri, patience_s=arguments.pop("patience_s", 5), **arguments)
+    return connect(service.address.uri, patience_s=arguments.pop("patience_s", HANG_S), **arguments)
 
 
 class Process:
@@ -90,13 +90,13 @@ class Process:
     def address(self):
         return Address.of(self.uri)
 
-    def end(self, number, timeout_s=60):
+    def end(self, number):
         """Send a signal; exit code, stdout, stderr."""
         self.process.send_signal(number)
-        return self.wait(timeout_s)
+        return self.wait()
 
-    def wait(self, timeout_s=60):
-        out, err = self.process.communicate(timeout=timeout_s)
+    def wait(self):
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out, err
 
     def __enter__(self):
@@ -120,14 +120,6 @@ def self_signed(folder):
     return folder
 
 
-def until(holds, timeout_s=30):
-    """Wait for something that another thread or process brings about."""
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 def in_thread(work):
     """Run on a thread; call what this returns to join it and get the result, or what it raised."""
     outcome: list[tuple[object, BaseException | None]] = []
@@ -141,8 +133,8 @@ def in_thread(work):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
-    def result(timeout_s=60):
-        thread.join(timeout_s)
+    def result():
+        thread.join(HANG_S)
         assert outcome, "it did not end"
         value, error = outcome[0]
         if error is not None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from limits import HANG_S
 
 import penstock as ps
 
@@ -218,10 +219,10 @@ def test_eight_producers_and_four_takers_lose_and_duplicate_nothing(tf_compat):
     for thread in takers + threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     acc.close()
     for thread in takers:
-        thread.join(10)
+        thread.join(HANG_S)
     assert not any(thread.is_alive() for thread in threads + takers)
     assert failures == []
     left, held = Sums(), acc.get_state()["held"]

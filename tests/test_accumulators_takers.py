@@ -2,10 +2,10 @@
 
 import concurrent.futures
 import threading
-import time
 
 import numpy as np
 import pytest
+from limits import HANG_S, until
 
 import penstock as ps
 
@@ -92,11 +92,9 @@ def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
         threads = [threading.Thread(target=taker) for _ in range(3)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 10
-        while "4 waiting" not in acc.explain() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: "4 waiting" in acc.explain())
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
     assert len(outcomes) == 3
     assert all("closed while a take waited" in said for said in outcomes)
     assert waiting.cancelled()

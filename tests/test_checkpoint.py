@@ -8,7 +8,7 @@ import pytest
 from checkpoints import LOG, ROWS, batch, commits, config_of, engine_of, log_of, write
 
 import penstock as ps
-from penstock.checkpoint import saver
+from penstock.checkpoint import incremental
 from penstock.config import optimizers as o
 from penstock.errors import InputError, StateError, UsageError
 
@@ -29,8 +29,8 @@ def everything(engine):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks, one after each frame, so that many steps go by while a commit is under way."""
-    monkeypatch.setattr(saver, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(saver, "SHARE", 1e9)
+    monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
+    monkeypatch.setattr(incremental, "SHARE", 1e9)
 
 
 # ---- save and restore

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
 from penstock.checkpoint.records import MAGIC, Record, read_records
+from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
 
 
@@ -135,7 +135,7 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     def no_locks(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("penstock.checkpoint.folder.fcntl.flock", no_locks)
+    monkeypatch.setattr("penstock.checkpoint.store.fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available") as caught:
         Folder(folder).lock()
     assert caught.value.filename == str(folder / ".lock")
@@ -176,7 +176,7 @@ def test_a_version_of_the_future_is_refused(folder):
     commit = Folder(folder).newest()
     path = folder / "00000003.commit"
     text = commit.encoded().replace(b'"penstock.checkpoint": 2', b'"penstock.checkpoint": 3').rpartition(b"\n")[0]
-    from penstock.checkpoint.folder import digest_of
+    from penstock.checkpoint.store import digest_of
 
     body = text.rpartition(b"\n")[0]
     path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")

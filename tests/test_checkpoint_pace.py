@@ -3,8 +3,9 @@
 import threading
 
 import pytest
+from limits import HANG_S, until
 
-from penstock.checkpoint.pace import Pace
+from penstock.checkpoint.throttle import Pace
 
 
 @pytest.fixture
@@ -35,10 +36,7 @@ def worker():
 
 def reaches(done, count):
     """Whether so many pieces are done, and no more, after a wait that is long for a thread and short for a test."""
-    for _ in range(1000):
-        if len(done) >= count:
-            break
-        threading.Event().wait(0.005)
+    until(lambda: len(done) >= count)
     threading.Event().wait(0.02)
     return len(done) == count
 
@@ -73,7 +71,7 @@ def test_what_is_waited_for_is_told_by_the_next_allowance():
     there.append(1)
     pace.tell()  # no hurry: nobody is woken for it
     pace.allow(0.0)
-    thread.join(10)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 
@@ -84,5 +82,5 @@ def test_what_is_waited_for_in_a_hurry_is_told_at_once():
     thread.start()
     there.append(1)
     pace.tell()
-    thread.join(10)
+    thread.join(HANG_S)
     assert not thread.is_alive()

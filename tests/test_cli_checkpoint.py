@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pyarrow as pa
 import pytest
 from checkpoints import LOG, ROWS, batch, commits, config_of, write
+from limits import HANG_S, until
 
 import penstock as ps
 from penstock import pipeline
@@ -129,11 +129,9 @@ def test_a_signal_finishes_the_frame_commits_and_says_so(config, tmp_path, repla
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(content[: len(content) * 3 // 4])
         process.stdin.flush()
-        while not (folder.exists() and any(name.endswith("commit") for name in commits(folder))):
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: folder.exists() and any(name.endswith("commit") for name in commits(folder)))
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     found = re.fullmatch(rf"penstock: interrupted after step (\d+); committed to {folder} .*\n", err.decode())
     assert ps.Engine.restore(folder).global_step == int(found[1])

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from checkpoints import LOG, config_of, engine_of, write
 from deltas import EXAMPLE, bytes_of
+from limits import HANG_S, until
 
 from penstock.cli import main
 
@@ -119,14 +119,6 @@ def test_a_reader_of_the_pipe_that_dies_is_said_in_one_line(config, log, tmp_pat
     assert capsys.readouterr().err == f"penstock: {pipe}: cannot write: broken pipe; whoever read it has gone\n"
 
 
-def wait_for(condition):
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited 30 s")
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, log, tmp_path, number):
     pipe, folder, deltas = tmp_path / "pipe", tmp_path / "c", tmp_path / "d.arrows"
@@ -137,9 +129,9 @@ def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, lo
         stream = pa.ipc.new_stream(feed, LOG[0].schema)
         for frame in LOG[:25]:
             stream.write_batch(frame)
-        wait_for(lambda: list(folder.glob("*.commit")))
+        until(lambda: list(folder.glob("*.commit")))
         process.send_signal(number)
-        code = process.wait()
+        code = process.wait(HANG_S)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     assert deltas.exists() == (code == 130)
     assert main(["replay", config, log, *flags]) == 0

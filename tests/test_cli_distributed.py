@@ -6,18 +6,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from checkpoints import ROWS, batch, commits, config_of, write
+from limits import HANG_S, until
 
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
 from penstock.engine import Engine
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
-LIMIT_S = 50
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def start(words, **popen):
 
 def ended(process):
     """Exit code, stdout, stderr."""
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=HANG_S)
     assert "Traceback" not in err, err
     return process.returncode, out, err
 
@@ -69,17 +71,46 @@ def slow(job, tmp_path, steps=200):
     return [*job, "--checkpoint", str(tmp_path / "saved"), "--every", "5"]
 
 
+@contextmanager
+def held(source):
+    """In here the source is a pipe that gives half of its content and then waits, so that no run reaches its end.
+
+    Gives a function that puts the whole file in the pipe's place, for runs that begin later.
+    """
+    content, over = Path(source).read_bytes(), threading.Event()
+    os.unlink(source)
+    os.mkfifo(source)
+    writer = os.open(source, os.O_RDWR)  # which waits for no reader
+
+    def feed():
+        with open(writer, "wb") as pipe:
+            pipe.write(content[: len(content) // 2])
+            pipe.flush()
+            over.wait()
+
+    def release():
+        whole = Path(f"{source}.whole")
+        whole.write_bytes(content)
+        whole.replace(source)
+
+    threading.Thread(target=feed, daemon=True).start()
+    try:
+        yield release
+    finally:
+        over.set()
+
+
 def children(process):
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
 def wait_for_commit(folder, number, process):
-    until = time.monotonic() + LIMIT_S
-    while max(Folder(folder).numbers(), default=0) < number:
+    def there():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+        return max(Folder(folder).numbers(), default=0) >= number
+
+    until(there)
 
 
 def test_two_processes_with_two_devices_each_end_as_one_does_and_the_first_speaks(job, wanted, tmp_path):
@@ -106,11 +137,13 @@ def test_a_bad_row_ends_every_process_with_the_same_line_and_code(job, tmp_path)
 
 
 def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
-    first, second = ranks(slow(job, tmp_path), 2)
-    wait_for_commit(tmp_path / "saved", 2, first)
-    second.kill()
-    second.communicate()
-    code, _, err = ended(first)
+    job = slow(job, tmp_path)
+    with held(job[4]):
+        first, second = ranks(job, 2)
+        wait_for_commit(tmp_path / "saved", 2, first)
+        second.kill()
+        second.communicate()
+        code, _, err = ended(first)
     assert code == 6
     assert "process 1 of 2 is gone" in err
 
@@ -118,10 +151,12 @@ def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(job, tmp_path, rank):
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas"), "--deltas-slots", "all"]
-    supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
-    wait_for_commit(tmp_path / "saved", 2, supervisor)
-    os.kill(children(supervisor)[rank], signal.SIGKILL)
-    code, out, err = ended(supervisor)
+    with held(job[4]) as release:
+        supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
+        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        release()
+        os.kill(children(supervisor)[rank], signal.SIGKILL)
+        code, out, err = ended(supervisor)
     assert code == 0
     assert f"process {rank} of 2 was killed (SIGKILL); starting again from commit" in err
     assert json.loads(out)["skipped"] > 0
@@ -138,10 +173,12 @@ def deltas_in(file):
 
 def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas")]
-    supervisor = start(["supervise", "--processes", "2", "--", *job])
-    wait_for_commit(tmp_path / "saved", 2, supervisor)
-    supervisor.send_signal(signal.SIGTERM)
-    code, _, err = ended(supervisor)
+    with held(job[4]) as release:
+        supervisor = start(["supervise", "--processes", "2", "--", *job])
+        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        supervisor.send_signal(signal.SIGTERM)
+        code, _, err = ended(supervisor)
+        release()
     assert code == 130
     assert "interrupted after step" in err
     kept = Engine.restore(tmp_path / "saved")
@@ -205,7 +242,7 @@ def test_a_process_that_cannot_be_started_leaves_no_other_behind(job, tmp_path, 
     def one_alone(words, **options):
         if started:
             raise OSError(11, "Resource temporarily unavailable")
-        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **options))
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", one_alone)

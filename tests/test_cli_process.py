@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+from limits import HANG_S
 
 COMMAND = [sys.executable, "-m", "penstock"]
 CONFIG = """
@@ -68,7 +69,7 @@ def penstock(tmp_path):
             more |= {"stdout": subprocess.PIPE}
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | (env or {})
         return subprocess.run(
-            argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=120, **more
+            argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=HANG_S, **more
         )
 
     return run

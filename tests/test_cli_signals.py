@@ -5,6 +5,7 @@ import io
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from faults.signals import Harness, catches
-from limits import HANG_S
+from limits import HANG_S, until
 
 from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
@@ -178,9 +179,12 @@ def test_a_second_signal_ends_a_command_that_does_not_answer(tmp_path):
     os.mkfifo(config)  # whose content does not come: read in one piece, with nobody looking at signals
     process = subprocess.Popen([*COMMAND, "replay", str(config), "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     writer = open_once_read(config, process)
-    while process.poll() is None:
+
+    def ended():
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        return process.poll() is not None
+
+    until(ended)
     os.close(writer)
     _, err = process.communicate()
     assert process.returncode == 130
@@ -189,18 +193,21 @@ def test_a_second_signal_ends_a_command_that_does_not_answer(tmp_path):
 
 def open_once_read(pipe, process):
     """A descriptor to write to a pipe; the process has opened it then."""
-    while True:
-        try:
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            assert process.poll() is None
-            time.sleep(0.05)
+    opened = []
+
+    def there():
+        assert process.poll() is None
+        with contextlib.suppress(OSError):
+            opened.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return opened
+
+    until(there)
+    return opened[0]
 
 
 def wait_for_handlers(process):
-    while not catches(process.pid, signal.SIGTERM):
-        assert process.poll() is None
-        time.sleep(0.001)
+    until(lambda: process.poll() is not None or catches(process.pid, signal.SIGTERM))
+    assert process.poll() is None
 
 
 # ---- signals while a command loads
@@ -241,12 +248,20 @@ def test_progress_is_shown_on_a_terminal_and_wiped_at_the_end(config, tmp_path):
     feeder = Feeder(config, tmp_path / "out", stderr=slave)
     os.close(slave)
     feeder.feed_until_read()
-    for number in range(12, 16):
-        time.sleep(0.25)
-        feeder.feed(stream(frame(number), end=False)[SCHEMA_BYTES:])
+    shown, steps = b"", 12
+
+    def drawn_again():
+        """Feed a step and read what the terminal shows: redrawn several times, however long a step takes."""
+        nonlocal shown, steps
+        feeder.feed(stream(frame(steps), end=False)[SCHEMA_BYTES:])
+        steps += 1
+        while select.select([master], [], [], 0.05)[0]:
+            shown += os.read(master, 4096)
+        return shown.count(b"\r") > 3
+
+    until(drawn_again)
     feeder.feed(END)
     code, out, _ = feeder.end()
-    shown = b""
     while True:
         try:
             shown += os.read(master, 4096)
@@ -254,9 +269,8 @@ def test_progress_is_shown_on_a_terminal_and_wiped_at_the_end(config, tmp_path):
             break
     os.close(master)
     assert code == 0
-    assert "16 steps" in out
+    assert f"{steps} steps" in out
     drawn = shown.decode().split("\r")
-    assert len(drawn) > 4
     assert re.fullmatch(r"[\d,]+ rows  [\d,]+ rows/s  step \d+ *", drawn[1])
     assert drawn[-2].isspace()
     assert drawn[-1] == ""

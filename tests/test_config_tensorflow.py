@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from limits import HANG_S
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
@@ -63,7 +64,7 @@ print("same schema")
 SAME_CLASSES = """
 import inspect
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
-from penstock.config.optimizer_proto import optimization_parameters
+from penstock.config.optimizers.proto_conversion import optimization_parameters
 theirs = tf.tpu.experimental.embedding
 for name in ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam"):
     their, our = getattr(theirs, name), getattr(penstock, name)
@@ -95,7 +96,7 @@ def run(*lines):
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split("\n")[-2]

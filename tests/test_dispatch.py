@@ -5,10 +5,11 @@ import threading
 import jax
 import numpy as np
 import pytest
+from limits import HANG_S
 
-from penstock.bridge.layout import Layout
-from penstock.bridge.staging import AHEAD, RING, Arena, Dispatcher
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.bridge.sharding import Layout
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
@@ -25,7 +26,7 @@ class Fence:
 
     def block_until_ready(self):
         self.waited = True
-        assert self.done.wait(10)
+        assert self.done.wait(HANG_S)
         if self.error is not None:
             raise self.error
 
@@ -45,7 +46,7 @@ def test_an_arena_is_used_again_only_behind_its_fence():
     waiting.start()
     assert not began.wait(0.05)
     fence.done.set()
-    assert began.wait(10)
+    assert began.wait(HANG_S)
     waiting.join()
 
 
@@ -69,7 +70,7 @@ def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
     dispatcher, hold, done = Dispatcher(), threading.Event(), []
 
     def work(step):
-        assert hold.wait(10)
+        assert hold.wait(HANG_S)
         done.append(step)
 
     for step in range(AHEAD):
@@ -79,7 +80,7 @@ def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
     one_more.join(0.05)
     assert one_more.is_alive()  # back-pressure
     hold.set()
-    one_more.join(10)
+    one_more.join(HANG_S)
     dispatcher.wait()
     assert done == list(range(AHEAD + 1))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from limits import HANG_S
 from services import config_of, frame, service_of
 
 import penstock
@@ -133,7 +134,7 @@ def test_the_pages_lines_for_several_processes_run(tmp_path):
     code = "import penstock as ps\nrank, count, sources = 0, 1, ['log.arrows']\n"
     code += "config = ps.EmbeddingConfig.load('tables.pbtxt')\n"
     code += block.replace("10.0.0.1:7000", address) + "\nassert report.steps == 2\n"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=HANG_S)
 
 
 def test_every_command_on_a_page_is_one():

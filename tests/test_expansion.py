@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import expand
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.expansion import combine as add_rows
+from penstock.pyx.scaled_rows import combine as add_rows
+from penstock.tables import combiners
 
 # Signed zeros, subnormal numbers and products that round or underflow.
 values = st.one_of(
@@ -133,7 +133,7 @@ def test_activations_equal_those_of_numpy_and_of_the_twin(data, dim, weighted, p
     column = np.array(data.draw(st.lists(values, min_size=number, max_size=number)), np.float32)
     rows = np.outer(column, np.linspace(-1, 1, dim)).astype(np.float32)
     by = np.array(data.draw(st.lists(values, min_size=len(samples), max_size=len(samples))), np.float32)
-    found = expand.combine(rows, samples, by if weighted else None, num_samples, which)
+    found = combiners.combine(rows, samples, by if weighted else None, num_samples, which)
     written = rows if which is None else rows[which]
     assert found.tobytes() == added(written, samples, by if weighted else None, num_samples).tobytes()
     ones = by if weighted else np.ones_like(by)
@@ -147,12 +147,12 @@ def test_many_activations_of_every_unrolled_dim_equal_numpys(dim, weighted):
     rows, which = rng.standard_normal((300, dim), np.float32), rng.integers(0, 300, 5000)
     samples = np.sort(rng.integers(0, 700, 5000))
     by = rng.standard_normal(5000, np.float32) if weighted else None
-    found = expand.combine(rows, samples, by, 700, which)
+    found = combiners.combine(rows, samples, by, 700, which)
     assert found.tobytes() == added(rows[which], samples, by, 700).tobytes()
 
 
 def test_an_activation_of_minus_zero_is_zero_as_a_sum_from_zero_is():
-    found = expand.combine(np.float32([[-0.0, 1]]), np.array([0]), None, 2)
+    found = combiners.combine(np.float32([[-0.0, 1]]), np.array([0]), None, 2)
     assert not np.signbit(found).any()
 
 
@@ -209,7 +209,7 @@ def test_recv_activations_gives_the_bits_of_numpys_sums(most, weighted):
     weights = [rng.standard_normal(length, np.float32) for length in lengths]
     samples, flat = np.repeat(np.arange(4), lengths), np.concatenate(weights) if weighted else None
     (activations,), _ = engine.recv_activations([ids], [weights] if weighted else None)
-    by = expand.gains(samples, flat, 4, "mean")
+    by = combiners.gains(samples, flat, 4, "mean")
     wanted = added(start[np.concatenate(ids)], samples, by, 4)
     assert activations.tobytes() == wanted.tobytes()
 

@@ -15,9 +15,9 @@ from faults.harness import batches_in, with_bad_row
 from faults.operations import Watched, failing, short_write
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli import main
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 STEPS = 6
 
@@ -69,7 +69,7 @@ def no_commits(number, name, args):
 def test_a_run_that_fails_before_its_first_commit_is_repeated(kind, first, replay, unbroken, tmp_path, monkeypatch):
     file = tmp_path / "file.arrows"
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "operations", Watched(no_commits))
+        patch.setattr(atomic_files, "operations", Watched(no_commits))
         assert replay(*flags_of(kind, file), *first)[0] == 6
     assert not file.exists()
     assert replay(*flags_of(kind, file), "--resume") == (0, "")
@@ -102,7 +102,7 @@ def test_after_an_end_at_any_file_operation_a_resumed_run_has_the_file_of_an_unb
         flags, first = flags_of(kind, file), ["--resume"] * (number % 2)
         operations = ENDS[end](number)
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "operations", operations)
+            patch.setattr(atomic_files, "operations", operations)
             with suppress(Killed):
                 replay(*flags, *first, folder=folder)
         assert not file.exists() or Folder(folder).numbers(), f"operation {number}: FILE before a commit"
@@ -151,7 +151,7 @@ def test_a_second_process_that_is_refused_leaves_the_first_ones_file_alone(kind,
 def test_deltas_under_a_new_name_that_no_commit_counts_begin_again(replay, tmp_path, monkeypatch):
     assert replay(*flags_of("deltas", tmp_path / "old"), "--limit", "9") == (0, "")
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "operations", Watched(no_commits))
+        patch.setattr(atomic_files, "operations", Watched(no_commits))
         assert replay(*flags_of("deltas", tmp_path / "new"), "--resume")[0] == 6
     assert not (tmp_path / "new").exists()
     assert replay(*flags_of("deltas", tmp_path / "new"), "--resume") == (0, "")

@@ -5,14 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from limits import HANG_S, until
 
-from penstock.cli.watching import page_text
+from penstock.cli.monitoring import page_text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CONFIG = """
@@ -48,13 +48,11 @@ def replaying(tmp_path):
             if at == 32:
                 writer.write_batch(frame(0, 9))
         command.stdin.flush()
-        until = time.monotonic() + 30
-        while live(url)["metrics"]["penstock_frames_total"] < 36 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: live(url)["metrics"]["penstock_frames_total"] == 36)
         yield url
         writer.close()
         command.stdin.close()
-        assert command.wait(60) == 0
+        assert command.wait(HANG_S) == 0
 
 
 def frame(step, worker=0):
@@ -71,7 +69,7 @@ def frame(step, worker=0):
 
 
 def live(url):
-    with urllib.request.urlopen(url + "live.json", timeout=10) as answer:
+    with urllib.request.urlopen(url + "live.json", timeout=HANG_S) as answer:
         return json.load(answer)
 
 
@@ -97,7 +95,7 @@ def test_a_browser_shows_it(replaying, tmp_path):
         "--virtual-time-budget=2500",
         f"--user-data-dir={tmp_path}/c",
     ]
-    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", replaying], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", replaying], capture_output=True, text=True, timeout=HANG_S)
     text = re.sub(r"<[^>]+>", " ", done.stdout.partition("<script>")[0])
     assert 'data-ready="yes"' in done.stdout
     assert 'id="state" class="">live<' in done.stdout

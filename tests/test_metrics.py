@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from limits import HANG_S
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.server import PLAIN, TEXT, Server, address_of
-from penstock.cli.watching import Watching
+from penstock.cli.http_server import PLAIN, TEXT, Server, address_of
+from penstock.cli.monitoring import Watching
 from penstock.errors import UsageError
 from penstock.metrics import Metrics, escaped, quantile
 
@@ -91,7 +92,7 @@ def parsed(text):
 
 
 def scraped(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
         assert answer.headers["Content-Type"] == TEXT
         return parsed(answer.read().decode())
 
@@ -168,7 +169,7 @@ def test_head_gets_what_get_does_but_the_body():
         for path, status in (("/metrics", 200), ("/health", 503), ("/other", 404)):
             answers = {}
             for method in ("GET", "HEAD"):
-                connection = http.client.HTTPConnection(address, timeout=10)
+                connection = http.client.HTTPConnection(address, timeout=HANG_S)
                 connection.request(method, path)
                 answer = connection.getresponse()
                 headers = {key: value for key, value in answer.getheaders() if key != "Date"}
@@ -219,7 +220,7 @@ def test_what_a_resumed_run_left_out_and_what_examples_had_too_many_of_are_metri
 
 def test_health_is_503_and_says_why_once_no_step_can_be_made():
     def fetched(server):
-        with urllib.request.urlopen(server.url + "/health", timeout=10) as answer:
+        with urllib.request.urlopen(server.url + "/health", timeout=HANG_S) as answer:
             return answer.read().decode()
 
     words = {"ui": None, "metrics": "127.0.0.1:0", "metrics_file": None, "report": None, "command": "replay"}
@@ -306,7 +307,7 @@ def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):
         assert main(["replay", *files, "--metrics", address]) == 6
         assert capsys.readouterr().err.startswith(f"penstock: {address}: cannot listen: address already in use")
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(server.url + "/other", timeout=10)
+            urllib.request.urlopen(server.url + "/other", timeout=HANG_S)
     finally:
         server.close()
 
@@ -332,7 +333,7 @@ def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(tmp
     with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as done:
         url = done.stderr.readline().decode().split()[1]
         assert scraped(url)["penstock_rows_total"] == 0  # it waits for its input
-        out, _ = done.communicate((tmp_path / "log.arrows").read_bytes(), timeout=60)
+        out, _ = done.communicate((tmp_path / "log.arrows").read_bytes(), timeout=HANG_S)
     report = json.loads(out)
     assert done.returncode == 0
     assert url.endswith("/metrics")
@@ -382,6 +383,6 @@ def test_runs_are_told_to_the_standard_librarys_logging(caplog):
 
 
 def test_whoever_sets_no_logging_up_hears_nothing():
-    code = "import penstock.watch as w; w.log.warning('run ended by a bug')"
+    code = "import penstock.telemetry as w; w.log.warning('run ended by a bug')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

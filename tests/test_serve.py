@@ -7,12 +7,13 @@ import sys
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of, until
+from limits import HANG_S, until
+from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight_messages import PutRequest, decoded
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.messages import PutRequest, decoded
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Service
 
 FRAMES = [frame(n) for n in range(12)]
@@ -65,7 +66,8 @@ def test_the_end_of_a_frame_can_be_said():
     with service_of() as service:
         client = flight.connect(service.address.uri)
         first = frame(0, step=0)
-        writer, reader = client.do_put(flight.FlightDescriptor.for_path("gradients", "live"), first.schema)
+        descriptor, options = flight.FlightDescriptor.for_path("gradients", "live"), flight.FlightCallOptions(HANG_S)
+        writer, reader = client.do_put(descriptor, first.schema, options)
         writer.write_batch(first.slice(0, 5))
         writer.write_batch(first.slice(5))
         writer.write_metadata(b"penstock.end")
@@ -180,7 +182,7 @@ def test_bad_rows_can_be_dropped_and_are_counted():
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
         assert client.status()["dropped"] == {"id_out_of_range": 1}
     service.end()
-    assert service.close(5)
+    assert service.close(HANG_S)
 
 
 def test_stale_frames_count_as_taken():
@@ -213,7 +215,9 @@ def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
         log.write_batch(cut)  # which says that the one before is whole, and may go on itself
     with service_of() as service:
         for _ in range(3):
-            done = subprocess.run([sys.executable, "-c", DIES, service.address.uri, tmp_path / "log"], check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", DIES, service.address.uri, tmp_path / "log"], check=False, timeout=HANG_S
+            )
             assert done.returncode == -signal.SIGKILL
             until(lambda: service.door.num_calls == 0)
             assert service.intake.position("w0") == 1

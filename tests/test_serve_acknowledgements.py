@@ -7,12 +7,13 @@ import threading
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of, until
+from limits import until
+from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.checkpoint.saver import Saver
+from penstock.checkpoint.incremental import Saver
 from penstock.io.flight import connect
-from penstock.io.flight_messages import Ack, PutRequest, decoded
+from penstock.io.flight.messages import Ack, PutRequest, decoded
 
 FRAMES = [frame(n, step=n) for n in range(6)]
 PLAIN = [frame(n) for n in range(6)]

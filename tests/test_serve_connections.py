@@ -9,11 +9,12 @@ import sys
 import numpy as np
 import pyarrow.flight as flight
 import pytest
-from services import Process, client_of, config_of, frame, replayed, service_of, until
+from limits import HANG_S, until
+from services import Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
-from penstock.io.flight_messages import encoded
+from penstock.io.flight.messages import encoded
 from penstock.service import connections
 from penstock.service.limits import Limits
 
@@ -27,7 +28,7 @@ def strangers():
     opened = []
 
     def open_to(address, count):
-        new = [socket.create_connection((address.host, address.port), timeout=60) for _ in range(count)]
+        new = [socket.create_connection((address.host, address.port), timeout=HANG_S) for _ in range(count)]
         opened.extend(new)
         return new
 

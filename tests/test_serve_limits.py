@@ -4,18 +4,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of, until
+from limits import HANG_S, until
+from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
-from penstock.io import durable
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
-from penstock.io.flight_connection import Address
-from penstock.io.flight_messages import PutRequest, encoded
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import check_protected
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import PutRequest, encoded
+from penstock.io.storage import atomic_files
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import check_protected
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
@@ -138,10 +139,10 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
     with service_of(limits=Limits(calls=8)) as service:
 
         def push(n):
-            with client_of(service, patience_s=60) as client:
+            with client_of(service) as client:
                 return client.put([frame(n)], f"w{n}").position
 
-        assert [done(90) for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
+        assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
         assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
         assert service.intake.num_producers == 100
         until(lambda: service.door.num_calls == 0)
@@ -270,16 +271,16 @@ def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_pat
     with client_of(service, patience_s=0.2) as client:
         client.put(FRAMES[:3], "w0")
 
-        class Full(type(durable.operations)):  # type: ignore[misc]
+        class Full(type(atomic_files.operations)):  # type: ignore[misc]
             def write(self, *_):
                 raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(durable, "operations", Full())
+        monkeypatch.setattr(atomic_files, "operations", Full())
         with pytest.raises(ps.ServiceError):
             client.put(FRAMES[3:], "w0")
-        assert service.wants_to_end.wait(10)
+        assert service.wants_to_end.wait(HANG_S)
         with pytest.raises(OSError, match="No space left"):
             service.end()
-        assert service.close(5)
+        assert service.close(HANG_S)
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

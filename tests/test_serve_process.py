@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import Process, config_of, frame, replayed, until
+from limits import HANG_S, until
+from services import Process, config_of, frame, replayed
 
 import penstock as ps
 from penstock.cli.main import main
@@ -23,9 +24,9 @@ import sys, time
 import pyarrow as pa
 from penstock.io.flight import connect
 
-uri, log = sys.argv[1:]
+uri, log, patience = sys.argv[1:]
 frames = pa.ipc.open_stream(log).read_all().to_batches()
-with connect(uri, patience_s=60) as service:
+with connect(uri, patience_s=float(patience)) as service:
     start = service.position("trainer")
     with service.producer("trainer", first=start + 1) as producer:
         for frame in frames[start:]:
@@ -42,9 +43,9 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
 
-uri, table, last, out = sys.argv[1:]
+uri, table, last, out, patience = sys.argv[1:]
 anew = 0
-with connect(uri, patience_s=60) as service:
+with connect(uri, patience_s=float(patience)) as service:
     at = service.table(table)
     while at.step < int(last):
         rows, step = at.rows, at.step
@@ -73,7 +74,8 @@ def free_port():
 
 
 def started(script, *words):
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, words)], stdout=subprocess.PIPE, text=True)
+    words = [*map(str, words), str(HANG_S)]
+    return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -111,13 +113,13 @@ def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, confi
     reader = started(READER, listen, "user", steps, tmp_path / "rows.npy")
     try:
         for threshold in (25, 60, 90):
-            with Process(*serve) as service, connect(listen, patience_s=60) as client:
+            with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
                 assert service.uri == listen
-                until(lambda: client.status()["global_step"] >= threshold, 60)  # noqa: B023
+                until(lambda: client.status()["global_step"] >= threshold)  # noqa: B023
                 service.end(signal.SIGKILL)
         with Process(*serve) as service:
-            assert trainer.communicate(timeout=60)[0].split() == [str(NUM_FRAMES), str(NUM_FRAMES), "0"]
-            reader.communicate(timeout=60)
+            assert trainer.communicate(timeout=HANG_S)[0].split() == [str(NUM_FRAMES), str(NUM_FRAMES), "0"]
+            reader.communicate(timeout=HANG_S)
             assert reader.returncode == 0
             code, _, err = service.end(signal.SIGTERM)
             assert (code, err.count("\n")) == (130, 1), err
@@ -167,7 +169,7 @@ def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
         until(lambda: client.status()["frames"] == 3)
         follow.read_chunk()
         client.drain()
-        code, out, _ = service.wait(30)
+        code, out, _ = service.wait()
     assert code == 0
     assert json.loads(out)["frames"] == 3
 

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from services import Process, config_of, frame, replayed, service_of, until
+from limits import until
+from services import Process, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
-from penstock.io.flight_messages import PutRequest
+from penstock.io.flight.messages import PutRequest
 from penstock.service import limits
 from penstock.service.limits import Limits
 

@@ -10,6 +10,7 @@ import urllib.request
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from limits import HANG_S
 from services import VOCABULARY, config_of, frame
 
 from penstock.io.flight import connect
@@ -26,11 +27,11 @@ def serving(tmp_path):
         uri = process.stdout.readline().split()[1].rstrip(",")
         yield uri, page, metrics, tmp_path
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 130
+        assert process.wait(HANG_S) == 130
 
 
 def fetched(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
         return answer.read().decode()
 
 

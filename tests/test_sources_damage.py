@@ -12,7 +12,7 @@ import pytest
 from streams import CONTAINERS, TABLE, OneWay, batch_of, frames_of, parquet, until_error, written
 
 from penstock.errors import InputError, TruncatedInputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- cut and continued
 
@@ -156,7 +156,7 @@ FUZZ = """
 import io, pathlib, random, sys, warnings
 import pyarrow as pa
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 path, seed, flips = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 warnings.simplefilter("error")
 content, chance = pathlib.Path(path).read_bytes(), random.Random(seed)

@@ -14,7 +14,7 @@ import pytest
 from streams import BATCHES, CONTAINERS, FRAMES, TABLE, OneWay, frames_of, until_error, written
 
 from penstock.errors import InputError
-from penstock.io.sources import looks_like_arrow, open_source
+from penstock.io.sources.opening import looks_like_arrow, open_source
 
 # ---- objects
 

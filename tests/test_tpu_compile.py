@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import tpu_matrix as m
+from penstock.bench.tpu import matrix as m
 
 HLO = """HloModule jit_local
 %fused (p: f32[8,2,128]) -> f32[8,2,128] {
@@ -33,7 +33,7 @@ def test_bytes_moved_are_those_in_hbm_and_of_a_table_the_lines_touched():
 
 
 def test_a_copy_of_a_table_is_found(monkeypatch):
-    layout = pytest.importorskip("penstock.bridge.layout").Layout("t", 4_194_304, 128, 1, 4, False, 128)
+    layout = pytest.importorskip("penstock.bridge.sharding").Layout("t", 4_194_304, 128, 1, 4, False, 128)
 
     class Memory:
         alias_size_in_bytes, temp_size_in_bytes = layout.nbytes // 4, 0
@@ -48,9 +48,9 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
-    from penstock.bridge.ahead import made, shapes
-    from penstock.bridge.layout import Layout
-    from penstock.bridge.tables import make_mesh
+    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.program_cache import made, shapes
+    from penstock.bridge.sharding import Layout
     from penstock.updates import UpdateRule
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
@@ -61,10 +61,10 @@ def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
 
 
 def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
-    from penstock.bridge.ahead import made, shapes
-    from penstock.bridge.layout import Layout
-    from penstock.bridge.sparsecore import block_of
-    from penstock.bridge.tables import make_mesh
+    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.pallas.sparsecore import block_of
+    from penstock.bridge.program_cache import made, shapes
+    from penstock.bridge.sharding import Layout
     from penstock.updates import UpdateRule
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
@@ -99,7 +99,7 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
 def test_a_sample_of_the_steps_compiles_for_every_generation():
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
-    command = [sys.executable, "-m", "penstock.bench.tpu_matrix", "--small"]
+    command = [sys.executable, "-m", "penstock.bench.tpu.matrix", "--small"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
-from penstock.expand import Int64
+from penstock.tables.combiners import Int64
 
 Array = npt.NDArray[Any]
 

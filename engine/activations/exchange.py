@@ -29,10 +29,10 @@ from penstock.activations.nesting import features_of, leaves, name_of, structure
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 from penstock.masked_arrays import MASKED, is_masked
+from penstock.tables.combiners import Float32, Int64, Lookups, combine, not_finite
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 

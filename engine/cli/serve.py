@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_gate_options,
     add_machine_options,
     add_table_options,
 )
+from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     Parser,
     add_command,
@@ -27,13 +28,12 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import Output, check_writable, count, writing
 from penstock.cli.replay import check_checkpoint, make_engine
-from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
-from penstock.io.descriptors import raise_limit
-from penstock.io.flight_connection import Address
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import certificates, check_protected, tokens_of
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.connection import Address
+from penstock.io.storage.descriptors import raise_limit
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.features import feature_paths
+from penstock.config.lint.runnable import refusals
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_proto import (
+from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
+from penstock.config.optimizers.float32 import float32
+from penstock.config.optimizers.proto_conversion import (
     accumulates,
     algorithm_of,
     dynamic_tag,
@@ -21,9 +24,6 @@ from penstock.config.optimizer_proto import (
     read_optimizer,
     settings_of,
 )
-from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
-from penstock.config.rounding import float32
-from penstock.config.runnable import refusals
 from penstock.config.tables import (
     Constant,
     Initializer,
@@ -85,6 +85,16 @@ class TableSpec:
     accumulate: bool
     storage_dtype: str = "float32"
     quantization: Quantization | None = None
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights need at least, however they are laid out."""
+        return self.vocabulary_size * self.dim * (2 if self.storage_dtype == "bfloat16" else 4)
+
+    @property
+    def slots_bytes(self) -> int:
+        """The same of all slots."""
+        return self.vocabulary_size * self.dim * 4 * len(self.slots)
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.contents import describe, tables_to_save
-from penstock.checkpoint.files import OpenDeltas, RunFiles
-from penstock.checkpoint.folder import Commit, DataFile, Folder
+from penstock.checkpoint.engine_state import describe, tables_to_save
+from penstock.checkpoint.incremental import KEEP, Saver
 from penstock.checkpoint.records import Record
-from penstock.checkpoint.ring import Ring
-from penstock.checkpoint.run import Run
-from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import Saves
+from penstock.checkpoint.ring_buffer import Ring
+from penstock.checkpoint.run_files import OpenDeltas, RunFiles
+from penstock.checkpoint.run_session import Run
+from penstock.checkpoint.session import Saves
+from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
 from penstock.distributed.shares import Share
 from penstock.errors import StateError
-from penstock.io.reader import FrameReader
+from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from penstock.io import descriptors
+from penstock.io.storage import descriptors
 from penstock.service.limits import Limits
 
 # A connection from which no call has been admitted may stay this long.

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.errors import PenstockError, UsageError
-from penstock.io.descriptors import reserve
-from penstock.io.flight_connection import Address
-from penstock.io.flight_messages import (
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import (
     DELTAS,
     EXCHANGE,
     GRADIENTS,
@@ -31,15 +31,15 @@ from penstock.io.flight_messages import (
     encoded,
     path_of,
 )
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import Doorkeeper
+from penstock.io.storage.descriptors import reserve
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import Doorkeeper
 from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
-from penstock.service.intake import Intake
 from penstock.service.limits import Limits
-from penstock.service.producers import Producers
-from penstock.service.readers import Answer, Readers
+from penstock.service.put_streams import Producers
+from penstock.service.sequencer import Intake
+from penstock.service.subscriptions import Answer, Readers
 
 if TYPE_CHECKING:
     from penstock.engine import Engine

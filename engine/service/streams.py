@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.checkpoint.positions import Tally
-from penstock.io.flight_messages import Ack
+from penstock.checkpoint.source_positions import Tally
+from penstock.io.flight.messages import Ack
 
 
 @dataclass(eq=False)

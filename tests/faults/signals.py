@@ -66,6 +66,8 @@ class Harness:
 
     def __init__(self, folder, seed=0):
         self.folder, self.seed = Path(folder), seed
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands inherit it
         self.config = self.folder / "tables.pbtxt"
         config = ps.EmbeddingConfig.from_tables([ps.TableConfig(200, DIM, name="user", optimizer=ps.Adagrad(0.1))])
         config.save(self.config)

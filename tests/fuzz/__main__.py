@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from fuzz import cases, server
+from limits import HANG_S
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="CASE", help="one case: its number, or the name of a crafted one")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="where the files of failed cases go")
-    parser.add_argument("--limit-s", type=float, default=20.0, help="more is a hang (default 20)")
+    parser.add_argument("--limit-s", type=float, default=20.0, help="more is looked at again (default 20)")
     parser.add_argument("--most-mib", type=float, default=256.0, help="memory beyond a good run (default 256)")
     parser.add_argument("--no-crafted", action="store_true", help="only the drawn cases")
     parser.add_argument(
@@ -51,10 +52,10 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[int, dict[str, collecti
     for case in chosen(args):
         words = case.written(folder)
         if words[0] not in baselines:
-            baselines[words[0]] = server.run(cases.good(words[0], folder), args.limit_s).anon_mib
+            baselines[words[0]] = server.run(cases.good(words[0], folder), HANG_S).anon_mib
         ended = server.run(words, args.limit_s)
         if ended.code is None:  # on a busy machine slow is not hanging
-            ended = server.run(words, 3 * args.limit_s)
+            ended = server.run(words, HANG_S)
         problem = ended.problem(baselines[words[0]], args.most_mib) or case.wrong(ended)
         counts[case.kind]["failed" if problem else f"exit {ended.code}"] += 1
         if problem:
