@@ -129,7 +129,7 @@ def test_of_too_many_connections_those_that_never_called_are_closed_first(monkey
 OUT_OF_DESCRIPTORS = """
 import os, sys
 from pathlib import Path
-from penstock.io import descriptors, durable
+from penstock.io.storage import atomic_files, descriptors
 
 descriptors.reserve.hold(int(sys.argv[2]))
 try:
@@ -138,7 +138,7 @@ try:
 except OSError as error:
     print(error.strerror, flush=True)
 for n in range(3):
-    with durable.appearing(Path(sys.argv[1]) / str(n)) as file:
+    with atomic_files.appearing(Path(sys.argv[1]) / str(n)) as file:
         file.write(b"whole")
 """
 
