@@ -20,17 +20,28 @@ CPUS = os.cpu_count() or 1
 
 PACKAGE_DIR = {
     "penstock": "engine",
+    "penstock.accumulators": "engine/accumulators",
     "penstock.activations": "engine/activations",
     "penstock.bench": "bench",
     "penstock.bench.peers": "bench/peers",
+    "penstock.bench.report": "bench/report",
+    "penstock.bench.tpu": "bench/tpu",
     "penstock.bridge": "engine/bridge",
+    "penstock.bridge.pallas": "engine/bridge/pallas",
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.config": "engine/config",
+    "penstock.config.lint": "engine/config/lint",
+    "penstock.config.optimizers": "engine/config/optimizers",
     "penstock.distributed": "engine/distributed",
     "penstock.io": "io",
+    "penstock.io.decoding": "io/decoding",
+    "penstock.io.flight": "io/flight",
+    "penstock.io.sources": "io/sources",
+    "penstock.io.storage": "io/storage",
     "penstock.pyx": "pyx",
     "penstock.service": "engine/service",
+    "penstock.tables": "engine/tables",
     "penstock.updates": "engine/updates",
 }
 
@@ -38,23 +49,23 @@ PACKAGE_DIR = {
 # without kernels, and nothing complains.
 KERNELS = [
     "accumulator",
-    "arriving",
-    "batches",
+    "arrow_c_data",
+    "buffer_pool",
+    "coalesce",
     "digest",
-    "expansion",
-    "handlers",
+    "dirty_bits",
+    "frame_accumulate",
+    "gradient_blocks",
     "id_map",
     "id_table",
-    "intake",
-    "marks",
-    "memory",
     "partition",
-    "parts",
-    "runs",
+    "run_lengths",
+    "scaled_rows",
     "update",
+    "xla_handlers",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
-MODULES["penstock.bench.traffic"] = "bench/traffic.pyx"
+MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
 # Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
@@ -70,12 +81,12 @@ HEADERS = [
     f"pyx/{h}.h"
     for h in (
         "blake2bp",
-        "crew",
-        "gained_rows",
-        "gained_rows_body",
+        "parallel_for",
+        "scaled_row_kernels",
+        "scaled_row_kernels_body",
         "pages",
-        "rows",
-        "rows_body",
+        "row_kernels",
+        "row_kernels_body",
         "rule",
         "update_rules",
         "vectors",

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from penstock.bench.draws import reused, uniform, zipf
-from penstock.bench.sides import SLOTS
+from penstock.bench.contestants import SLOTS
+from penstock.bench.distributions import reused, uniform, zipf
 from penstock.bench.workloads import STEP_ROWS, WORKLOADS, TableSize, Workload, make, one_table, with_batches_of
 from penstock.errors import UsageError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench.draws import Int64
-from penstock.bench.sides import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, Side
+from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, Side
+from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Step
 
 Float64 = npt.NDArray[np.float64]

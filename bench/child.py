@@ -34,18 +34,18 @@ def measure(order: dict[str, Any], say: Any) -> None:
     import jax
     import pyarrow as pa
 
-    from penstock.bench import duel, limit
+    from penstock.bench import compare, roofline
     from penstock.bench.cases import Sizes, points
 
     jax.config.update("jax_num_cpu_devices", 1)
     pa.set_cpu_count(order["threads"])
     pa.set_io_thread_count(max(1, order["threads"]))
     ways = load_ways(order, say)
-    settings = duel.Settings(order["threads"], order["rounds"], ways, say)
+    settings = compare.Settings(order["threads"], order["rounds"], ways, say)
     sizes = Sizes(**order["sizes"])
     made = [p for case in order["cases"] for p in points(case, sizes, order["cpus"])]
     todo = [p for p in made if [p.case, p.x] in order["points"]]
-    drawn: tuple[Any, list[Any], limit.Rates | None] = (None, [], None)
+    drawn: tuple[Any, list[Any], roofline.Rates | None] = (None, [], None)
     for point in todo:
         say("begin", case=point.case, x=point.x, side="penstock")
         # The cases of w1 to w4 share their steps; every growth point has its own.
@@ -53,10 +53,10 @@ def measure(order: dict[str, Any], say: Any) -> None:
         if drawn[0] != key:
             drawn = (None, [], None)
             steps = point.workload.steps()
-            kinds = duel.kinds_with_limits([p for p in todo if (p.workload.name, p.x) == key])
-            rates = limit.measure(point.workload, kinds, order["threads"], machine.free_bytes()) if kinds else None
+            kinds = compare.kinds_with_limits([p for p in todo if (p.workload.name, p.x) == key])
+            rates = roofline.measure(point.workload, kinds, order["threads"], machine.free_bytes()) if kinds else None
             drawn = (key, steps, rates)
-        say("case", result=duel.measure(point, drawn[1], drawn[2], settings))
+        say("case", result=compare.measure(point, drawn[1], drawn[2], settings))
 
 
 def load_ways(order: dict[str, Any], say: Any) -> list[Any]:

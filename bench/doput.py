@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.bench.draws import Int64
-from penstock.bench.ours import Ours, config_of
+from penstock.bench.distributions import Int64
+from penstock.bench.penstock_adapter import Ours, config_of
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.io.flight import connect
 

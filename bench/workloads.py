@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.bench.draws import Draw, Int64, hot, lognormal_uses, uniform, zipf
+from penstock.bench.distributions import Draw, Int64, hot, lognormal_uses, uniform, zipf
 
 Float32 = npt.NDArray[np.float32]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.engine_config_pb2 import EngineConfig
     from penstock.config.features import FeatureConfig
-    from penstock.config.findings import Finding
+    from penstock.config.lint.findings import Finding
     from penstock.config.optimizers import (
         FTRL,
         SGD,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         TruncatedNormal,
         Uniform,
     )
+    from penstock.dataflow import BlockStage, StageFunction, stage_fn
     from penstock.engine import Engine
     from penstock.errors import (
         CancelledError,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         UsageError,
         UsageTypeError,
     )
-    from penstock.stages import BlockStage, StageFunction, stage_fn
     from penstock.stats import Report, TableReport
 
 # One line per room; the names load it when they are first used.
@@ -74,7 +74,7 @@ _NAMES = {
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),
     "penstock.config.features": ("FeatureConfig",),
-    "penstock.config.findings": ("Finding",),
+    "penstock.config.lint.findings": ("Finding",),
     "penstock.config.optimizers": (
         "FTRL",
         "SGD",
@@ -122,7 +122,7 @@ _NAMES = {
         "UsageError",
         "UsageTypeError",
     ),
-    "penstock.stages": ("BlockStage", "StageFunction", "stage_fn"),
+    "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
 _HOME = {name: room for room, names in _NAMES.items() for name in names}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arguments import whole
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
-from penstock.io.deltas import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.validation import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,17 +120,14 @@ class Deltas:
 
         Where the last one was broken off, what is left of it.
         """
-        engine = self._engine
-        with engine.gate.still():
+        with self._engine.gate.still():
             if self._delta is None:
                 self._cut()
-            delta = self._delta
-        while delta is not None and not delta.is_over:
-            with engine.gate.still():
-                engine._check_whole()
-                batch = delta.next()
+            batch = self._next()
+        while batch is not None:
             yield batch
-        self._delta = None
+            with self._engine.gate.still():
+                batch = self._next()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Everything that has not been handed out, whether or not it is due."""
@@ -141,6 +138,20 @@ class Deltas:
     def outlive(self, error: BaseException) -> bool:
         """Whether what is left can be handed out where a run ends with this error."""
         return self._engine._failed is None
+
+    def _next(self) -> pa.RecordBatch | None:
+        """The next batch of the delta being handed out; None where it is over, or there is none.
+
+        Under the gate's lock, like every look at the delta: a step that reads its last batches (``before_change``) has
+        them neither waiting nor ready for a moment, and must find the delta that it has seen there.
+        """
+        if self._delta is None:
+            return None
+        if self._delta.is_over:
+            self._delta = None
+            return None
+        self._engine._check_whole()
+        return self._delta.next()
 
     def _cut(self) -> None:
         """An interval is over. Under the gate's lock."""

@@ -17,27 +17,28 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
+from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
-from penstock.arguments import place, whole
 from penstock.between_steps import between_steps, check_gradients, checked_reduction
-from penstock.checkpoint.contents import restore
-from penstock.checkpoint.saves import Saves
+from penstock.bridge.tracing import is_staging
+from penstock.checkpoint.engine_state import restore
+from penstock.checkpoint.session import Saves
 from penstock.config.embedding import EmbeddingConfig
-from penstock.crew import num_threads
 from penstock.deltas import DeltaArguments, Deltas
 from penstock.errors import ConfigError, StateError
 from penstock.frames import Coalesced, Frame
-from penstock.gradients import contributor_of
-from penstock.io.arrays import one_frame
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.learning_rates import Given, LearningRates
 from penstock.pipeline import BadRowsError, Begin, FrameGate, Pipeline
-from penstock.rates import Given, LearningRates
 from penstock.stage import RunArguments, StageArguments, run, stage
-from penstock.state import State
 from penstock.stats import Contributor, Counters, ProcessReport, Report
-from penstock.store import TableStore
-from penstock.watch import Watch
+from penstock.table_accumulator import TableStore
+from penstock.tables.table_set import State
+from penstock.telemetry import Watch
+from penstock.threads import num_threads
+from penstock.validation import place, whole
 
 if TYPE_CHECKING:
     import jax
@@ -93,18 +94,18 @@ class Engine:
         }
         self._gate = gate
         self._pipeline = Pipeline(gate, stores, self._step, threads)
-        self._exchange = Exchange(config, self._seen, self._take_in, gate)
+        self._exchange = Exchange(config, self._seen, self._take_in, gate, is_staging)
 
     # ---- gradients in
 
     def run(self, source: Any, **arguments: Unpack[RunArguments]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
-        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a binary file, an
-            iterator of record batches, or a list of paths
+        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
+            polars LazyFrame, a binary file, an iterator of record batches, or a list of sources
         arguments : table, columns, contribution_rows, merge, learning_rates, on_bad_row, flush, limit, max_stale,
             gradient_dtype, allow_missing_end, checkpoint, every, keep, resume, progress:
-            ``penstock.flow.FlowArguments``; deltas, and what they hold: ``penstock.stage.RunArguments``
+            ``penstock.run.FlowArguments``; deltas, and what they hold: ``penstock.stage.RunArguments``
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
         rest are not. What the gate holds at the end stays for the next run, counted as ``pending``.

@@ -31,6 +31,10 @@ class StateError(PenstockError, RuntimeError):
     """Saved or live state is corrupt or does not fit: wrong tables, wrong shapes, an engine that failed mid-step."""
 
 
+class CommitGoneError(StateError):
+    """A commit was removed while it was read: a run that commits there keeps only its last few."""
+
+
 class DeltasGoneError(StateError):
     """The deltas asked for are no longer kept, or are of another state: take the tables anew."""
 

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.arguments import whole
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.stats import Contributor, Stale, count_by, told
+from penstock.validation import INT64_MAX, whole
 
 T = TypeVar("T")
 
@@ -72,15 +72,22 @@ class Gate:
         """From before the current step; what has no step never is."""
         return local_step is not None and local_step < self.global_step
 
-    def admit(self, local_step: int | None, add: Callable[[], None], contributor: Contributor = None) -> bool:
-        """Take one in: stale → counted and False; else ``add()``, count, and open for whose turn it is.
+    def admit(
+        self,
+        local_step: int | None,
+        add: Callable[[], None],
+        contributor: Contributor = None,
+        drop: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Take one in: stale → ``drop()``, counted and False; else ``add()``, count, and open for whose turn it is.
 
-        Where add raises, nothing is counted. Raises CancelledError where the gate is closed.
+        Where add or drop raises, nothing is counted. Raises CancelledError where the gate is closed.
         """
 
         def change() -> bool:
             self._check_open()
             if local_step is not None and self.is_stale(local_step):
+                drop()
                 self._stale.count(contributor, local_step, self.global_step)
                 self._last_stale = self._clock()
                 return False
@@ -100,6 +107,14 @@ class Gate:
             self.global_step = step
 
         self._change(change)
+
+    def check_may_open(self) -> None:
+        """Raise StateError where there is no step after this one."""
+        if self.global_step >= INT64_MAX:
+            raise StateError(
+                f"the global step is {self.global_step}, the largest int64: the gate cannot open; set_global_step to a "
+                "smaller one"
+            )
 
     def open_into(self, standing: Callable[[int], None]) -> None:
         """Set the standing taker: called with num_accumulated at ``num_required`` while nobody queues.
@@ -174,7 +189,7 @@ class Gate:
     def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
         """Take up what ``get_state`` gave, put the store's part with it, and open for whose turn it then is."""
         try:
-            step, num = int(state["global_step"]), int(state["num_accumulated"])
+            step, num = whole("global_step", state["global_step"]), int(state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
             stale = Stale.from_state(state["stale"])
         except (KeyError, TypeError, ValueError) as error:
@@ -224,11 +239,13 @@ class Gate:
             if future.set_running_or_notify_cancel():
                 self._give(future, ticket)
         if self._standing is not None and self.num_required and self.num_accumulated >= self.num_required:
+            self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()
 
     def _give(self, future: Future[Any], ticket: _Ticket) -> None:
         try:
+            self.check_may_open()
             result = ticket.produce(self.num_accumulated)
         except Exception as error:
             self._tell.append(lambda error=error: future.set_exception(error))  # type: ignore[misc]

@@ -38,7 +38,7 @@ class Metrics:
     """
 
     def __init__(self, engine: Engine) -> None:
-        from penstock.bridge.compiles import num_compiles
+        from penstock.bridge.compile_counter import num_compiles
 
         self._engine, self._compiles = engine, num_compiles
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from penstock.crew import Crew
 from penstock.errors import StateError
 from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
-from penstock.pyx.intake import Intake, bytes_held
+from penstock.pyx.frame_accumulate import Intake, bytes_held
 from penstock.stats import Contributor, Counters
-from penstock.store import TableStore
+from penstock.table_accumulator import TableStore
+from penstock.threads import Crew
 
 T = TypeVar("T")
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
@@ -96,9 +96,14 @@ class Pipeline:
             the gate: then it gives the learning rate of every tag
         Raises BadRowsError for a frame that was not audited.
         """
-        admitted = self.gate.admit(frame.local_step, lambda: self._add(frame, begin, counters), frame.contributor)
-        if not admitted:
+
+        def audit() -> None:
+            # Before it is counted as stale: a frame that is refused is not.
+            nonlocal frame
             frame = frame.audited()
+
+        contributor = frame.contributor
+        admitted = self.gate.admit(frame.local_step, lambda: self._add(frame, begin, counters), contributor, audit)
         with self.gate.still():
             counters.count(frame, admitted)
         return frame, admitted
@@ -108,6 +113,7 @@ class Pipeline:
         with self.gate.still():
             if self._last is None or not self.gate.num_accumulated:
                 return False
+            self.gate.check_may_open()
             step, contributor, rates, source = self._last
             self._opening = begin(Frame({}, 0, step, contributor, rates, source=source), True), counters
             future = Gate.take(self.gate, 1, self._open)
@@ -148,7 +154,10 @@ class Pipeline:
             if frame.audit is not None and not vacant:
                 self._check(alone)
             required = self.gate.num_required
-            opening = begin(frame, required is not None and self.gate.num_accumulated + 1 >= required), counters
+            opens = required is not None and self.gate.num_accumulated + 1 >= required
+            if opens:
+                self.gate.check_may_open()
+            opening = begin(frame, opens), counters
             num_tasks = intake.add()
         except BaseException:
             intake.cancel()

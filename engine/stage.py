@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from penstock.arguments import place
 from penstock.deltas import DeltaArguments
 from penstock.errors import UsageError
-from penstock.flow import Flow, FlowArguments
-from penstock.io.delta_file import open_deltas
+from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
+from penstock.run import Flow, FlowArguments
 from penstock.stats import Report
+from penstock.validation import check_known, place
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -35,6 +35,7 @@ class RunArguments(StageArguments, total=False):
 
 def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> pa.RecordBatchReader:
     """See ``Engine.stage``. Arguments are looked at now, the source is opened by the first pull."""
+    check_known("Engine.stage", arguments, StageArguments.__annotations__)
     of_deltas, of_flow = _parted(arguments)
     deltas = engine._make_deltas(**of_deltas)
     flow = Flow(engine, source, deltas=deltas, **of_flow)
@@ -43,6 +44,7 @@ def stage(engine: Engine, source: Any, **arguments: Unpack[StageArguments]) -> p
 
 def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Report:
     """See ``Engine.run``."""
+    check_known("Engine.run", arguments, RunArguments.__annotations__)
     of_deltas, of_flow = _parted(arguments)
     target = of_flow.pop("deltas", None)
     if target is None:
@@ -54,10 +56,11 @@ def run(engine: Engine, source: Any, **arguments: Unpack[RunArguments]) -> Repor
     if not deltas.come_out_here:
         return flow.run()
     place("deltas", target)
-    committed = engine._saves.deltas_aside if of_flow.get("resume") else None
-    keeps = of_flow.get("checkpoint") is not None
-    with open_deltas(target, deltas.schema, engine._changed_step, committed, keeps) as writer:
-        return flow.run(writer)
+
+    def opened(committed: Mapping[str, Any] | None, is_counted: Callable[[], bool] | None) -> DeltaWriter:
+        return open_deltas(target, deltas.schema, engine._changed_step, committed, is_counted)
+
+    return flow.run(opened)
 
 
 def _parted(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

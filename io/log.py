@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import UsageError
-from penstock.io import durable
-from penstock.io.checksums import (
+from penstock.io.sources.checksums import (
     BATCH_KEY,
     CLOSED_KEY,
     CRC_KEY,
@@ -27,6 +26,7 @@ from penstock.io.checksums import (
     digits_of,
     find_digits,
 )
+from penstock.io.storage import atomic_files
 
 
 class LogWriter:
@@ -44,7 +44,7 @@ class LogWriter:
     def __init__(
         self, target: str | os.PathLike[str] | Any, schema: pa.Schema, after: Mapping[str, int] | None = None
     ) -> None:
-        self.schema = schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
+        self.schema = schema_of_log(schema)
         self._path: Path | None = None
         self._open = True
         state = after or {"batches": 0, "bytes": 0, "crc": 0}
@@ -57,8 +57,8 @@ class LogWriter:
         self._writer = pa.ipc.new_stream(self._pending, self.schema)
         if isinstance(target, str | os.PathLike):
             self._path = Path(target)
-            self._unfinished = durable.unfinished(self._path)
-            self._file: Any = durable.File(self._unfinished, self._path)
+            self._unfinished = atomic_files.unfinished(self._path)
+            self._file: Any = atomic_files.File(self._unfinished, self._path)
         else:
             self._file = target
 
@@ -93,8 +93,8 @@ class LogWriter:
                 self._file.flush()
             else:
                 self._file.finish()
-                durable.rename(self._unfinished, self._path)
-                durable.sync_folder(self._path.parent)
+                atomic_files.rename(self._unfinished, self._path)
+                atomic_files.sync_folder(self._path.parent)
         except BaseException:
             self._give_up()
             raise
@@ -139,8 +139,13 @@ class LogWriter:
     def _give_up(self) -> None:
         if self._open and self._path is not None:
             self._file.give_up()
-            durable.discard(self._unfinished)
+            atomic_files.discard(self._unfinished)
         self._open = False
+
+
+def schema_of_log(schema: pa.Schema) -> pa.Schema:
+    """What a log of such batches says its schema is."""
+    return schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
 
 
 class _Pending:

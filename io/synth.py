@@ -36,9 +36,9 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
-from penstock.io import durable
+from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
-from penstock.io.schema import TABLE_KEY
+from penstock.io.storage import atomic_files
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -136,16 +136,16 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
     log = _Log(options)
-    unfinished = durable.unfinished(path)
-    with durable.written(unfinished, path) as file:
+    unfinished = atomic_files.unfinished(path)
+    with atomic_files.written(unfinished, path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
     config = path.with_suffix(CONFIG_SUFFIX)
     try:
         config_of(log.tables).save(config)
-        durable.rename(unfinished, path)
-        durable.sync_folder(path.parent)
+        atomic_files.rename(unfinished, path)
+        atomic_files.sync_folder(path.parent)
     except BaseException:
-        durable.discard(unfinished)
+        atomic_files.discard(unfinished)
         raise
     num_bytes = path.stat().st_size
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}

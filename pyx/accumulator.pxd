@@ -2,10 +2,10 @@
 from libc.stdint cimport uint8_t
 
 from ._types cimport index_t
-from .arriving cimport Arriving
+from .gradient_blocks cimport Arriving
 from .id_map cimport IdMap
-from .memory cimport Block, Pool, Sums
-from .parts cimport Index, Part
+from .buffer_pool cimport Block, Pool, Sums
+from .coalesce cimport Index, Part
 
 cdef enum:
     MOST_PARTS = 64

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from penstock.pyx.memory import Sums
+from penstock.pyx.buffer_pool import Sums
 
 _Int64 = npt.NDArray[np.int64]
 _Floats = npt.NDArray[Any]

@@ -12,11 +12,11 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from ._types cimport id_t, index_t, real_t
-from .arriving cimport Arriving
+from .gradient_blocks cimport Arriving
 from .id_map cimport IdMap
 from .id_table cimport table_clear, table_free, table_init, table_reserve
-from .memory cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
-from .parts cimport Index, Mark, Part, part_add, part_carry, part_clear, part_undo
+from .buffer_pool cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
+from .coalesce cimport Index, Mark, Part, part_add, part_carry, part_clear, part_undo
 
 # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
 LARGEST_MAP = 1 << 27

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from .memory cimport penstock_allocate_zeroed, penstock_release
+from .buffer_pool cimport penstock_allocate_zeroed, penstock_release
 
 cdef enum:
     NEVER = 0       # the entry of an id that this run has not seen

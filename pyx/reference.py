@@ -142,7 +142,7 @@ def update_rows(
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:
-    """Weight times the scale of its sample: the twin of ``penstock.expand.gains``, one lookup after the other."""
+    """Weight times the scale of its sample, lookup by lookup: the twin of ``penstock.tables.combiners.gains``."""
     one, zero = np.float32(1), np.float32(0)
     totals = [zero] * num_samples
     for sample, weight in zip(samples.tolist(), weights, strict=True):
@@ -157,7 +157,7 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
 
 
 def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:
-    """Activations, one looked-up row after the other: the twin of ``penstock.expand.combine``."""
+    """Activations, one looked-up row after the other: the twin of ``expansion.combine``, without ``which``."""
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
     for row, sample, gain in zip(rows, samples.tolist(), by, strict=True):
         out[sample] = out[sample] + row * gain

@@ -13,9 +13,9 @@ from libc.stdint cimport int64_t
 
 from ._types cimport grad_t, id_t
 
-from .memory cimport Sums
+from .buffer_pool cimport Sums
 
-from .handlers import handlers
+from .xla_handlers import handlers
 
 
 cdef extern from "update_rules.h" nogil:

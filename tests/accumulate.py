@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from penstock.frames import Rows
-from penstock.pyx.intake import Intake
+from penstock.pyx.frame_accumulate import Intake
 
 POOL = ThreadPoolExecutor(3)
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"user": (100, 2)}
 TWO = {"user": (100, 2), "item": (50, 3)}

@@ -19,7 +19,7 @@ jax.devices()  # decided now: a test that asks the command line for more must no
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
-ULP = Path(__file__).resolve().parents[1] / "bench" / "questions" / "ulp.py"
+ULP = Path(__file__).resolve().parents[1] / "bench" / "experiments" / "ulp.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -58,7 +58,7 @@ def shared():
 
 @pytest.fixture(scope="session")
 def ulp():
-    """bench/questions/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
+    """bench/experiments/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
     spec = importlib.util.spec_from_file_location("ulp", ULP)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -8,7 +8,7 @@ import pyarrow.ipc
 import pytest
 
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"user": (100, 1), "item": (100, 1)}
 GRADIENT = pa.list_(pa.float32(), 1)

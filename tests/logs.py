@@ -6,8 +6,8 @@ import itertools
 import pyarrow as pa
 import pyarrow.ipc
 
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.log import LogWriter
-from penstock.io.reader import FrameReader, ReadOptions
 
 SIZES = {"user": (50, 2), "item": (50, 2)}
 PAIRS = pa.list_(pa.float32(), 2)

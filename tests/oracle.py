@@ -1,6 +1,13 @@
-"""A plain NumPy update engine, one row at a time, written apart from the engine: nothing of penstock is used."""
+"""A plain NumPy update engine, one row at a time, written from the contract alone: nothing of penstock is used."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 def coalesce(frames, reduction):
@@ -28,3 +35,292 @@ def adagrad_step(weights, accumulators, gradients, lr):
 def ulps(got, wanted, scale):
     """|got - wanted| in units of the last place of ``scale``."""
     return np.abs(got.astype(np.float64) - wanted) / np.spacing(np.abs(scale).astype(np.float32))
+
+
+# ---- features of examples
+
+
+class Feature(NamedTuple):
+    """Combined where ``length`` is 0, else a sequence of at most that many ids."""
+
+    name: str
+    table: str
+    combiner: str
+    length: int = 0
+
+
+class Looked(NamedTuple):
+    """What a feature of one example looks up. ``ids``: None for none; in a sequence None is a null id."""
+
+    ids: list | None
+    weights: list | None = None
+    gradient: list | None = None  # of the feature's activation; a sequence has dim values per position
+
+
+class Lookup(NamedTuple):
+    """The gradient row that one id of one example stands for; ``reason`` where it is bad."""
+
+    row: int  # the example, counted over the stream
+    feature: str
+    table: str
+    id: int | None
+    gradient: np.ndarray | None
+    reason: str | None
+
+
+@np.errstate(all="ignore")
+def gains(weights, combiner):
+    """The factor of each lookup of one sample: its weight times the scale 1, 1/sum(w) or 1/sqrt(sum(w*w))."""
+    weights = np.asarray(weights, np.float32)
+    if combiner == "sum":
+        return weights
+    total = ZERO
+    for weight in weights:
+        total = total + (weight if combiner == "mean" else weight * weight)
+    if total == 0:
+        return weights * ZERO
+    divisor = total if combiner == "mean" else np.sqrt(total)
+    scale = ONE / divisor
+    return weights * scale if np.isfinite(scale) else weights / divisor
+
+
+def lookups(row, feature, vocabulary_size, dim, looked):
+    """The gradient rows of one feature of one example, and how many ids a sequence's length cuts off."""
+    ids = looked.ids or []
+    gradient = None if looked.gradient is None else np.asarray(looked.gradient).astype(np.float32)
+    truncated = 0
+    if feature.length:
+        truncated = max(0, len(ids) - feature.length)
+        ids = ids[: feature.length]
+        factors = np.ones(len(ids), np.float32)
+    else:
+        factors = gains([ONE] * len(ids) if looked.weights is None else looked.weights, feature.combiner)
+    found = []
+    for position, (i, factor) in enumerate(zip(ids, factors, strict=True)):
+        first = position * dim if feature.length else 0
+        g = None if gradient is None else gradient[first : first + dim] * factor
+        reason = None
+        if i is None:
+            reason = "id_null"
+        elif not 0 <= i < vocabulary_size:
+            reason = "id_out_of_range"
+        elif g is None:
+            reason = "gradient_null"
+        elif not np.isfinite(g).all():
+            reason = "gradient_not_finite"
+        found.append(Lookup(row, feature.name, feature.table, i, g, reason))
+    return found, truncated
+
+
+# ---- frames
+
+
+class Example(NamedTuple):
+    """A row of an example stream. ``features``: name → Looked."""
+
+    features: dict
+    step: int | None = None
+    contributor: object = None
+    rates: list | None = None
+
+
+def cut(batches, contribution_rows=None):
+    """Batches of a source, lists of examples → frames, lists of (place in the source, example)."""
+    rows = [(n, example) for n, example in enumerate(example for batch in batches for example in batch)]
+    if rows and rows[0][1].step is not None:
+        frames = []
+        for n, example in rows:
+            key = (example.step, example.contributor)
+            if frames and key == (frames[-1][-1][1].step, frames[-1][-1][1].contributor):
+                frames[-1].append((n, example))
+            else:
+                frames.append([(n, example)])
+        return frames
+    if contribution_rows is not None:
+        return [rows[n : n + contribution_rows] for n in range(0, len(rows), contribution_rows)]
+    sizes = [len(batch) for batch in batches if batch]
+    ends = np.cumsum([0, *sizes]).tolist()
+    return [rows[start:end] for start, end in pairwise(ends)]
+
+
+def after(batches, frames, number):
+    """What is left of a source after one of its frames: its batches, and their frames."""
+    skip = sum(len(frame) for frame in frames[: number + 1])
+    left = [[(n - skip, example) for n, example in frame] for frame in frames[number + 1 :]]
+    rest, gone = [], skip
+    for batch in batches:
+        rest.append(batch[gone:])
+        gone = max(0, gone - len(batch))
+    return [batch for batch in rest if batch], left
+
+
+# ---- the engine
+
+
+def sgd(lr, g, w):
+    return w - lr * g, ()
+
+
+def adagrad(lr, g, w, accumulators):
+    accumulators = accumulators + g * g
+    return w - lr * g / np.sqrt(accumulators), (accumulators,)
+
+
+def momentum(lr, g, w, momenta):
+    momenta = np.float32(0.9) * momenta + g
+    return w - lr * momenta, (momenta,)
+
+
+@dataclass
+class Table:
+    """rate : a number, or the tag of a dynamic rate; update : one of the functions above."""
+
+    weights: np.ndarray
+    slots: list
+    update: object
+    rate: float | None
+    tag: int | None = None
+
+    def step(self, gradients, rates):
+        lr = np.float32(self.rate if self.tag is None else rates[self.tag])
+        for i, g in gradients.items():
+            self.weights[i], new = self.update(lr, g, self.weights[i], *(slot[i] for slot in self.slots))
+            for slot, row in zip(self.slots, new, strict=True):
+                slot[i] = row
+
+
+class BadFrameError(Exception):
+    """A frame with bad rows, where they are errors. ``frame``: its number; ``rows``: these lookups."""
+
+    def __init__(self, frame, rows):
+        super().__init__(frame, rows)
+        self.frame, self.rows = frame, rows
+
+
+@dataclass
+class Engine:
+    """tables : name → Table; schedules : tag → function of the global step, for rates that nothing else gives."""
+
+    tables: dict
+    features: list
+    num_required: int = 1
+    reduction: str = "mean"
+    schedules: dict = field(default_factory=dict)
+    global_step: int = 0
+    held: list = field(default_factory=list)
+    last_rates: dict = field(default_factory=dict)
+    deltas: list = field(default_factory=list)  # (table, step, id, row) of every row that a step changed
+
+    def is_stale(self, local_step):
+        return local_step is not None and local_step < self.global_step
+
+    def push(self, rows, rates):
+        """One frame that is not stale. rows: table → [(id, gradient)]. Whether the gate opened."""
+        self.held.append(rows)
+        self.last_rates = rates
+        if len(self.held) < self.num_required:
+            return False
+        self.open()
+        return True
+
+    def open(self):
+        rates = {tag: schedule(self.global_step) for tag, schedule in self.schedules.items()} | self.last_rates
+        for name, table in self.tables.items():
+            with np.errstate(all="ignore"):
+                gradients = coalesce([rows.get(name, []) for rows in self.held], self.reduction)
+                table.step(gradients, rates)
+            changed = [(name, self.global_step + 1, i, table.weights[i].tolist()) for i in sorted(gradients)]
+            self.deltas.extend(changed)
+        self.held = []
+        self.global_step += 1
+
+    def looked_up(self, frame):
+        """Every lookup of a frame in order, example by example and feature by feature; and how many were cut off."""
+        found, truncated = [], 0
+        for row, example in frame:
+            for feature in self.features:
+                shape = self.tables[feature.table].weights.shape
+                with np.errstate(all="ignore"):
+                    one, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
+                found += one
+                truncated += beyond
+        return found, truncated
+
+    def run(self, frames, drops_bad_rows=False, given=None, flush=False):
+        """Frames of ``cut``; given: tag → rate, before the stream's. Raises BadFrameError, or returns the counts."""
+        counts = Counter()
+        bad_rows = []
+        for number, frame in enumerate(frames):
+            found, truncated = self.looked_up(frame)
+            bad = [one for one in found if one.reason]
+            if bad and not drops_bad_rows:
+                raise BadFrameError(number, bad)
+            bad_rows += bad
+            counts.update(rows=len(found), frames=1, truncated=truncated)
+            example = frame[0][1]
+            if self.is_stale(example.step):
+                counts["stale"] += 1
+                continue
+            rows = {}
+            for one in found:
+                if not one.reason:
+                    rows.setdefault(one.table, []).append((one.id, one.gradient))
+            rates = dict(enumerate(example.rates or [])) | (given or {})
+            counts["steps"] += self.push(rows, rates)
+        if flush and self.held:
+            self.open()
+            counts["steps"] += 1
+        return counts, bad_rows
+
+
+# ---- activations and their gradients
+
+
+class Use(NamedTuple):
+    """A looked-up row: which sample's, at which position of a sequence, and its factor."""
+
+    sample: int
+    position: int
+    id: int
+    gain: np.float32
+
+
+def uses(feature, ids, weights=None):
+    """The lookups of a batch of one feature in order, and how many ids a sequence's length cuts off.
+
+    ids : a list per sample; in a sequence None is a position without an id
+    """
+    found, truncated = [], 0
+    for sample, row in enumerate(ids):
+        if feature.length:
+            found += [Use(sample, at, i, ONE) for at, i in enumerate(row[: feature.length]) if i is not None]
+            truncated += sum(i is not None for i in row[feature.length :])
+        else:
+            factors = gains([ONE] * len(row) if weights is None else weights[sample], feature.combiner)
+            found += [Use(sample, 0, i, factor) for i, factor in zip(row, factors, strict=True)]
+    return found, truncated
+
+
+@np.errstate(all="ignore")
+def activations(feature, weights, num_samples, looked):
+    """float64, (samples, dim) or (samples, length, dim); and the sum of what was added, without signs."""
+    shape = (num_samples, max(feature.length, 1), weights.shape[1])
+    total, size = np.zeros(shape), np.zeros(shape)
+    for sample, position, i, gain in looked:
+        term = weights[i].astype(np.float64) * gain
+        total[sample, position] += term
+        size[sample, position] += np.abs(term)
+    return (total, size) if feature.length else (total[:, 0], size[:, 0])
+
+
+@np.errstate(all="ignore")
+def gradient_rows(features, looked, gradients):
+    """One frame, table → [(id, gradient)]: feature by feature, lookup by lookup. None stands for zeros."""
+    rows = {}
+    for feature in features:
+        g = gradients[feature.name]
+        for sample, position, i, gain in looked[feature.name]:
+            at = (sample, position) if feature.length else sample
+            row = (np.zeros(1, np.float32) if g is None else g[at]) * gain
+            rows.setdefault(feature.table, []).append((i, row))
+    return rows

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from limits import HANG_S
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
-from penstock.io.flight_connection import Address
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.flight.connection import Address
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Saving, Service
 
 DIM, VOCABULARY = 4, 500
@@ -61,7 +62,10 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
     try:
         yield service
     finally:
-        assert service.end(grace_s), "somebody did not leave"
+        try:
+            service.end()
+        finally:
+            assert service.close(grace_s), "somebody did not leave"
 
 
 def client_of(service, **arguments):
@@ -69,10 +73,10 @@ def client_of(service, **arguments):
 
 
 class Process:
-    """``penstock serve`` in a process of its own."""
+    """``penstock serve`` in a process of its own. under : the beginning of a command that starts it"""
 
-    def __init__(self, *words):
-        command = [sys.executable, "-m", "penstock", "serve", *map(str, words)]
+    def __init__(self, *words, under=()):
+        command = [*under, sys.executable, "-m", "penstock", "serve", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.uri = None
         # With --json people's text goes to stderr.
@@ -81,6 +85,10 @@ class Process:
         line = said.readline()
         if line.startswith("listening "):
             self.uri = line.split()[1].rstrip(",")
+
+    @property
+    def address(self):
+        return Address.of(self.uri)
 
     def end(self, number):
         """Send a signal; exit code, stdout, stderr."""
@@ -98,6 +106,18 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+
+
+def self_signed(folder):
+    """A folder with ``cert.pem``, a self-signed certificate for localhost and 127.0.0.1, and its ``key.pem``."""
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    files = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    try:
+        subprocess.run([*new, *files], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    return folder
 
 
 def in_thread(work):

@@ -1,6 +1,7 @@
 """Streams and files of the same five frames in every container, and what tests of sources ask of them."""
 
 import io
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 GRADIENT = pa.list_(pa.float32(), 1)
 
@@ -70,6 +71,8 @@ CONTAINERS = {
     "legacy stream": written(use_legacy_format=True),
     "lz4 stream": written(compression="lz4"),
     "zstd file": written(make=pa.ipc.new_file, compression="zstd"),
+    # polars 2.1.0: pl.from_arrow(TABLE).write_ipc(path, record_batch_size=3). Its schema message has no length.
+    "polars file": (Path(__file__).parent / "data" / "polars.arrow").read_bytes(),
 }
 EVERY = pytest.mark.parametrize("container", CONTAINERS)
 

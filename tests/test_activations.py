@@ -8,9 +8,9 @@ import pytest
 from lookups import RAGGED, config_of, engine_of
 
 import penstock as ps
-from penstock import expand
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.pyx import reference
+from penstock.tables import combiners
 
 
 def change(engine, send):
@@ -90,6 +90,13 @@ def test_weights_so_small_that_one_over_their_sum_is_infinite_still_give_a_mean(
     (activations,), dedup = engine.recv_activations([RAGGED], weights)
     np.testing.assert_allclose(activations[:, 0], [2, 0, 8, 4], rtol=1e-3)
     assert engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=dedup)
+
+
+def test_weights_that_nearly_cancel_overflow_without_a_warning():
+    engine = engine_of(combiner="mean")
+    (activations,), _ = engine.recv_activations([[[0, 0, 2], [1], [], []]], weights=[[[1, -1, 1e-40], [1], [], []]])
+    assert not np.isfinite(activations[0]).any()
+    assert activations[1:, 0].tolist() == [2, 0, 0]
 
 
 def test_a_sequence_keeps_its_ids_apart_and_is_cut_and_counted():
@@ -238,11 +245,11 @@ def test_expansion_equals_its_twin_bit_for_bit(combiner):
     weights[samples == 2] *= np.float32(1e-40)
     rows, gradients = rng.normal(size=(40, 3)).astype(np.float32), rng.normal(size=(7, 3)).astype(np.float32)
     by = reference.gains(samples, weights, 7, combiner)
-    np.testing.assert_array_equal(expand.gains(samples, weights, 7, combiner), by)
-    np.testing.assert_array_equal(expand.combine(rows, samples, by, 7), reference.combine(rows, samples, by, 7))
+    np.testing.assert_array_equal(combiners.gains(samples, weights, 7, combiner), by)
+    np.testing.assert_array_equal(combiners.combine(rows, samples, by, 7), reference.combine(rows, samples, by, 7))
     ones = np.ones(40, np.float32)
-    plain = expand.gains(samples, None, 7, combiner)
+    plain = combiners.gains(samples, None, 7, combiner)
     np.testing.assert_array_equal(ones if plain is None else plain, reference.gains(samples, ones, 7, combiner))
     gradients[3, 1] = np.inf
     written = reference.row_gradients(gradients, samples, by)
-    np.testing.assert_array_equal(expand.not_finite(gradients, samples, by), ~np.isfinite(written).all(axis=1))
+    np.testing.assert_array_equal(combiners.not_finite(gradients, samples, by), ~np.isfinite(written).all(axis=1))

@@ -65,7 +65,7 @@ def test_data_that_was_tampered_with_is_refused_before_anything_is_summed(change
     kinds = {"rows": np.uint32, "samples": np.uint32, "gains": np.float32}
     uses = {key: np.array(value, kinds[key]) for key, value in change.items() if key in kinds}
     whole = {key: value for key, value in change.items() if key not in kinds}
-    data = replace(dedup, features=(replace(dedup.features[0], **uses),), **whole)
+    data = replace(dedup, features={"f": replace(dedup.features["f"], **uses)}, **whole)
     with pytest.raises(ps.InputError, match=message):
         engine.send_gradients([np.ones((4, 2), np.float32)], deduplication_data=data)
     with pytest.raises(ps.InputError, match=r"feature|table|expected"):

@@ -5,10 +5,22 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.bench import cases, check, doput, duel, limit, machine, meet, ours, runner, sides, traffic
-from penstock.bench.draws import hot, reused, spread, uniform, zipf
+from penstock.bench import (
+    cases,
+    check,
+    compare,
+    contestants,
+    doput,
+    interleave,
+    machine,
+    memory_bandwidth,
+    penstock_adapter,
+    roofline,
+    runner,
+)
+from penstock.bench.distributions import hot, reused, spread, uniform, zipf
 from penstock.bench.peers import of_jax, of_numpy
-from penstock.bench.table import cell_of, peers_of
+from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload, make
 
 WAYS = of_numpy.ways(1) + of_jax.ways(1)
@@ -84,37 +96,37 @@ def test_reuse_is_what_was_asked_for():
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_ours_does_its_first_step_rightly(workload, kind, tmp_path):
     steps = workload.steps()
-    side = duel.our_side(cases.Point("x", kind, workload), steps, 1, tmp_path)
-    duel.check(side, kind, steps)
+    side = compare.our_side(cases.Point("x", kind, workload), steps, 1, tmp_path)
+    compare.check(side, kind, steps)
     side.run([0, 1])
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.name}-{way.kind}")
 def test_a_peer_does_its_first_step_rightly(workload, way):
     steps = workload.steps()
-    duel.check(sides.PerTable(way, workload, steps), way.kind, steps, way.corrects_bias)
+    compare.check(contestants.PerTable(way, workload, steps), way.kind, steps, way.corrects_bias)
 
 
-@pytest.mark.parametrize("kind", ["coalesce", *sides.UPDATES])
+@pytest.mark.parametrize("kind", ["coalesce", *contestants.UPDATES])
 def test_one_wrong_row_is_seen(workload, kind):
     steps = workload.steps()
     way = next(w for w in WAYS if w.kind == kind)
 
-    class OneRowOff(sides.PerTable):
+    class OneRowOff(contestants.PerTable):
         def seen(self, table, ids):
             rows = super().seen(table, ids)
             rows[len(rows) // 2] += 0.01
             return rows
 
-    with pytest.raises(duel.WrongError, match="sampled rows differ") as told:
-        duel.check(OneRowOff(way, workload, steps), kind, steps)
+    with pytest.raises(compare.WrongError, match="sampled rows differ") as told:
+        compare.check(OneRowOff(way, workload, steps), kind, steps)
     assert "table a" in str(told.value)
 
 
 def test_a_missing_and_a_repeated_id_are_seen():
     ids, sums = np.array([5, 3]), np.ones((2, 2), np.float32)
-    assert np.isnan(sides.look_up(ids, sums, np.array([3, 4]))).tolist() == [[False] * 2, [True] * 2]
-    assert np.isnan(sides.look_up(np.array([3, 3]), sums, np.array([3]))).all()
+    assert np.isnan(contestants.look_up(ids, sums, np.array([3, 4]))).tolist() == [[False] * 2, [True] * 2]
+    assert np.isnan(contestants.look_up(np.array([3, 3]), sums, np.array([3]))).all()
 
 
 def test_the_reference_sums_in_float64():
@@ -130,9 +142,9 @@ def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path)
     def nothing(state, ids, grads):
         return ids[:0], grads[:0]
 
-    ways = [sides.Way("bad", "x", "coalesce", fails), sides.Way("none", "x", "coalesce", nothing), WAYS[0]]
-    settings = duel.Settings(1, 2, ways, lambda event, **values: None)
-    run = duel.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
+    ways = [contestants.Way("bad", "x", "coalesce", fails), contestants.Way("none", "x", "coalesce", nothing), WAYS[0]]
+    settings = compare.Settings(1, 2, ways, lambda event, **values: None)
+    run = compare.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
     assert set(run["sides"]) == {"penstock", "numpy_argsort_reduceat"}
     assert run["failed"]["bad"] == "RuntimeError: no such kernel"
     assert run["failed"]["none"].startswith("wrong result: table a")
@@ -140,28 +152,28 @@ def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path)
 
 
 def test_a_way_that_takes_ids_only_gets_no_ratio(workload):
-    keeps = sides.Way("keeps", "x", "coalesce", lambda _, ids, grads: ids, ids_kept=len)
-    loses = sides.Way("loses", "x", "coalesce", lambda _, ids, grads: ids[1:], ids_kept=len)
-    settings = duel.Settings(1, 2, [keeps, loses], lambda event, **values: None)
-    run = duel.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
+    keeps = contestants.Way("keeps", "x", "coalesce", lambda _, ids, grads: ids, ids_kept=len)
+    loses = contestants.Way("loses", "x", "coalesce", lambda _, ids, grads: ids[1:], ids_kept=len)
+    settings = compare.Settings(1, 2, [keeps, loses], lambda event, **values: None)
+    run = compare.measure(cases.Point("w1/coalesce", "coalesce", workload), workload.steps(), None, settings)
     assert run["sides"]["keeps"]["ids_only"]
     assert "ratio" not in run["sides"]["keeps"]
     assert run["failed"] == {"loses": "wrong result: 2 of 1000 ids are not in its result"}
 
 
 def test_peers_that_do_not_fit_into_memory_together_come_in_waves(workload, monkeypatch):
-    ways = [sides.Way(str(n), "x", "sgd", None) for n in range(5)]
+    ways = [contestants.Way(str(n), "x", "sgd", None) for n in range(5)]
     size = ways[0].num_bytes(workload)
     monkeypatch.setattr(machine, "free_bytes", lambda: 2.6 * size)
-    assert [[w.name for w in wave] for wave in duel.waves(ways, workload.steps())] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [[w.name for w in wave] for wave in compare.waves(ways, workload.steps())] == [["0", "1"], ["2", "3"], ["4"]]
     monkeypatch.setattr(machine, "free_bytes", lambda: 0)
-    assert [len(wave) for wave in duel.waves(ways, workload.steps())] == [1] * 5
+    assert [len(wave) for wave in compare.waves(ways, workload.steps())] == [1] * 5
 
 
 def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
-    monkeypatch.setattr(ours.Update, "seen", lambda self, table, ids: np.zeros((len(ids), 8), np.float32))
-    settings = duel.Settings(1, 2, [], lambda event, **values: None)
-    run = duel.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
+    monkeypatch.setattr(penstock_adapter.Update, "seen", lambda self, table, ids: np.zeros((len(ids), 8), np.float32))
+    settings = compare.Settings(1, 2, [], lambda event, **values: None)
+    run = compare.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
     assert run["sides"] == {}
     assert "wrong result" in run["failed"]["penstock"]
     assert runner.Found(runs=[run]).failed == ["w1/sgd"]
@@ -172,18 +184,18 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
 
 def test_a_side_far_behind_sits_out_and_the_best_of_the_others_never_does():
     def sampled(**ms):
-        return {name: [meet.Sample(x, False)] * 3 for name, x in ms.items()}
+        return {name: [interleave.Sample(x, False)] * 3 for name, x in ms.items()}
 
-    assert meet.in_the_race(sampled(ours=10, best=60, second=170, last=181)) == ["ours", "best", "second"]
-    assert meet.in_the_race(sampled(ours=10, best=600)) == ["ours", "best"]
-    assert meet.in_the_race(sampled(ours=10)) == ["ours"]
+    assert interleave.in_the_race(sampled(ours=10, best=60, second=170, last=181)) == ["ours", "best", "second"]
+    assert interleave.in_the_race(sampled(ours=10, best=600)) == ["ours", "best"]
+    assert interleave.in_the_race(sampled(ours=10)) == ["ours"]
 
 
 def test_disturbed_samples_do_not_count_where_enough_others_remain():
-    clean = [meet.Sample(ms, False) for ms in (3.0, 1.0, 2.0)]
-    loud = meet.Sample(100.0, True)
-    assert meet.Timing((*clean, loud)).as_json()["max_ms"] == 3.0
-    assert meet.Timing((*clean[:2], loud)).as_json() == {
+    clean = [interleave.Sample(ms, False) for ms in (3.0, 1.0, 2.0)]
+    loud = interleave.Sample(100.0, True)
+    assert interleave.Timing((*clean, loud)).as_json()["max_ms"] == 3.0
+    assert interleave.Timing((*clean[:2], loud)).as_json() == {
         "median_ms": 3.0,
         "min_ms": 1.0,
         "max_ms": 100.0,
@@ -195,39 +207,39 @@ def test_disturbed_samples_do_not_count_where_enough_others_remain():
 def test_the_traffic_kernels_do_what_they_say():
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**63, 1001, dtype=np.uint64) * np.uint64(2)
-    assert traffic.read_stream(words) == sum(words.tolist()) % 2**64
-    traffic.write_stream(words, 1)
+    assert memory_bandwidth.read_stream(words) == sum(words.tolist()) % 2**64
+    memory_bandwidth.write_stream(words, 1)
     assert (words == 0x0101010101010101).all()
     for width in (1, 3, 16, 40):
         table, rows = np.zeros(50 * width, np.float32), rng.integers(0, 50, 200)
-        traffic.update_rows(table, rows, width)
+        memory_bandwidth.update_rows(table, rows, width)
         assert np.array_equal(table.reshape(50, width), np.bincount(rows, minlength=50)[:, None] * np.ones(width))
     with pytest.raises(IndexError, match="outside the table of 3 rows"):
-        traffic.update_rows(np.zeros(9, np.float32), np.array([3]), 3)
+        memory_bandwidth.update_rows(np.zeros(9, np.float32), np.array([3]), 3)
     with pytest.raises(ValueError, match="at least 1"):
-        traffic.update_rows(np.zeros(9, np.float32), np.array([0]), 0)
+        memory_bandwidth.update_rows(np.zeros(9, np.float32), np.array([0]), 0)
 
 
 def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
     step = workload.steps()[0]
     a, b = (step.num_unique[name] for name in ("a", "b"))
-    rates = limit.Rates(read=1e9, write=2e9, update_s={32: 1e-6, 64: 1.5e-6, 96: 9e-6, 12: 1e-6, 24: 3e-6, 36: 1e-6})
+    rates = roofline.Rates(read=1e9, write=2e9, update_s={32: 1e-6, 64: 1.5e-6, 96: 9e-6, 12: 1e-6, 24: 3e-6, 36: 1e-6})
     read = (700 * (8 + 32) + 300 * (8 + 12)) / 1e9
-    assert limit.limit_ms("coalesce", step, rates) == pytest.approx(1e3 * (read + (a * 40 + b * 20) / 2e9))
-    assert limit.limit_ms("sgd", step, rates) == pytest.approx(1e3 * (read + (a + b) * 1e-6))
+    assert roofline.limit_ms("coalesce", step, rates) == pytest.approx(1e3 * (read + (a * 40 + b * 20) / 2e9))
+    assert roofline.limit_ms("sgd", step, rates) == pytest.approx(1e3 * (read + (a + b) * 1e-6))
     # Slots beside the weights or apart, whichever is faster.
-    assert limit.limit_ms("adagrad", step, rates) == pytest.approx(1e3 * (read + a * 1.5e-6 + b * 2e-6))
-    assert limit.limit_ms("replay", step, rates) == limit.limit_ms("adagrad", step, rates)
-    assert limit.limit_ms("adam", step, rates) == pytest.approx(1e3 * (read + a * 3e-6 + b * 1e-6))
-    assert limit.limit_ms("rowwise_adagrad", step, rates) == pytest.approx(1e3 * (read + 1.15e-6 * (a + b)))
+    assert roofline.limit_ms("adagrad", step, rates) == pytest.approx(1e3 * (read + a * 1.5e-6 + b * 2e-6))
+    assert roofline.limit_ms("replay", step, rates) == roofline.limit_ms("adagrad", step, rates)
+    assert roofline.limit_ms("adam", step, rates) == pytest.approx(1e3 * (read + a * 3e-6 + b * 1e-6))
+    assert roofline.limit_ms("rowwise_adagrad", step, rates) == pytest.approx(1e3 * (read + 1.15e-6 * (a + b)))
 
 
 # ---- over the network
 
 
 def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
-    settings = duel.Settings(1, 2, [], lambda event, **values: None)
-    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    settings = compare.Settings(1, 2, [], lambda event, **values: None)
+    run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
     assert not run["failed"]
     assert set(run["sides"]) == {"penstock", "penstock_replay"}
     assert cell_of(run).endswith("% of replay's rows/s")
@@ -236,6 +248,6 @@ def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
 
 def test_a_service_that_does_not_come_up_is_a_result_and_not_a_hang(workload, monkeypatch):
     monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
-    settings = duel.Settings(1, 2, [], lambda event, **values: None)
-    run = duel.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
+    settings = compare.Settings(1, 2, [], lambda event, **values: None)
+    run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
     assert run["failed"]["penstock"] == "RuntimeError: penstock serve: no port"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bench import cases, report, runner
-from penstock.bench.table import markdown, written
+from penstock.bench.report.readme_table import markdown, written
 
 ROOT = Path(__file__).resolve().parents[1]
 

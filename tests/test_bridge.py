@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge.ahead import Programs
-from penstock.bridge.layout import MAX_BUCKET, NUM_SHARDS, Layout, bucket
-from penstock.bridge.stacks import Stack
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.program_cache import Programs
+from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, Layout, bucket
+from penstock.bridge.stacking import Stack
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.initial import truncated_normal
+from penstock.tables.initializers import truncated_normal
 from penstock.updates import Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import LOG, ROWS, batch, commits, config_of, engine_of, log_of, write
 
 import penstock as ps
-from penstock.checkpoint import saver
+from penstock.checkpoint import incremental
 from penstock.config import optimizers as o
 from penstock.errors import InputError, StateError, UsageError
 
@@ -29,8 +29,8 @@ def everything(engine):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks, one after each frame, so that many steps go by while a commit is under way."""
-    monkeypatch.setattr(saver, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(saver, "SHARE", 1e9)
+    monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
+    monkeypatch.setattr(incremental, "SHARE", 1e9)
 
 
 # ---- save and restore
@@ -292,7 +292,7 @@ def test_a_folder_that_holds_a_checkpoint_is_only_gone_on_with(tmp_path):
     engine_of().run(iter(LOG[:3]), checkpoint=tmp_path)
     with pytest.raises(UsageError, match="holds a checkpoint; resume it"):
         engine_of().run(iter(LOG), checkpoint=tmp_path)
-    with pytest.raises(UsageError, match="this engine was not made from it"):
+    with pytest.raises(UsageError, match="holds commit 1, which this engine neither wrote nor was restored from"):
         engine_of().run(iter(LOG), checkpoint=tmp_path, resume=True)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
 from penstock.checkpoint.records import MAGIC, Record, read_records
+from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
 
 
@@ -104,11 +104,38 @@ def test_another_run_s_commit_of_the_same_number_is_no_parent_of_ours(tmp_path):
     assert ps.Engine.restore(tmp_path / "ours").state_hash() == ours.state_hash()
 
 
+def test_a_run_resumes_in_its_folder_after_a_save_elsewhere(tmp_path):
+    engine = engine_of()
+    engine.run(iter(LOG[:6]), checkpoint=tmp_path / "a")
+    engine.save(tmp_path / "b")
+    assert engine.run(iter(LOG[:12]), checkpoint=tmp_path / "a", resume=True).skipped == 6
+    assert ps.Engine.restore(tmp_path / "a").state_hash() == engine.state_hash()
+
+    restored = ps.Engine.restore(tmp_path / "a")
+    for name in ("b", "c"):  # into a folder of the run before, and into a new one
+        restored.save(tmp_path / name)
+    assert restored.run(iter(LOG[:15]), checkpoint=tmp_path / "a", resume=True).skipped == 12
+    assert restored.run(iter(LOG), checkpoint=tmp_path / "c", resume=True).skipped == 15
+    assert ps.Engine.restore(tmp_path / "a").global_step == 5
+    whole = engine_of()
+    whole.run(iter(LOG))
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
+
+
+def test_a_run_does_not_resume_in_its_folder_where_another_engine_has_committed_since(tmp_path):
+    engine = engine_of()
+    engine.run(iter(LOG[:6]), checkpoint=tmp_path / "a")
+    engine.save(tmp_path / "b")
+    ps.Engine.restore(tmp_path / "a").run(iter(LOG[:9]), checkpoint=tmp_path / "a", resume=True)
+    with pytest.raises(ps.UsageError, match="holds commit 2, which this engine neither wrote nor was restored from"):
+        engine.run(iter(LOG[:12]), checkpoint=tmp_path / "a", resume=True)
+
+
 def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     def no_locks(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("penstock.checkpoint.folder.fcntl.flock", no_locks)
+    monkeypatch.setattr("penstock.checkpoint.store.fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available") as caught:
         Folder(folder).lock()
     assert caught.value.filename == str(folder / ".lock")
@@ -149,7 +176,7 @@ def test_a_version_of_the_future_is_refused(folder):
     commit = Folder(folder).newest()
     path = folder / "00000003.commit"
     text = commit.encoded().replace(b'"penstock.checkpoint": 2', b'"penstock.checkpoint": 3').rpartition(b"\n")[0]
-    from penstock.checkpoint.folder import digest_of
+    from penstock.checkpoint.store import digest_of
 
     body = text.rpartition(b"\n")[0]
     path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")

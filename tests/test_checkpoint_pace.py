@@ -5,7 +5,7 @@ import threading
 import pytest
 from limits import HANG_S, until
 
-from penstock.checkpoint.pace import Pace
+from penstock.checkpoint.throttle import Pace
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.contents import rows_of
-from penstock.checkpoint.folder import Folder
-from penstock.checkpoint.ring import Ring
-from penstock.checkpoint.rows import RowMarks
-from penstock.checkpoint.saver import Contents, Saved, Saver
-from penstock.pyx import marks as kernel
+from penstock.checkpoint.dirty_rows import RowMarks
+from penstock.checkpoint.engine_state import rows_of
+from penstock.checkpoint.incremental import Contents, Saved, Saver
+from penstock.checkpoint.ring_buffer import Ring
+from penstock.checkpoint.store import Folder
+from penstock.pyx import dirty_bits as kernel
 from penstock.pyx import reference
 
 ROWS = 30
@@ -97,9 +97,9 @@ class Numbers:
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
-    monkeypatch.setattr("penstock.checkpoint.saver.BLOCK_BYTES", 4 * 4 * 2 * 3)
-    monkeypatch.setattr("penstock.checkpoint.saver.ROOM_BYTES", 12 * 4 * 2 * 3)
-    monkeypatch.setattr("penstock.checkpoint.saver.SHARE", 1e9)
+    monkeypatch.setattr("penstock.checkpoint.incremental.BLOCK_BYTES", 4 * 4 * 2 * 3)
+    monkeypatch.setattr("penstock.checkpoint.incremental.ROOM_BYTES", 12 * 4 * 2 * 3)
+    monkeypatch.setattr("penstock.checkpoint.incremental.SHARE", 1e9)
 
 
 ACTIONS = st.lists(st.one_of(IDS, st.sampled_from(["begin", "advance", "idle", "unknown"])), max_size=30)

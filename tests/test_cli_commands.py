@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+import penstock as ps
 import penstock.cli.demo
 from penstock.cli import main
+from penstock.config.engine_config_pb2 import TableSettings
 
 CONFIG = """
 table_descriptor {
@@ -76,7 +78,35 @@ def call(capsys):
 def test_validate_of_a_sound_configuration_alone(config, call):
     said, found = call(0, "validate", config)
     assert "nothing to remark" in said
-    assert found == {"config": str(config), "findings": [], "sources": []}
+    assert found["findings"] == found["sources"] == []
+
+
+def test_validate_says_what_memory_the_tables_and_their_slots_need(tmp_path, call):
+    user = ps.TableConfig(1_000_000, 16, name="user", optimizer=ps.Adam())  # 2 slots
+    item = ps.TableConfig(50, 4, name="item", optimizer=ps.SGD())
+    features = [ps.FeatureConfig(user, name="u"), ps.FeatureConfig(item, name="i")]
+    message = ps.EmbeddingConfig.from_features(features, 2).to_engine_proto()
+    message.table.add(name="item", storage_dtype=TableSettings.BFLOAT16)
+    ps.EmbeddingConfig.from_proto(message).save(tmp_path / "c.pbtxt")
+    said, found = call(0, "validate", tmp_path / "c.pbtxt")
+    assert (
+        "memory    at least 192.0 MB over all devices: weights 64.0 MB, slots 128.0 MB; most for 'user', 192.0 MB\n"
+    ) in said
+    assert found["memory"] == {
+        "user": {"weights": 64_000_000, "slots": 128_000_000},
+        "item": {"weights": 400, "slots": 0},
+    }
+
+
+def test_validate_puts_its_verdict_last(config, tmp_path, call):
+    def verdict(code, *argv):
+        return call(code, "validate", *argv)[0].splitlines()[-1]
+
+    good, bad = write(tmp_path / "good.arrows", frame([1])), write(tmp_path / "bad.arrows", frame([77]))
+    refused = text(tmp_path / "refused.pbtxt", NO_FORMULA)
+    assert verdict(0, config) == verdict(0, config, good) == "verdict   valid"
+    assert verdict(3, config, bad, good) == "verdict   not valid: the sources have errors, listed above"
+    assert verdict(4, refused) == "verdict   not valid: the configuration has errors, listed above"
 
 
 def test_validate_tells_warnings_and_stays_at_0(tmp_path, call):
@@ -228,6 +258,7 @@ def test_demo_checks_its_answer_and_says_where_the_files_are(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.err == ""
     assert "frames    61: 20 steps, 1 stale\n" in said.out
+    assert "input     verified: every checksum fits\n" in said.out
     assert "every row of both tables against a plain NumPy loop: agrees" in said.out
     for name in ("tables.pbtxt", "log.arrows", "tables/user.parquet", "tables/item.parquet"):
         assert str(folder / name) in said.out

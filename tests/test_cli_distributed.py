@@ -15,7 +15,7 @@ import pytest
 from checkpoints import ROWS, batch, commits, config_of, write
 from limits import HANG_S, until
 
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
 from penstock.engine import Engine
 

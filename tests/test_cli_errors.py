@@ -253,3 +253,19 @@ def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine
     assert failing.run(iter(rest)).steps == 1
     wanted.run(iter(rest))
     assert failing.state_hash() == wanted.state_hash()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "out of memory: the tables with their slots, what the gate holds and one frame must fit"),
+        (MemoryError("no room for 9 bytes"), "out of memory: no room for 9 bytes"),
+    ],
+)
+def test_a_lack_of_memory_is_reported_with_what_must_fit(error, says, config, tmp_path, refused, monkeypatch):
+    def lacking(*_, **__):
+        raise error
+
+    monkeypatch.setattr(ps.Engine, "run", lacking)
+    (tmp_path / "monday.arrows").write_bytes(stream(*good()))
+    assert refused(6, "replay", config, tmp_path / "monday.arrows").startswith(f"penstock: {says}")

@@ -12,7 +12,7 @@ from checkpoints import LOG, ROWS, engine_of, write
 
 import penstock as ps
 from penstock.cli import main
-from penstock.orbax import save_tree
+from penstock.tables.orbax import save_tree
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from columns import (
 )
 
 from penstock.errors import ConfigError, UsageError
-from penstock.io.reader import ReadOptions
+from penstock.io.decoding.reader import ReadOptions
 
 # ---- table
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.arrays import one_frame
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- validation
 

@@ -10,8 +10,8 @@ import pytest
 import penstock
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_proto import optimization_parameters
 from penstock.config.optimizers import OPTIMIZERS, OWN_OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram, update_rule
+from penstock.config.optimizers.proto_conversion import optimization_parameters
 from penstock.config.tables import Constant, RowIdInitializer, TableConfig
 from penstock.updates import UPDATES
 

@@ -2,11 +2,13 @@
 
 import base64
 import os
+import re
 
 import pytest
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import SGD, Adagrad
+from penstock.config.features import FeatureConfig
+from penstock.config.optimizers import SGD, Adagrad, AdagradMomentum, Adam
 from penstock.config.tables import TableConfig, Uniform
 from penstock.errors import ConfigError
 
@@ -160,6 +162,28 @@ def test_a_callable_start_cannot_be_saved(tmp_path):
     config = EmbeddingConfig.from_tables([TableConfig(10, 4, lambda shape, dtype: None)], SGD())
     with pytest.raises(ConfigError, match="table 'table_0': its initializer is a Python callable"):
         config.save(tmp_path / "c.pb")
+
+
+@pytest.mark.parametrize("suffix", ["pbtxt", "pb"])
+@pytest.mark.parametrize(
+    ("optimizer", "problem"),
+    [
+        (SGD(1e39), "table 'a': learning rate is inf"),
+        (SGD(float("nan")), "table 'a': learning rate is nan"),
+        (SGD(weight_decay_factor=1e39), "table 'a': weight_decay_factor is inf"),
+        (SGD(clip_weight_min=float("nan")), "table 'a': clipping_limits has a bound that is nan"),
+        (AdagradMomentum(momentum=1e300), "table 'a': adagrad_momentum.momentum is inf"),
+        (Adam(beta_1=float("nan")), "table 'a': adam.beta1 is nan"),
+        (Adagrad(initial_accumulator_value=1e300), "settings of table 'a': slot 'accumulators' starts at inf"),
+    ],
+)
+def test_what_load_would_refuse_is_not_saved(tmp_path, optimizer, problem, suffix):
+    config = EmbeddingConfig.from_features([FeatureConfig(TableConfig(10, 4, name="a", optimizer=optimizer))], 2)
+    path = tmp_path / f"c.{suffix}"
+    path.write_bytes(b"as it was")
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: not saved, it could not be loaded again: {problem}")):
+        config.save(path)
+    assert path.read_bytes() == b"as it was"
 
 
 def test_a_directory_that_does_not_exist_is_an_os_error(tmp_path):

@@ -12,9 +12,9 @@ import pytest
 from google.protobuf import text_format
 
 import penstock
-from penstock.config.files import unknown_fields
+from penstock.config.text_format import unknown_fields
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.rates import LearningRates
+from penstock.learning_rates import LearningRates
 
 KINDS = {"ValueError": ValueError, "TypeError": TypeError, "AttributeError": AttributeError}
 

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizer_proto import optimization_parameters
-from penstock.config.optimizers import SGD, Adagrad, Adam, update_rule
+from penstock.config.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    OnlineYogi,
+    RowWiseAdagrad,
+    update_rule,
+)
+from penstock.config.optimizers.proto_conversion import optimization_parameters
 from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
@@ -51,11 +60,23 @@ def test_a_list_as_clipvalue_is_a_type_error():
 
 
 @pytest.mark.parametrize("wrong", ["x", None, [0.1], "0.1"])
-def test_what_is_no_number_is_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match="initial_accumulator_value must be a number, got"):
-        Adagrad(initial_accumulator_value=wrong)
-    with pytest.raises(ConfigError, match="beta_1 must be a number, got"):
-        Adam(beta_1=wrong)
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (Adagrad, "initial_accumulator_value"),
+        (FTRL, "initial_accumulator_value"),
+        (RowWiseAdagrad, "initial_accumulator_value"),
+        (AdagradMomentum, "epsilon"),
+        (AdagradMomentum, "exponent"),
+        (Adam, "beta_1"),
+        (Adam, "beta_2"),
+        (Adam, "epsilon"),
+        (OnlineYogi, "l1"),
+    ],
+)
+def test_an_argument_that_is_no_number_is_a_type_error_that_names_it(optimizer, name, wrong):
+    with pytest.raises(TypeError, match=f"^{name} must be a number, got "):
+        optimizer(**{name: wrong})
 
 
 def test_a_slot_creation_function_must_be_callable():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from penstock.crew import Crew
+from penstock.threads import Crew
 
 
 def test_every_task_is_done_once_and_a_no_of_any_is_told():

@@ -11,8 +11,8 @@ from checkpoints import LOG, engine_of
 from deltas import bytes_of, equal, follow, follower_of, numbers, tables_of
 
 import penstock as ps
-from penstock.io import durable
-from penstock.io.sources import open_source
+from penstock.io.sources.opening import open_source
+from penstock.io.storage import atomic_files
 
 WHOLE = {"slots": True, "numbered": True}
 
@@ -33,7 +33,7 @@ def restored(folder):
     return ps.Engine.restore(folder) if any(folder.glob("*.commit")) else engine_of()
 
 
-class FullDisk(durable.Operations):
+class FullDisk(atomic_files.Operations):
     """Writes fail from the nth on."""
 
     def __init__(self, good):
@@ -77,8 +77,8 @@ def test_after_bad_input_the_file_holds_the_deltas_of_the_whole_frames(tmp_path)
 
 
 def test_a_disk_that_is_full_leaves_no_file_and_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "BUFFER_BYTES", 16)
-    monkeypatch.setattr(durable, "operations", FullDisk(20))
+    monkeypatch.setattr(atomic_files, "BUFFER_BYTES", 16)
+    monkeypatch.setattr(atomic_files, "operations", FullDisk(20))
     with pytest.raises(OSError, match="No space left") as caught:
         engine_of().run(LOG, deltas=tmp_path / "d.arrows")
     assert caught.value.filename == str(tmp_path / "d.arrows")
@@ -126,8 +126,8 @@ def test_a_run_that_a_full_disk_ended_is_gone_on_with_and_nothing_is_missing_or_
     arguments = {"deltas": file, "slots": True, "checkpoint": folder, "every": 2, "resume": True}
     engine_of().run(LOG, limit=6, **arguments)
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "BUFFER_BYTES", 16)
-        patch.setattr(durable, "operations", FullDisk(good))
+        patch.setattr(atomic_files, "BUFFER_BYTES", 16)
+        patch.setattr(atomic_files, "operations", FullDisk(good))
         with pytest.raises(OSError, match="No space left"):
             restored(folder).run(LOG, **arguments)
     engine = restored(folder)
@@ -144,10 +144,13 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
         file.write_bytes(bad)
         with pytest.raises(ps.StateError, match=says):
             restored(folder).run(LOG, **arguments)
-        (tmp_path / ".d.arrows.part").unlink()
+        assert file.read_bytes() == bad
     file.write_bytes(good)
     with pytest.raises(ps.StateError, match="its deltas have other columns"):
         restored(folder).run(LOG, slots=True, **arguments)
+    assert file.read_bytes() == good
+    restored(folder).run(LOG, **arguments)
+    assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, numbered=True))
 
 
 def test_a_file_that_a_run_between_went_on_without_is_refused_and_a_new_one_begins_where_it_is(tmp_path):

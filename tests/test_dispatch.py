@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from limits import HANG_S
 
-from penstock.bridge.layout import Layout
-from penstock.bridge.staging import AHEAD, RING, Arena, Dispatcher
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.bridge.sharding import Layout
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig

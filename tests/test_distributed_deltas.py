@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.config import optimizers as o
 from penstock.distributed.member import Member
 from penstock.errors import InputError, UsageError
-from penstock.io import delta_file
+from penstock.io.storage import delta_sink
 
 THREE = {"num_required": 3}
 WHOLE = o.Adam(0.1, lazy_adam=False)
@@ -33,7 +33,7 @@ def logs(tmp_path):
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch):
     """A delta is several batches, and a process's part of it is sent in several pieces."""
-    monkeypatch.setattr("penstock.io.deltas.MOST_ROWS", 30)
+    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 30)
 
 
 def alone(config, logs, file, engine=THREE, **arguments):
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_written_ends_everybody_with_the_first_ones_reason
     def full(self, batch):
         raise OSError(28, "No space left on device", self.name)
 
-    monkeypatch.setattr(delta_file.DeltaFile, "write", full)
+    monkeypatch.setattr(delta_sink.DeltaFile, "write", full)
 
     def work(peers):
         Member(peers, config_of(), **THREE).run(logs, deltas=tmp_path / "job", checkpoint=tmp_path / "c", every=1)

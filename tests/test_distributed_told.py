@@ -93,7 +93,7 @@ def test_a_second_run_is_counted_anew(logs):
 
 
 def test_hot_ids_are_those_of_all_by_their_ids_in_the_whole_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.probe.ALLOWANCE_S", 60.0)
+    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)
     ids = [1497] * 20 + [6] * 12 + [7] * 8  # as MOD deals: of process 1, 0 and 1
     log = write(tmp_path / "hot.arrows", [batch(0).set_column(3, "id", pa.array(ids, pa.int64()))])
 

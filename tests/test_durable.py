@@ -7,17 +7,17 @@ import os
 import pytest
 from faults.operations import Watched, failing, short_write
 
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 
 @pytest.fixture
 def use(monkeypatch):
     """use(operations): what the seam calls from here on."""
-    return lambda operations: monkeypatch.setattr(durable, "operations", operations) or operations
+    return lambda operations: monkeypatch.setattr(atomic_files, "operations", operations) or operations
 
 
 def write(path, data=b"new"):
-    with durable.appearing(path) as file:
+    with atomic_files.appearing(path) as file:
         file.write(data)
 
 
@@ -31,7 +31,7 @@ def test_a_file_appears_whole_and_on_disk(tmp_path, use):
 def test_until_then_the_one_before_it_is_there(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with durable.appearing(path) as file:
+    with atomic_files.appearing(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -41,7 +41,7 @@ def test_until_then_the_one_before_it_is_there(tmp_path):
 def test_an_error_inside_leaves_everything_as_it_was(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(TypeError), durable.appearing(path) as file:
+    with pytest.raises(TypeError), atomic_files.appearing(path) as file:
         file.writelines([b"new", None])
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_bytes() == b"old"
@@ -74,8 +74,8 @@ def test_a_disk_that_fills_up_in_the_middle(tmp_path, use):
 
 def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use):
     watched = use(Watched())
-    data = bytes(range(256)) * (4 * durable.BUFFER_BYTES // 256)
-    with durable.appearing(tmp_path / "file") as file:
+    data = bytes(range(256)) * (4 * atomic_files.BUFFER_BYTES // 256)
+    with atomic_files.appearing(tmp_path / "file") as file:
         assert isinstance(file, io.BufferedIOBase)
         for start in range(0, len(data), 1000):
             file.write(data[start : start + 1000])
@@ -86,13 +86,13 @@ def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use
 def test_a_long_file_is_on_its_way_to_the_disk_before_its_end(tmp_path, use):
     asked = []
 
-    class Asked(durable.Operations):
+    class Asked(atomic_files.Operations):
         def write_along(self, file, first, num_bytes):
             asked.append((first, num_bytes))
             super().write_along(file, first, num_bytes)
 
     use(Asked())
-    with durable.appearing(tmp_path / "x") as file:
+    with atomic_files.appearing(tmp_path / "x") as file:
         for _ in range(40):
             file.write(bytes(1 << 20))
             file.write_along()
@@ -102,16 +102,16 @@ def test_a_long_file_is_on_its_way_to_the_disk_before_its_end(tmp_path, use):
 
 def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
     watched = use(Watched())
-    durable.make_folders(tmp_path / "a" / "b")
-    durable.make_folders(tmp_path / "a" / "b")
+    atomic_files.make_folders(tmp_path / "a" / "b")
+    atomic_files.make_folders(tmp_path / "a" / "b")
     assert watched.calls == ["make_folder", "sync_folder"] * 2
 
 
 def test_a_file_where_a_folder_is_wanted(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(NotADirectoryError, match="a"):
-        durable.make_folders(tmp_path / "a" / "b")
+        atomic_files.make_folders(tmp_path / "a" / "b")
 
 
 def test_removing_what_is_gone_is_fine(tmp_path):
-    durable.remove(tmp_path / "nothing")
+    atomic_files.remove(tmp_path / "nothing")

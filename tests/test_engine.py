@@ -6,7 +6,7 @@ import pytest
 from engines import batch, column, engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.pyx.intake import Intake
+from penstock.pyx.frame_accumulate import Intake
 
 # ---- frames and the gate
 

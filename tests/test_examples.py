@@ -301,12 +301,53 @@ def test_what_was_put_aside_and_mended_is_what_was_missing(tmp_path):
     assert mended.lookup("t1", range(6)).tobytes() == whole.lookup("t1", range(6)).tobytes()
 
 
-def test_features_without_names_are_told_to_take_their_columns():
-    stream = examples([0, 0, 1, 1], user=structs(USER, np.ones((4, 4), np.float32)))
-    feature = ps.FeatureConfig(ps.TableConfig(9, 2, name="t"))
-    config = ps.EmbeddingConfig.from_features({"user": feature}, batch_size=4, optimizer=ps.SGD(0.1))
-    with pytest.raises(ps.InputError, match="none of its features has a name"):
-        ps.Engine(config).run([stream])
+@pytest.mark.parametrize(
+    ("nested", "columns"),
+    [
+        (lambda user, item: {"user": {"seen": user}, "item": item}, ("user/seen", "item")),
+        (lambda user, item: [user, (item,)], ("0", "1/0")),
+    ],
+    ids=["dictionaries", "list"],
+)
+def test_features_without_names_have_their_key_paths_as_columns(nested, columns):
+    item_ids, wide = [[2], [1], [], [5]], np.full((4, 3), 0.5, np.float32)
+    tables = ps.TableConfig(6, 2, name="t0"), ps.TableConfig(6, 3, name="t1")
+    features = nested(*map(ps.FeatureConfig, tables))
+    config = ps.EmbeddingConfig.from_features(features, 4, ps.Adagrad(0.5))
+    stream = {columns[0]: structs(USER, GRADIENTS), columns[1]: structs(item_ids, wide)}
+    named = examples(user=structs(USER, GRADIENTS), item=structs(item_ids, wide))
+    assert hash_of(config, [examples(**stream)]) == hash_of(config_of("mean", ("user", "item"), (2, 3)), [named])
+    bad = examples(**stream | {columns[0]: structs([[0, 2], [], [7], []], GRADIENTS)})
+    with pytest.raises(ps.InputError, match=f"row 2, column '{columns[0]}': expected 0 <= id < 6 .*got 7"):
+        ps.Engine(config).run([bad])
+
+
+def test_columns_of_features_without_names_are_told_what_they_are_called():
+    table = ps.TableConfig(9, 2, name="t")
+    stream = examples(user=structs(USER, GRADIENTS))
+    for features, message in (
+        ([ps.FeatureConfig(table)], r"one of its features \(0\); features without a name go by their key path"),
+        ({"users": ps.FeatureConfig(table)}, r"one of its features \(users\); did you mean 'users'"),
+    ):
+        config = ps.EmbeddingConfig.from_features(features, 4, ps.SGD(0.1))
+        with pytest.raises(ps.InputError, match=message):
+            ps.Engine(config).run([stream])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_a_length_that_the_shape_does_not_end_in_is_combined_as_by_recv_activations(combiner):
+    config = config_of(combiner, max_sequence_length=3, output_shape=(4,))
+    ours, theirs = ps.Engine(config), ps.Engine(config)
+    (activations,), dedup = theirs.recv_activations([USER])
+    assert activations.shape == (4, 2)
+    theirs.send_gradients([GRADIENTS], deduplication_data=dedup)
+    weights = [[1.0] * len(row) for row in USER]
+    report = ours.run([examples(user=structs(USER, GRADIENTS, weights))])
+    assert (report.rows, report.truncated) == (6, 0)
+    assert ours.state_hash() == theirs.state_hash()
+    wide = examples(user=structs(USER, np.ones((4, 6), np.float32)))
+    with pytest.raises(ps.InputError, match=r"expected 2 floats .* got 6; its ids are combined, since its shape \[4\]"):
+        ours.run([wide])
 
 
 def test_lookups_beyond_a_sequences_length_are_counted(tmp_path, capsys):

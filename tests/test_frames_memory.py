@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.io import cutting
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding import framing
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 DIM, ROWS, BATCHES = 64, 4096, 24  # a megabyte a batch, all of them one frame
 MEGABYTE = 1 << 20
@@ -38,7 +38,7 @@ def batch_of(bad, number):
     "bad", ["id_null", "id_out_of_range", "unknown_table", "length_mismatch", "gradient_not_finite"]
 )
 def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unseen):
-    monkeypatch.setattr(cutting, "UNSEEN_BYTES", 4 * MEGABYTE)
+    monkeypatch.setattr(framing, "UNSEEN_BYTES", 4 * MEGABYTE)
     held = []
 
     def batches():
@@ -61,7 +61,7 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unsee
 
 def test_a_long_frame_looked_at_in_pieces_is_the_frame_looked_at_at_once(monkeypatch):
     def frame_of(most):
-        monkeypatch.setattr(cutting, "UNSEEN_BYTES", most)
+        monkeypatch.setattr(framing, "UNSEEN_BYTES", most)
         kinds = ["id_null", "id_out_of_range", "unknown_table", "gradient_not_finite", "none"]
         batches = [batch_of(kinds[n % 5], n) for n in range(12)]
         reader = FrameReader(batches, ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unseen=True))

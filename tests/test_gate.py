@@ -103,6 +103,21 @@ def test_counts_of_a_service_that_never_ends_stay_small():
     assert len(stale.by_lateness) == 1
 
 
+def test_a_gate_at_the_largest_step_does_not_open():
+    gate = Gate(global_step=2**63 - 2)
+    gate.admit(None, nothing)
+    assert gate.take(1, lambda num: num).result(0) == 1
+    gate.admit(None, nothing)
+    waiting = gate.take(1, lambda num: num)
+    with pytest.raises(ps.StateError, match=r"step is 9223372036854775807, the largest int64: .* set_global_step"):
+        waiting.result(0)
+    assert (gate.num_accumulated, gate.global_step) == (1, 2**63 - 1)
+    gate.set_global_step(7)
+    assert gate.take(1, lambda num: num).result(0) == 1
+    with pytest.raises(ps.StateError, match=r"not the state of a gate: .*global_step: expected an int64"):
+        gate.set_state({**gate.get_state(), "global_step": 2**63})
+
+
 # ---- the engine's gate
 
 
@@ -197,6 +212,39 @@ def test_a_global_step_is_a_whole_number(step):
         engine.gate.set_global_step(step)
     engine.gate.set_global_step(np.int64(3))
     assert (type(engine.global_step), engine.global_step) == (int, 3)
+
+
+@pytest.mark.parametrize("how", ["apply", "run", "flush"])
+def test_a_step_beyond_the_largest_is_refused_and_nothing_is_taken_in(how):
+    engine = engine_of(num_required=2)
+    engine.gate.set_global_step(2**63 - 1)
+    assert engine.apply({"t": ([1], [[2.0, 2.0]])})
+    state = engine.gate.get_state(), engine.state_hash()
+    rows = pa.record_batch({"id": [1], "gradient": pa.array([[2.0, 2.0]], pa.list_(pa.float32())), "table": ["t"]})
+    call = {"apply": lambda: engine.apply({"t": ([1], [[2.0, 2.0]])}), "run": lambda: engine.run([rows])}
+    with pytest.raises(ps.StateError, match="global step is 9223372036854775807, the largest int64"):
+        call.get(how, engine.flush)()
+    assert (engine.gate.get_state(), engine.state_hash()) == state
+    engine.gate.set_global_step(3)
+    assert engine.flush()
+    assert (engine.global_step, engine.lookup("t", [1]).tolist()) == (4, [[-2, -2]])
+
+
+def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
+    engine = engine_of()
+    engine.gate.set_global_step(5)
+    bad = np.array([50]), np.ones((1, 2), np.float32)
+    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
+        engine.apply({"t": bad}, local_step=4, contributor="a")
+    rows = {"table": ["t"], "step": [4], "id": [50], "gradient": pa.array([[1.0, 1.0]], pa.list_(pa.float32()))}
+    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
+        engine.run([pa.record_batch(rows)])
+    assert (engine.gate.stale.total, engine.gate.explain()) == (
+        0,
+        "0 of 1 frames in; global step 5; nobody waits to take",
+    )
+    report = engine.run([pa.record_batch(rows)], on_bad_row="drop")
+    assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
 
 
 def test_nobody_takes_from_the_engines_gate():

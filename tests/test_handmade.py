@@ -30,6 +30,7 @@ def test_what_nothing_is_wrong_with_is_read(layout):
     one = sorted(truth.IDS.tolist())
     assert [sorted(frame) for frame in ids_of(truth.stream(layout))] == [one]
     assert [sorted(frame) for frame in ids_of(truth.file(layout))] == [one, one]
+    assert [sorted(frame) for frame in ids_of(truth.file(layout, bare_schema=True))] == [one, one]
 
 
 @pytest.mark.parametrize("name", ["dictionaries-640-mib", "deltas-640-mib"])
@@ -39,17 +40,19 @@ def test_dictionaries_that_are_small_each_and_large_together_are_refused(name):
     assert "unpack to" in refused(content)
 
 
+@pytest.mark.parametrize("layout", ["plain", "bare"])
 @pytest.mark.parametrize("lie", ["batch-twice", "10000-times"])
-def test_a_footer_that_names_bytes_twice(lie):
-    _, content = dict(heads.footers())[f"plain-footer-{lie}"]
+def test_a_footer_that_names_bytes_twice(layout, lie):
+    _, content = dict(heads.footers())[f"{layout}-footer-{lie}"]
     assert "the footer names bytes twice" in refused(content)
 
 
-@pytest.mark.parametrize("layout", ["plain", "dictionary"])
+@pytest.mark.parametrize("layout", ["plain", "dictionary", "bare"])
 def test_a_footer_that_leaves_a_batch_out(layout):
     made = dict(heads.footers())
     assert "bytes between two batches out" in refused(made[f"{layout}-footer-first-left-out"][1])
     assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-batch-left-out"][1])
+    assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-no-batches"][1])
 
 
 def test_a_name_of_megabytes_is_not_said_in_full():

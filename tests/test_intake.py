@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.frames import Rows
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.intake import Intake, bytes_held
+from penstock.pyx.frame_accumulate import Intake, bytes_held
 
 SIZES = [(13, 3), (500, 8), (2**30, 5), (40, 1)]  # vocabularies and dims: one of them is hashed
 

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 from penstock.frames import Rows
 from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.frame_accumulate import Intake
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.intake import Intake
 from penstock.pyx.partition import locate, pad, place
 
 INT64_MAX = 2**63 - 1

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.bridge import ahead, tensorcore, variants
-from penstock.bridge.layout import Layout
-from penstock.bridge.line import UNTOUCHED
-from penstock.bridge.rounding import key_of, nearest, stochastic
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge import backends, program_cache
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.pallas import tensorcore
+from penstock.bridge.row_format import UNTOUCHED
+from penstock.bridge.sharding import Layout
+from penstock.bridge.stochastic_rounding import key_of, nearest, stochastic
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
@@ -163,10 +164,10 @@ def interpreted(monkeypatch):
         monkeypatch.setattr(tensorcore, "INTERPRET", how)
         monkeypatch.setattr(tensorcore, "BLOCK", 8)
 
-    for programs in (tensorcore.apply, ahead.compiled):
+    for programs in (tensorcore.apply, program_cache.compiled):
         programs.cache_clear()
     yield set_up
-    for programs in (tensorcore.apply, ahead.compiled):
+    for programs in (tensorcore.apply, program_cache.compiled):
         programs.cache_clear()
 
 
@@ -319,7 +320,7 @@ def test_what_is_no_variant_is_refused_by_name(monkeypatch):
 def test_a_rule_that_the_kernel_cannot_do_gets_xla(mesh_of):
     mesh = make_mesh(mesh_of(1))
     tiled = Layout("t", 100, 8, 1, 1, False, 128)
-    assert variants.possible("pallas", mesh, tiled, rule_of("adagrad"))
-    assert not variants.possible("pallas", mesh, tiled, rule_of("row_wise_adagrad"))
-    assert not variants.possible("pallas", mesh, Layout("t", 100, 8, 1, 1, False, 128, True), rule_of("adagrad"))
-    assert not variants.possible("ffi", mesh, tiled, rule_of("adagrad"))
+    assert backends.possible("pallas", mesh, tiled, rule_of("adagrad"))
+    assert not backends.possible("pallas", mesh, tiled, rule_of("row_wise_adagrad"))
+    assert not backends.possible("pallas", mesh, Layout("t", 100, 8, 1, 1, False, 128, True), rule_of("adagrad"))
+    assert not backends.possible("ffi", mesh, tiled, rule_of("adagrad"))

@@ -12,9 +12,9 @@ import penstock
 from penstock.cli import validate as command
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.files import read
-from penstock.config.findings import RULES
 from penstock.config.lint import lint
+from penstock.config.lint.findings import RULES
+from penstock.config.text_format import read
 
 ROOT = Path(__file__).resolve().parents[1]
 

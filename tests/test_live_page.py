@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from limits import HANG_S, until
 
-from penstock.cli.watching import page_text
+from penstock.cli.monitoring import page_text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CONFIG = """

@@ -10,9 +10,9 @@ import pyarrow.ipc
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, plain_of, read
 
 from penstock.cli.main import main
-from penstock.io.checksums import CLOSED_KEY, LOG_KEY
-from penstock.io.reader import FrameReader, ReadOptions
-from penstock.io.sources import open_source
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.sources.checksums import CLOSED_KEY, LOG_KEY
+from penstock.io.sources.opening import open_source
 
 NONE = "it carries no checksums"
 

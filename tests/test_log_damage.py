@@ -13,9 +13,9 @@ import pytest
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, log_of, messages, read
 
 from penstock.errors import InputError, TruncatedInputError, UsageError
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.log import LogWriter
-from penstock.io.reader import FrameReader, ReadOptions
-from penstock.io.sources import open_source
+from penstock.io.sources.opening import open_source
 
 # ---- damage
 

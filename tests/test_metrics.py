@@ -21,8 +21,8 @@ from limits import HANG_S
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.server import PLAIN, TEXT, Server, address_of
-from penstock.cli.watching import Watching
+from penstock.cli.http_server import PLAIN, TEXT, Server, address_of
+from penstock.cli.monitoring import Watching
 from penstock.errors import UsageError
 from penstock.metrics import Metrics, escaped, quantile
 
@@ -383,6 +383,6 @@ def test_runs_are_told_to_the_standard_librarys_logging(caplog):
 
 
 def test_whoever_sets_no_logging_up_hears_nothing():
-    code = "import penstock.watch as w; w.log.warning('run ended by a bug')"
+    code = "import penstock.telemetry as w; w.log.warning('run ended by a bug')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

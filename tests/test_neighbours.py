@@ -9,30 +9,15 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 import pytest
+from neighbours import DIM, ROWS, config, log_of_two_tables, state_of
+from services import client_of, service_of
 
 import penstock as ps
-
-DIM, ROWS = 4, 200
-
-
-def config():
-    tables = [ps.TableConfig(50, DIM, name="user"), ps.TableConfig(50, DIM, name="item")]
-    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(0.1))
 
 
 @pytest.fixture(scope="module")
 def gradients():
-    """Rows of five steps for two tables, as pyarrow has them."""
-    rng = np.random.default_rng(3)
-    values = rng.standard_normal(ROWS * DIM).astype(np.float32)
-    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(ROWS, dtype=np.int32) % 2), ["user", "item"])
-    columns = {
-        "step": pa.array(np.arange(ROWS) // 40),
-        "table": names,
-        "id": pa.array(rng.integers(0, 50, ROWS)),
-        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), DIM),
-    }
-    return pa.table(columns)
+    return log_of_two_tables()
 
 
 @pytest.fixture
@@ -46,13 +31,6 @@ def tensors(gradients):
 @pytest.fixture(scope="module")
 def expected(gradients):
     return state_of(gradients)
-
-
-def state_of(source, **more):
-    engine = ps.Engine(config())
-    report = engine.run(source, **more)
-    assert (report.rows, report.frames) == (ROWS, 5)
-    return engine.state_hash()
 
 
 def types_of(source):
@@ -113,6 +91,38 @@ def test_polars_batches_mean_nothing(gradients):
     with pytest.raises(ps.PenstockError, match="contribution"):
         ps.Engine(config()).run(frame)
     assert ps.Engine(config()).run(frame, contribution_rows=50).frames == 4
+
+
+def test_a_lazy_frame_gives_the_same_bits(gradients, expected, tmp_path):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients)
+    assert state_of(frame.lazy()) == expected
+    frame.with_columns(note=pl.lit("x")).write_parquet(tmp_path / "log.parquet")
+    query = pl.scan_parquet(tmp_path / "log.parquet")
+    assert state_of(query) == expected
+    assert ps.Engine(config()).run(query.filter(pl.col("step") >= 2)).frames == 3
+    assert ps.Engine(config()).run(query.filter(pl.col("step") > 9)).frames == 0
+    assert ps.Engine(config()).run(query, limit=1).frames == 1
+
+
+def test_polars_frames_are_put_as_frames(gradients, expected):
+    pl = pytest.importorskip("polars")
+    frame = pl.from_arrow(gradients)
+    for frames in (frame, frame.partition_by("step", maintain_order=True)):
+        with service_of(ps.Engine(config())) as service, client_of(service) as client:
+            assert client.put(frames, "w0").applied == 5
+            assert service.engine.state_hash() == expected
+
+
+def test_a_lazy_frame_that_fails_is_told_in_one_line(gradients, tmp_path):
+    pl = pytest.importorskip("polars")
+    with pytest.raises(ps.InputError, match=r"^<polars LazyFrame>: the query failed: .*nowhere.parquet"):
+        ps.Engine(config()).run(pl.scan_parquet(tmp_path / "nowhere.parquet"))
+    with pytest.raises(ps.InputError, match=r'the query failed: unable to find column "b"; valid columns: \[.*\]$'):
+        ps.Engine(config()).run(pl.from_arrow(gradients).lazy().with_columns(id=pl.col("b")))
+    broken = pl.from_arrow(gradients).lazy().with_columns(id=pl.lit("x").cast(pl.Int64))
+    with pytest.raises(ps.InputError, match="conversion from `str` to `i64` failed"):
+        ps.Engine(config()).run(broken)
 
 
 # ---- duckdb

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io import reader
-from penstock.io.plain import plain_columns
-from penstock.io.reader import FrameReader, ReadOptions
-from penstock.io.schema import resolve
+from penstock.io.decoding import reader
+from penstock.io.decoding.fast_path import plain_columns
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.schema import resolve
 
 VOCABULARY, DIM = 10, 2
 INT64 = pa.int64()

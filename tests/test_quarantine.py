@@ -11,7 +11,7 @@ from quarantines import COLUMNS, GOOD, batch, read, rows_of, write
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 CONFIG = """
 table_descriptor {
@@ -275,7 +275,7 @@ def test_inspect_says_what_is_in_it(replay, tmp_path, capsys):
 def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
     log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
     file = tmp_path / "bad.arrows"
-    monkeypatch.setattr(durable, "operations", failing(2, errno.ENOSPC, also_after=True))
+    monkeypatch.setattr(atomic_files, "operations", failing(2, errno.ENOSPC, also_after=True))
     code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
     assert (code, err.count("\n")) == (6, 1)
     assert "bad.arrows" in said["error"]

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 CONFIG = """
 table_descriptor {
@@ -126,7 +126,7 @@ def test_a_run_killed_at_any_operation_is_gone_on_with(name, files, tmp_path, mo
 def kill_at(number, monkeypatch, work):
     """Do the work until the n-th file operation; from there on nothing reaches the disk."""
 
-    class Dead(durable.Operations):
+    class Dead(atomic_files.Operations):
         calls = 0
 
     def counted(name):
@@ -134,14 +134,14 @@ def kill_at(number, monkeypatch, work):
             Dead.calls += 1
             if Dead.calls >= number:
                 raise Killed
-            return getattr(durable.Operations, name)(self, *args)
+            return getattr(atomic_files.Operations, name)(self, *args)
 
         return call
 
     for name in ("make_folder", "create", "resume", "write", "sync", "sync_folder", "rename", "remove"):
         setattr(Dead, name, counted(name))
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "operations", Dead())
+        patch.setattr(atomic_files, "operations", Dead())
         try:
             work()
         except Killed:
@@ -155,14 +155,14 @@ def test_where_bad_rows_cannot_be_put_aside_nothing_more_is_committed(replay, tm
     file = tmp_path / "bad.arrows"
     replay("--limit", "4", "--on-bad-row", f"quarantine={file}")
 
-    class Full(durable.Operations):
+    class Full(atomic_files.Operations):
         def write(self, descriptor, data):
             if b"id_out_of_range" in bytes(data):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(descriptor, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "operations", Full())
+        patch.setattr(atomic_files, "operations", Full())
         code, said = replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert (code, "space" in said["error"]) == (6, True)
     code, _ = replay("--resume", "--on-bad-row", f"quarantine={file}")

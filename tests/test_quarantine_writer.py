@@ -9,12 +9,12 @@ from faults.operations import failing, short_write
 from quarantines import COLUMNS, rows_of
 
 import penstock as ps
-from penstock.io import durable
-from penstock.io.quarantine import QuarantineWriter
+from penstock.io.storage import atomic_files
+from penstock.io.storage.quarantine import QuarantineWriter
 
 
 def aside(number):
-    from penstock.io.bad_rows import SCHEMA
+    from penstock.io.decoding.bad_rows import SCHEMA
 
     row = dict.fromkeys(COLUMNS) | {"source": "log", "row_index": number, "reason": "id_null", "gradient": [1.0]}
     return [pa.RecordBatch.from_pylist([row], schema=SCHEMA)]
@@ -89,7 +89,7 @@ def every_call(monkeypatch, tmp_path, work, make):
         folder.mkdir()
         operations = make(number)
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "operations", operations)
+            patch.setattr(atomic_files, "operations", operations)
             failed = None
             try:
                 work(folder)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.cli import main
-from penstock.cli.report import covered, frequencies
+from penstock.cli.html_report import covered, frequencies
+from penstock.cli.id_statistics import IdUses
 from penstock.cli.svg import Axis, bars, lines, short
-from penstock.cli.uses import IdUses
 
 CONFIG = """
 table_descriptor {
@@ -54,7 +54,7 @@ def headings(page):
 
 
 def test_replay_writes_a_page_of_the_run(files, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.probe.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
+    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
     assert main(["replay", *files, "--on-bad-row", "drop", "--report", str(tmp_path / "page"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     page = page_of(tmp_path / "page")
@@ -78,7 +78,7 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, capsys, monkeypatch):
 
 
 def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.probe.ALLOWANCE_S", 60.0)
+    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("adagrad {}", "stochastic_gradient_descent {}"))
     gradient = pa.array([[1e30, 1.0]] * 3, pa.list_(pa.float32(), 2))
     batch = pa.record_batch({"id": np.arange(3), "gradient": gradient})

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pyx import reference
-from penstock.pyx.runs import equal_runs, length_runs
+from penstock.pyx.run_lengths import equal_runs, length_runs
 
 SIZES = {"a": (2000, 2), "b": (2000, 3)}
 

@@ -11,9 +11,9 @@ from limits import HANG_S, until
 from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.flight_messages import PutRequest, decoded
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.messages import PutRequest, decoded
+from penstock.learning_rates import LearningRates
 from penstock.service.server import Service
 
 FRAMES = [frame(n) for n in range(12)]
@@ -181,7 +181,8 @@ def test_bad_rows_can_be_dropped_and_are_counted():
     with client_of(service) as client:
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
         assert client.status()["dropped"] == {"id_out_of_range": 1}
-    assert service.end(5)
+    service.end()
+    assert service.close(HANG_S)
 
 
 def test_stale_frames_count_as_taken():

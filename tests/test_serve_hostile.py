@@ -15,8 +15,8 @@ from services import Process, client_of, config_of, frame, in_thread, replayed, 
 import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
-from penstock.io.flight_messages import PutRequest, decoded
-from penstock.service import producers
+from penstock.io.flight.messages import PutRequest, decoded
+from penstock.service import put_streams
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -166,7 +166,7 @@ def test_brackets_in_brackets_are_no_json():
 
 
 def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
-    monkeypatch.setattr(producers, "SHARED_BYTES", 1 << 20)
+    monkeypatch.setattr(put_streams, "SHARED_BYTES", 1 << 20)
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends
@@ -183,8 +183,9 @@ def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypat
 
             pushed = in_thread(push)
             until(lambda: producer._stream is not None and producer._stream.next > 4)
-            ended = in_thread(lambda: service.end(HANG_S))
-        assert ended()
+            ended = in_thread(service.end)
+        ended()
+        assert service.close(HANG_S)
         with pytest.raises(ps.ServiceError):
             pushed()
         applied = service.intake.position("w0")

@@ -1,24 +1,22 @@
 """What the service refuses, and what it bounds: strangers, large messages, many callers, slow ones."""
 
-import subprocess
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, service_of
+from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
 
 import penstock as ps
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
-from penstock.io import durable
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
-from penstock.io.flight_connection import Address
-from penstock.io.flight_messages import PutRequest, encoded
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import check_protected
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import PutRequest, encoded
+from penstock.io.storage import atomic_files
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import check_protected
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
@@ -46,17 +44,7 @@ def test_a_token_may_stand_in_the_environment(monkeypatch):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1 that nobody signed but itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    try:
-        subprocess.run(
-            [*new, "-keyout", folder / "key.pem", "-out", folder / "cert.pem"], check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("needs openssl to make a certificate")
-    return folder
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
@@ -283,15 +271,16 @@ def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_pat
     with client_of(service, patience_s=0.2) as client:
         client.put(FRAMES[:3], "w0")
 
-        class Full(type(durable.operations)):  # type: ignore[misc]
+        class Full(type(atomic_files.operations)):  # type: ignore[misc]
             def write(self, *_):
                 raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(durable, "operations", Full())
+        monkeypatch.setattr(atomic_files, "operations", Full())
         with pytest.raises(ps.ServiceError):
             client.put(FRAMES[3:], "w0")
         assert service.wants_to_end.wait(HANG_S)
         with pytest.raises(OSError, match="No space left"):
-            service.end(5)
+            service.end()
+        assert service.close(HANG_S)
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

@@ -14,14 +14,15 @@ from limits import HANG_S, until
 from services import DIM, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io import cutting, flight_memory, flight_room
-from penstock.io.flight_memory import Memory
-from penstock.io.flight_messages import Columns, Place, PutRequest, Words, decoded
-from penstock.io.flight_room import Room
-from penstock.service import producers
+from penstock.io.decoding import framing
+from penstock.io.flight import shm_ring, shm_writer
+from penstock.io.flight.messages import Columns, Place, PutRequest, Words, decoded
+from penstock.io.flight.shm_ring import Room
+from penstock.io.flight.shm_writer import Memory
+from penstock.service import put_streams
 from penstock.service.limits import Limits
 
-pytestmark = pytest.mark.skipif(not flight_memory._SEALS, reason="only Linux shares memory without a name")
+pytestmark = pytest.mark.skipif(not shm_writer._SEALS, reason="only Linux shares memory without a name")
 
 ROWS = 8000  # 192 kB
 FRAMES = [frame(n, ROWS) for n in range(12)]
@@ -31,13 +32,13 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def worth_sharing(monkeypatch):
     """Batches that tests are quick with."""
-    monkeypatch.setattr(flight_room, "WORTH_SHARING_BYTES", 1 << 16)
+    monkeypatch.setattr(shm_ring, "WORTH_SHARING_BYTES", 1 << 16)
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Memory for five frames, so that it is written round and round."""
-    monkeypatch.setattr(producers, "SHARED_BYTES", MB)
+    monkeypatch.setattr(put_streams, "SHARED_BYTES", MB)
 
 
 def shared(client):
@@ -91,14 +92,14 @@ def test_it_can_be_left_out_on_either_side():
 
 
 def test_all_streams_together_have_so_much_and_others_go_the_ordinary_way():
-    limits = Limits(memory_bytes=producers.SHARED_BYTES)
+    limits = Limits(memory_bytes=put_streams.SHARED_BYTES)
     with service_of(limits=limits) as service, client_of(service) as one, client_of(service) as two:
         first, second = one.producer("a"), two.producer("b")
         for producer in (first, second):
             for each in FRAMES[:3]:
                 producer.send(each)
                 producer.wait()
-        assert shared(one) == {"bytes": producers.SHARED_BYTES, "batches": 0}
+        assert shared(one) == {"bytes": put_streams.SHARED_BYTES, "batches": 0}
         first.close()
         second.close()
         until(lambda: shared(one)["batches"] in (2, 3) and shared(one)["bytes"] == 0)
@@ -338,14 +339,14 @@ def test_columns_of_a_kind_whose_values_are_not_all_there_is_are_refused():
 @pytest.mark.parametrize("on_bad_row", ["error", "drop"])
 def test_a_value_that_turns_bad_after_it_was_judged_is_not_added(on_bad_row, monkeypatch, lends):
     """A producer that writes to what it lends: what is looked at twice is a copy."""
-    judged = cutting.Piece.audited
+    judged = framing.Piece.audited
 
     def changing(piece, sizes):
         seen = judged(piece, sizes)
         room._bytes[64:MB].view(np.float32)[:] = np.nan
         return seen
 
-    monkeypatch.setattr(cutting.Piece, "audited", changing)
+    monkeypatch.setattr(framing.Piece, "audited", changing)
     with service_of(on_bad_row=on_bad_row) as service:
         raw = Raw(service)
         room = Room.found(raw.offer)
@@ -373,9 +374,12 @@ from penstock.io.flight import connect
 
 with connect(sys.argv[1]) as service:
     gradient = pa.FixedSizeListArray.from_arrays(np.ones(4 * 16000, np.float32), 4)
+    frame = pa.record_batch({"id": np.arange(16000) % 500, "gradient": gradient})
     producer = service.producer("w0")
+    producer.send(frame)
+    producer.wait()  # from here on the offer is known
     while True:
-        producer.send(pa.record_batch({"id": np.arange(16000) % 500, "gradient": gradient}))
+        producer.send(frame)
         if producer.acked.position > 5:
             os.kill(os.getpid(), signal.SIGKILL)
 """

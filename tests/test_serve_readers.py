@@ -1,16 +1,19 @@
 """What readers get of the Flight service: tables of one step, rows, deltas that lead from step to step."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import until
-from services import DIM, VOCABULARY, client_of, config_of, frame, in_thread, replayed, service_of
+from services import DIM, VOCABULARY, Process, client_of, config_of, frame, in_thread, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
-from penstock.io.flight_messages import PutRequest, decoded, encoded
-from penstock.service import readers
+from penstock.io.flight.messages import PutRequest, decoded, encoded
+from penstock.service import subscriptions
 from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
@@ -38,7 +41,7 @@ def test_a_table_and_rows_are_those_of_the_engine():
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 40 * 4 * DIM)
+    monkeypatch.setattr(subscriptions, "BLOCK_BYTES", 40 * 4 * DIM)
     saving = {"folder": tmp_path / "c", "every": 2} if durable else {}
     with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
         producer.send(FRAMES[0])
@@ -166,6 +169,85 @@ def test_an_exchange_is_asked_for_as_one():
             writer.close()
         del reader
         client.close()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_setting(durable, tmp_path, monkeypatch):
+    saving = {"folder": tmp_path / "c", "every": 1} if durable else {"per_steps": 1}
+    with service_of(limits=Limits(delta_bytes=1000), **saving) as service, client_of(service) as client:
+        busy = [True]
+        sent = []
+
+        def settle(self, step):
+            """While a table is read, several commits are made, each as large as what is kept."""
+            with client_of(service) as pushing:
+                for _ in range(3 * busy[0]):
+                    sent.append(frame(len(sent)))
+                    pushing.put(sent[-1:], "w0")
+            settled(self, step)
+
+        settled = subscriptions.Readers._settle
+        monkeypatch.setattr(subscriptions.Readers, "_settle", settle)
+        refused = r"'user': [\d,]+ bytes .* made while it was read, and 1,000 are kept: .* a larger --delta-memory"
+        for _ in range(2):
+            with pytest.raises(ps.UsageError, match=refused):
+                client.table("user")
+
+        busy[0] = False
+        at = client.table("user")
+        assert at.step == len(sent)
+        np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
+
+
+def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
+    with service_of(limits=Limits(delta_bytes=1000), per_steps=1) as service, client_of(service) as client:
+
+        def settle(self, step):
+            if service.engine.global_step == 0:
+                with client_of(service) as pushing:
+                    pushing.put(FRAMES, "w0")
+            settled(self, step)
+
+        settled = subscriptions.Readers._settle
+        monkeypatch.setattr(subscriptions.Readers, "_settle", settle)
+        at = client.table("user")
+        assert at.step == 12
+        np.testing.assert_array_equal(at.rows, np.asarray(replayed(FRAMES).table("user")))
+
+
+LEAVING = """
+import sys
+import pyarrow.flight as flight
+from penstock.io.flight import connect
+
+with connect(sys.argv[1]) as service:
+    for _ in range(5):
+        for _ in service.deltas(follow=True):
+            break
+    raw, options = service.opened()
+    reader = raw.do_get(flight.Ticket(b'{"table":"user"}'), options)
+    reader.read_chunk()
+    reader.cancel()
+    del reader
+"""
+
+
+def test_a_reader_that_leaves_leaves_no_trace_in_the_log(tmp_path):
+    ps.EmbeddingConfig.from_tables([ps.TableConfig(1 << 18, 64, name="user", optimizer=ps.SGD(0.1))]).save(
+        tmp_path / "c.pbtxt"
+    )
+    rows = pa.record_batch({"id": [1, 2], "gradient": [[1.0] * 64] * 2})
+    with Process(tmp_path / "c.pbtxt", "--no-hash") as service, connect(service.uri, patience_s=60) as client:
+        reading = subprocess.Popen([sys.executable, "-c", LEAVING, service.uri])
+        with client.producer("w0") as producer:
+            while reading.poll() is None:
+                producer.send(rows)
+                producer.wait()
+        assert reading.returncode == 0
+        until(lambda: client.status()["calls"] == 1)
+        client.drain()
+        code, _, err = service.wait()
+    assert (code, err) == (0, "")
 
 
 class Empty(flight.FlightServerBase):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from services import frame
 
-from penstock.io import flight_memory, flight_room
-from penstock.io.flight_memory import Memory
-from penstock.io.flight_room import Room
+from penstock.io.flight import shm_ring, shm_writer
+from penstock.io.flight.shm_ring import Room
+from penstock.io.flight.shm_writer import Memory
 
-pytestmark = pytest.mark.skipif(not flight_memory._SEALS, reason="only Linux shares memory without a name")
+pytestmark = pytest.mark.skipif(not shm_writer._SEALS, reason="only Linux shares memory without a name")
 
 MB = 1 << 20
 
@@ -18,7 +18,7 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def worth_sharing(monkeypatch):
     """Batches that tests are quick with."""
-    monkeypatch.setattr(flight_room, "WORTH_SHARING_BYTES", 1 << 16)
+    monkeypatch.setattr(shm_ring, "WORTH_SHARING_BYTES", 1 << 16)
 
 
 def test_the_memory_cannot_be_made_longer_or_shorter():

@@ -14,9 +14,9 @@ import pyarrow.ipc
 import pytest
 from streams import CONTAINERS, EVERY, FRAMES, SIZES, OneWay, batch_of, frames_of, parquet, until_error, written
 
-import penstock.io.sources as sources
+import penstock.io.sources.opening as sources
 from penstock.errors import InputError, TruncatedInputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- every kind of source
 

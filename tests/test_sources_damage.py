@@ -12,7 +12,7 @@ import pytest
 from streams import CONTAINERS, TABLE, OneWay, batch_of, frames_of, parquet, until_error, written
 
 from penstock.errors import InputError, TruncatedInputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 # ---- cut and continued
 
@@ -52,7 +52,7 @@ def test_allow_missing_end_accepts_the_end_at_a_batch_and_nowhere_else(tmp_path,
     assert list(accepted)[-2:] == [len(content) - 8, len(content)]
 
 
-@pytest.mark.parametrize("container", ["file", "parquet", "zstd file"])
+@pytest.mark.parametrize("container", ["file", "parquet", "zstd file", "polars file"])
 def test_a_file_cut_at_any_byte_is_an_error(tmp_path, container):
     content, path = CONTAINERS[container], tmp_path / "log"
     for cut in [*range(0, len(content), 13), *range(len(content) - 30, len(content))]:
@@ -156,7 +156,7 @@ FUZZ = """
 import io, pathlib, random, sys, warnings
 import pyarrow as pa
 from penstock.errors import InputError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 path, seed, flips = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 warnings.simplefilter("error")
 content, chance = pathlib.Path(path).read_bytes(), random.Random(seed)

@@ -7,12 +7,14 @@ import tempfile
 import threading
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.ipc
+import pyarrow.parquet as pq
 import pytest
 from streams import BATCHES, CONTAINERS, FRAMES, TABLE, OneWay, frames_of, until_error, written
 
 from penstock.errors import InputError
-from penstock.io.sources import looks_like_arrow, open_source
+from penstock.io.sources.opening import looks_like_arrow, open_source
 
 # ---- objects
 
@@ -41,6 +43,101 @@ def test_objects_in_memory():
     ):
         assert frames_of(source) == FRAMES, source
     assert frames_of(BATCHES[0]) == [[0, 0], [1]]
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """The table as a dataset of two files, with a column that is no gradient's."""
+    wide = TABLE.append_column("note", pa.array(["x"] * TABLE.num_rows))
+    for name, part in (("a", wide.slice(0, 3)), ("b", wide.slice(3))):
+        pq.write_table(part, tmp_path / f"{name}.parquet")
+    return pyarrow.dataset.dataset(tmp_path)
+
+
+def test_datasets_and_scanners(dataset):
+    for _ in range(2):  # a dataset may be read again
+        assert frames_of(dataset) == FRAMES
+    assert frames_of(dataset.scanner()) == FRAMES
+    some = dataset.scanner(columns=["id", "gradient", "step"], filter=pyarrow.dataset.field("step") >= 2)
+    assert frames_of(some) == FRAMES[2:]
+    assert frames_of([dataset, TABLE]) == FRAMES * 2
+
+
+def test_batches_of_a_dataset_mean_nothing(dataset):
+    plain = dataset.scanner(columns=["id", "gradient"])
+    frames, text = until_error(plain)
+    assert frames == []
+    assert "<pyarrow Scanner>" in text
+    assert "contribution" in text
+    assert frames_of(plain, contribution_rows=4) == [[0, 0, 1, 1], [2, 3, 4]]
+
+
+def test_a_damaged_file_of_a_dataset_is_an_input_error(dataset, tmp_path):
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    frames, text = until_error(dataset)
+    assert frames in ([], [[0, 0]])  # files are opened ahead
+    assert text.startswith("<pyarrow FileSystemDataset>: ")
+    assert "b.parquet" in text
+
+
+class Lazy:
+    """A query that is not evaluated yet, as polars.LazyFrame is one: no Arrow before ``collect``."""
+
+    def __init__(self, table, collected):
+        self._table, self._collected = table, collected
+
+    def collect_schema(self):
+        raise AssertionError("not Arrow's")
+
+    def head(self, rows):
+        return Lazy(self._table.slice(0, rows), self._collected)
+
+    def select(self, names):
+        return Lazy(self._table.select(names), self._collected)
+
+    def collect(self):
+        self._collected.append((self._table.num_rows, self._table.column_names))
+        return Producer(self._table)
+
+
+def test_a_lazy_frame_is_collected_without_the_columns_that_are_no_gradients():
+    collected = []
+    lazy = Lazy(TABLE.append_column("note", pa.array(["x"] * TABLE.num_rows)), collected)
+    opened = open_source(lazy)
+    assert collected == []
+    assert frames_of(opened) == FRAMES
+    assert [(rows, sorted(names)) for rows, names in collected] == [
+        (0, ["gradient", "id", "note", "step"]),
+        (TABLE.num_rows, ["gradient", "id", "step"]),
+    ]
+
+
+def test_a_lazy_frame_whose_pieces_are_no_arrow_data_is_collected_once():
+    class InPieces(Lazy):
+        def head(self, rows):
+            return InPieces(self._table.slice(0, rows), self._collected)
+
+        def collect_batches(self):
+            assert not self._table.num_rows, "evaluated for nothing"
+            return iter([])
+
+    assert frames_of(InPieces(TABLE, [])) == FRAMES
+
+
+def test_a_lazy_frame_that_fails_is_an_input_error_of_one_line():
+    class Failing(Lazy):
+        def head(self, rows):
+            return self
+
+        def collect(self):
+            raise LookupError('unable to find column "b"\n\nResolved plan until failure:\n\n\t---> FAILED')
+
+    class Strange(Failing):
+        def collect(self):
+            return 7
+
+    assert until_error(Failing(TABLE, []))[1] == '<tests Failing>: the query failed: unable to find column "b"'
+    assert until_error(Strange(TABLE, []))[1].endswith("collect() gave int, which has no __arrow_c_stream__")
 
 
 def test_several_objects_are_several_sources():

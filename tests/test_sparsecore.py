@@ -6,10 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import ahead, sparsecore, variants
-from penstock.bridge.layout import Layout
-from penstock.bridge.soft_root import root
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge import backends, program_cache
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.pallas import sparsecore
+from penstock.bridge.pallas.software_sqrt import root
+from penstock.bridge.sharding import Layout
 from penstock.pyx.update import rules
 from penstock.updates import UPDATES, UpdateRule
 
@@ -27,10 +28,10 @@ def rule_of(name):
 def small_blocks(monkeypatch):
     """Blocks of a few lines, so that a small table is many of them; what was compiled otherwise is forgotten."""
     monkeypatch.setattr(sparsecore, "BLOCK_BYTES", 1 << 14)
-    for programs in (sparsecore.apply, ahead.compiled):
+    for programs in (sparsecore.apply, program_cache.compiled):
         programs.cache_clear()
     yield
-    for programs in (sparsecore.apply, ahead.compiled):
+    for programs in (sparsecore.apply, program_cache.compiled):
         programs.cache_clear()
 
 
@@ -59,18 +60,18 @@ def test_every_block_is_done_once_however_many_there_are(num_rows, small_blocks,
 
 def test_it_is_taken_only_where_it_is_asked_for(monkeypatch, mesh_of):
     mesh, tiled = make_mesh(mesh_of(1)), Layout("t", 100, 8, 1, 1, False, 128)
-    assert variants.choose(mesh, tiled, rule_of("adagrad")) == "xla"
+    assert backends.choose(mesh, tiled, rule_of("adagrad")) == "xla"
     monkeypatch.setenv("PENSTOCK_VARIANT", "sparsecore")
-    assert variants.choose(mesh, tiled, rule_of("adagrad")) == "sparsecore"
-    assert variants.lanes(mesh) == 128
+    assert backends.choose(mesh, tiled, rule_of("adagrad")) == "sparsecore"
+    assert backends.lanes(mesh) == 128
 
 
 def test_a_rule_that_needs_pow_gets_another_variant(monkeypatch, mesh_of):
     monkeypatch.setenv("PENSTOCK_VARIANT", "sparsecore")
     mesh, tiled = make_mesh(mesh_of(1)), Layout("t", 100, 8, 2, 1, False, 128)
     for name in ("ftrl", "adagrad_momentum"):
-        assert variants.choose(mesh, tiled, rule_of(name)) == "sparsecore"
-        assert variants.choose(mesh, tiled, UpdateRule(name, 2, (("lr_power", -0.25), ("exponent", 3.0)))) == "xla"
+        assert backends.choose(mesh, tiled, rule_of(name)) == "sparsecore"
+        assert backends.choose(mesh, tiled, UpdateRule(name, 2, (("lr_power", -0.25), ("exponent", 3.0)))) == "xla"
 
 
 # ---- its root

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.activations.stacking import StackTable, stack_tables
-from penstock.bridge import stacks, staging
-from penstock.bridge.ahead import Programs
-from penstock.bridge.layout import Layout
-from penstock.bridge.stacks import Stack, stacked
-from penstock.bridge.tables import make_mesh
+from penstock.bridge import dispatcher, stacking
+from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.program_cache import Programs
+from penstock.bridge.sharding import Layout
+from penstock.bridge.stacking import Stack, stacked
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
@@ -71,13 +71,13 @@ def together(engine):
 @pytest.fixture
 def dispatches(monkeypatch):
     """Who reads an arena, dispatch by dispatch."""
-    seen, read_by = [], staging.Arena.read_by
+    seen, read_by = [], dispatcher.Arena.read_by
 
     def note(self, reader, fence):
         seen.append(reader)
         read_by(self, reader, fence)
 
-    monkeypatch.setattr(staging.Arena, "read_by", note)
+    monkeypatch.setattr(dispatcher.Arena, "read_by", note)
     return seen
 
 
@@ -122,9 +122,9 @@ def test_a_table_of_16_bits_and_one_whose_every_row_moves_are_alone():
 
 
 def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
-    monkeypatch.setattr(stacks, "MAX_STACK_BYTES", 2 * 512 * 8 * 8)  # of each of two devices: two such tables
+    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 2 * 512 * 8 * 8)  # of each of two devices: two such tables
     assert groups([(8, ADAGRAD, None)] * 5) == [[0, 1], [2, 3], [4]]
-    monkeypatch.setattr(stacks, "MAX_STACK_BYTES", 1)
+    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 1)
     assert groups([(8, ADAGRAD, None)] * 2) == [[0], [1]]
 
 
@@ -178,7 +178,7 @@ def test_a_step_over_32_tables_is_one_dispatch_per_stack(layout, count, dispatch
 
 
 def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(dispatches, mesh_of, monkeypatch):
-    monkeypatch.setattr(stacks, "MAX_BUCKET", 64)
+    monkeypatch.setattr(stacking, "MAX_BUCKET", 64)
     sizes = [(100, 2), (50, 2), (100, 2)]
     engine = Engine(config_of(sizes, [o.SGD(1.0)], "MOD"), mesh_of(2))
     before = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]

@@ -120,7 +120,7 @@ def test_a_step_that_touched_nothing_has_no_delta_and_is_not_missed():
 
 
 def test_a_large_delta_is_cut_into_batches_and_counts_down_what_is_left(monkeypatch):
-    monkeypatch.setattr("penstock.io.deltas.MOST_ROWS", 1000)
+    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 1000)
     engine = engine_of(config_of(optimizer=o.Adam(0.1, lazy_adam=False)), num_required=1)
     deltas = list(engine.stage([batch(0)], **WHOLE))
     assert [delta.num_rows for delta in deltas[:-1]] == [1000] * (len(deltas) - 1)
@@ -265,8 +265,27 @@ def test_wrong_arguments_are_told_at_the_call():
             engine.stage(LOG, **wrong)
     with pytest.raises(ps.InputError, match="no such file"):
         engine.stage("nowhere.arrows")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
-        engine.stage(LOG, slot=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "says"),
+    [
+        ("stage", "slot", "did you mean 'slots'?"),
+        ("stage", "check_point", "did you mean 'checkpoint'?"),
+        ("stage", "deltas", "expected one of allow_missing_end, checkpoint, columns, "),
+        ("run", "learning_rate", "did you mean 'learning_rates'?"),
+        ("run", "delta", "did you mean 'deltas'?"),
+        ("run", "clock", "expected one of allow_missing_end, checkpoint, columns, "),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, says):
+    engine = engine_of()
+    with pytest.raises(ps.UsageError) as error:
+        getattr(engine, call)(LOG, **{wrong: None})
+    assert str(error.value).startswith(f"Engine.{call}: unknown argument '{wrong}'; {says}")
+    assert isinstance(error.value, TypeError)  # as for any function of Python
+    assert "__init__" not in str(error.value)
+    assert engine.global_step == 0
 
 
 # ---- others change tables too
@@ -285,7 +304,7 @@ def test_steps_of_others_between_two_pulls_come_with_the_next_delta():
 
 
 def test_a_delta_is_of_one_moment_though_others_step_between_its_batches(monkeypatch):
-    monkeypatch.setattr("penstock.io.deltas.MOST_ROWS", 8)
+    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
     engine, alone = engine_of(num_required=1), engine_of(num_required=1)
     wanted = bytes_of(alone.stage([batch(0)], **WHOLE))
     reader = engine.stage([batch(0)], **WHOLE)
@@ -355,7 +374,7 @@ def test_a_repeated_delta_is_known_and_left_out():
 
 
 def test_a_damaged_or_cut_delta_is_told(monkeypatch):
-    monkeypatch.setattr("penstock.io.deltas.MOST_ROWS", 16)
+    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 16)
     follower, deltas, _ = staged()
     rows = deltas[1]["id"].to_numpy().copy()
     rows[0] += 1

@@ -77,8 +77,10 @@ def test_its_schema_is_known_before_there_is_an_engine_and_wrong_slots_are_told(
     assert function.schema.equals(engine_of().stage([], op=True, **WHOLE).schema)
     with pytest.raises(ps.UsageError, match="no table has a slot 'momenta'"):
         ps.stage_fn(config_of(), slots=["momenta"])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
-        list(ps.stage_fn(config_of(), slot=True)(LOG))
+    with pytest.raises(ps.UsageError, match=r"^StageFunction: unknown argument 'slot'; did you mean 'slots'\?$"):
+        ps.stage_fn(config_of(), slot=True)
+    with pytest.raises(ps.UsageError, match=r"^BlockStage: unknown argument 'trheads'; did you mean 'threads'\?$"):
+        ps.BlockStage(config_of(), trheads=2)
 
 
 def test_the_configuration_may_be_a_path_and_tables_may_be_given(tmp_path):

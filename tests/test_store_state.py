@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.frames import Rows
-from penstock.pyx.intake import Intake
-from penstock.store import TableStore
+from penstock.pyx.frame_accumulate import Intake
+from penstock.table_accumulator import TableStore
 
 
 def add(store, ids, frame):

@@ -13,7 +13,7 @@ import pytest
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.errors import UsageError
-from penstock.io.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.synth import SynthOptions, write_synthetic
 
 command_line = importlib.import_module("penstock.cli.main")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InputError
-from penstock.io.tables import read_table, table_path, write_table
+from penstock.io.storage.table_files import read_table, table_path, write_table
 
 ROWS = pa.list_(pa.float32(), 2)
 

@@ -4,10 +4,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from penstock.bench import tpu_matrix as m
+from penstock.bench.tpu import matrix as m
 
 HLO = """HloModule jit_local
 %fused (p: f32[8,2,128]) -> f32[8,2,128] {
@@ -32,7 +33,7 @@ def test_bytes_moved_are_those_in_hbm_and_of_a_table_the_lines_touched():
 
 
 def test_a_copy_of_a_table_is_found(monkeypatch):
-    layout = pytest.importorskip("penstock.bridge.layout").Layout("t", 4_194_304, 128, 1, 4, False, 128)
+    layout = pytest.importorskip("penstock.bridge.sharding").Layout("t", 4_194_304, 128, 1, 4, False, 128)
 
     class Memory:
         alias_size_in_bytes, temp_size_in_bytes = layout.nbytes // 4, 0
@@ -47,9 +48,9 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
-    from penstock.bridge.ahead import made, shapes
-    from penstock.bridge.layout import Layout
-    from penstock.bridge.tables import make_mesh
+    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.program_cache import made, shapes
+    from penstock.bridge.sharding import Layout
     from penstock.updates import UpdateRule
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
@@ -60,10 +61,10 @@ def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
 
 
 def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
-    from penstock.bridge.ahead import made, shapes
-    from penstock.bridge.layout import Layout
-    from penstock.bridge.sparsecore import block_of
-    from penstock.bridge.tables import make_mesh
+    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.pallas.sparsecore import block_of
+    from penstock.bridge.program_cache import made, shapes
+    from penstock.bridge.sharding import Layout
     from penstock.updates import UpdateRule
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
@@ -74,23 +75,31 @@ def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
     assert m.dma_bytes(jaxpr, block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + numbers
 
 
-def test_results_are_kept_and_the_table_goes_between_its_marks(tmp_path):
+def test_the_written_table_replaces_an_earlier_one(tmp_path):
     case = m.Case("v5e", "Adam", 128, "pallas")
-    result = m.Result(case, 0, 3588.0, 3588.0, 1.0)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{m.BEGIN}\nold\n{m.END}\nafter\n")
-    m.write(page, m.told([result]))
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB |" in text
+    page.write_text("old")
+    m.write(page, [m.Result(case, 0, 3588.0, 3588.0, 1.0)])
+    head, _, last = page.read_text().rstrip("\n").rpartition("\n")
+    assert "4,194,304 rows per device and\n4,096 lines" in head
+    assert last == "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB | 1.0 s |"
+
+
+def test_the_kept_matrix_holds_every_case_within_its_bound():
+    page = Path(__file__).parents[1] / "bench" / "results" / "tpu-matrix.md"
+    rows = page.read_text().partition("|---")[2].splitlines()[1:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
+    names = [(c.generation, c.optimizer + ", bfloat16" * c.bfloat16, c.dim, c.variant) for c in m.cases(small=False)]
+    assert sorted(kept) == sorted(names)
+    for _, _, _, variant, _, ratio, *_ in cells:
+        assert float(ratio) <= (m.MOST_BY_XLA if variant == "xla" else m.MOST_BY_KERNEL)
 
 
 def test_a_sample_of_the_steps_compiles_for_every_generation():
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
-    command = [sys.executable, "-m", "penstock.bench.tpu_matrix", "--small"]
+    command = [sys.executable, "-m", "penstock.bench.tpu.matrix", "--small"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False
     )

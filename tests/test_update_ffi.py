@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import direct
-from penstock.bridge.layout import NUM_SHARDS, Layout
-from penstock.bridge.tables import DeviceTable, make_mesh
+from penstock.bridge import cpu_ffi
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.sharding import NUM_SHARDS, Layout
 from penstock.pyx import reference
 from penstock.pyx.update import rules, targets
 from penstock.updates import UPDATES, Ops, UpdateRule, update
@@ -186,8 +186,8 @@ def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, 
     rng, mesh = np.random.default_rng(seed), make_mesh(mesh_of(devices))
     layouts = [Layout(f"t{n}", rows, dim, r.num_slots, devices, mod) for n, (r, dim, rows) in enumerate(tables)]
     rules, starts = [rule for rule, _, _ in tables], [[0.5] * rule.num_slots for rule, _, _ in tables]
-    together = direct.DirectStack(mesh, layouts, rules, starts, threads)
-    alone = [direct.DirectStack(mesh, [layout], [r], [s]) for layout, r, s in zip(layouts, rules, starts, strict=True)]
+    together = cpu_ffi.DirectStack(mesh, layouts, rules, starts, threads)
+    alone = [cpu_ffi.DirectStack(mesh, [layout], [r], [s]) for layout, r, s in zip(layouts, rules, starts, strict=True)]
     for _ in range(2):
         brought = []
         for number in rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist():
@@ -314,26 +314,26 @@ def test_where_jaxlib_does_not_take_the_handlers_xla_updates_the_table(monkeypat
         raise RuntimeError("Unsupported API version: 0.3")
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    direct.registered.cache_clear()
+    cpu_ffi.registered.cache_clear()
     try:
         table = DeviceTable(make_mesh(mesh_of(1)), Layout("t", 100, 4, 1, 1, True), ADAGRAD, [1.0])
     finally:
-        direct.registered.cache_clear()
+        cpu_ffi.registered.cache_clear()
     assert table.variant == "xla"
 
 
 def test_what_the_handlers_cannot_do_xla_does(mesh_of):
     mesh = make_mesh(mesh_of(1))
     program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
-    assert not direct.possible(mesh, program, 4)
-    assert direct.possible(mesh, UpdateRule("row_wise_adagrad", 1), direct.MAX_SUMMED_DIM)
-    assert not direct.possible(mesh, UpdateRule("row_wise_adagrad", 1), direct.MAX_SUMMED_DIM + 1)
+    assert not cpu_ffi.possible(mesh, program, 4)
+    assert cpu_ffi.possible(mesh, UpdateRule("row_wise_adagrad", 1), cpu_ffi.MAX_SUMMED_DIM)
+    assert not cpu_ffi.possible(mesh, UpdateRule("row_wise_adagrad", 1), cpu_ffi.MAX_SUMMED_DIM + 1)
 
 
 def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
     rule = UpdateRule("row_wise_adagrad", 1)
-    table = table_of(mesh_of, rule, 5, direct.MAX_SUMMED_DIM)
-    ids, grads = some_rows(0, 5, 5, direct.MAX_SUMMED_DIM)
+    table = table_of(mesh_of, rule, 5, cpu_ffi.MAX_SUMMED_DIM)
+    ids, grads = some_rows(0, 5, 5, cpu_ffi.MAX_SUMMED_DIM)
     wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
     table.apply(ids, grads, 0.1)
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]

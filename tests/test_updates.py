@@ -182,7 +182,7 @@ def compiled(rules):
 
 
 def compare(ulp, rules, dim, seed):
-    """Every rule from the same random rows, for the steps of bench/questions/ulp.py."""
+    """Every rule from the same random rows, for the steps of bench/experiments/ulp.py."""
     rng = np.random.default_rng(seed)
     run, parts = compiled(rules), ulp.start(rules[0], rng, dim)
     for lr, ids, g in ulp.frames(rules[0], rng, dim):

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
-from penstock.bench.sides import Way
+from penstock.bench.contestants import Way
 from penstock.errors import UsageError
 
 # What --peers calls it → (what must be importable, what is installed, the module here).

@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from penstock.bench.sides import Way
+from penstock.bench.contestants import Way
 
 
 def ways(threads: int) -> list[Way]:

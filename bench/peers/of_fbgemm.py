@@ -20,7 +20,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.St
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-from penstock.bench.sides import ACCUMULATOR, RATE, WEIGHT, Way
+from penstock.bench.contestants import ACCUMULATOR, RATE, WEIGHT, Way
 from penstock.bench.workloads import TableSize
 
 KINDS = {

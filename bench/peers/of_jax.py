@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
 from penstock.bench.peers.of_numpy import coalesce
-from penstock.bench.sides import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
 from penstock.bench.workloads import TableSize
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_spec
 
-from penstock.bench.sides import Way
+from penstock.bench.contestants import Way
 
 SPARSE_CORES = 4
 ROOM = 1.25  # of the buffers: partitions are padded, and ids do not fall evenly into them

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.sides import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
+from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
 from penstock.bench.workloads import TableSize
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from penstock.bench.sides import Way
+from penstock.bench.contestants import Way
 
 
 def ways(threads: int) -> list[Way]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from penstock.bench.sides import ACCUMULATOR, RATE, WEIGHT, Way
+from penstock.bench.contestants import ACCUMULATOR, RATE, WEIGHT, Way
 from penstock.bench.workloads import TableSize
 
 

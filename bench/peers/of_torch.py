@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.bench.sides import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, Way
+from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, Way
 from penstock.bench.workloads import TableSize
 
 

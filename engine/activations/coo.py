@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
-from penstock.expand import Int64
+from penstock.tables.combiners import Int64
 
 Array = npt.NDArray[Any]
 
@@ -19,7 +20,8 @@ class CooIds(NamedTuple):
 
     rows : integers, shape (n,), the samples, counted over the feature's input shape (of a sequence: without its last
         axis); or (n, k), an index into the samples and then a position, as SparseTensor.indices has them. In any order:
-        the ids of one sample keep theirs, or have that of their positions
+        the ids of one sample keep theirs, or have that of their positions. A sequence has each id at its position,
+        and without positions at the next free one
     ids : integers, shape (n,); weights : floats, shape (n,), or None
     """
 
@@ -28,38 +30,69 @@ class CooIds(NamedTuple):
     weights: Any = None
 
 
-def as_coo(given: Any) -> CooIds | None:
-    """CooIds of themselves, and of what has a SparseTensor's or a RaggedTensor's attributes; else None."""
-    if isinstance(given, CooIds):
-        return given
-    if hasattr(given, "indices") and hasattr(given, "dense_shape"):
-        return CooIds(given.indices, given.values)
-    if hasattr(given, "row_splits") and hasattr(given, "flat_values"):
-        lengths = np.diff(np.asarray(given.row_splits))
-        return CooIds(np.repeat(np.arange(len(lengths)), lengths), given.flat_values)
-    return None
+class PlacedIds(NamedTuple):
+    """Ids in the order of their samples, then of their positions.
 
-
-def by_sample(coo: CooIds, weights: Any, who: str, shape: tuple[int, ...]) -> tuple[Array, Int64, Array | None]:
-    """Flat ids, how many each sample has, and flat weights or None.
-
-    shape : of the samples; weights : those given beside the ids, as an array (n,) or of the ids' own kind
+    ids : shape (n,), any dtype; samples : int64, shape (n,), ascending; positions : int64, shape (n,), from 0;
+    weights : shape (n,), any dtype, or None
     """
-    ids = np.asarray(coo.ids).reshape(-1)
-    rows, order = _ordered(np.asarray(coo.rows), len(ids), who, shape)
+
+    ids: Array
+    samples: Int64
+    positions: Int64
+    weights: Array | None
+
+
+def is_coo(given: Any) -> bool:
+    """Whether these are CooIds, or have a SparseTensor's attributes."""
+    return isinstance(given, CooIds) or (hasattr(given, "indices") and hasattr(given, "dense_shape"))
+
+
+def by_sample(given: Any, weights: Any, who: str, shape: tuple[int, ...]) -> PlacedIds:
+    """Coordinates in the order of samples.
+
+    given : ``is_coo``; shape : of the samples
+    weights : those given next to the ids, as an array (n,) or as coordinates; or None
+    """
+    coo = _as_coo(given, who, "ids", shape)
+    ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
+    samples, positions = _indices(rows, len(ids), who, shape)
     if weights is not None and coo.weights is not None:
         raise UsageError(f"{who}: weights are given twice, with the ids and beside them")
     by = coo.weights if weights is None else weights
-    other = as_coo(by)
-    values = None if by is None else np.asarray(by if other is None else other.ids).reshape(-1)
+    if is_coo(by):
+        by = _as_coo(by, who, "weights", shape)
+        if not np.array_equal(np.asarray(by.rows), rows):
+            raise UsageError(f"{who}: the weights are of other indices than the ids; give both in the same order")
+        by = by.ids
+    values = None if by is None else np.asarray(by).reshape(-1)
     if values is not None and len(values) != len(ids):
         raise UsageError(f"{who}: {len(ids)} ids and {len(values)} weights")
-    lengths = np.bincount(rows, minlength=math.prod(shape)).astype(np.int64)
-    return ids[order], lengths, None if values is None else values[order]
+    order = np.argsort(samples, kind="stable") if positions is None else np.lexsort((positions, samples))
+    samples = samples[order]
+    placed = places(np.bincount(samples)) if positions is None else positions[order]
+    return PlacedIds(ids[order], samples, placed, None if values is None else values[order])
 
 
-def _ordered(rows: Array, number: int, who: str, shape: tuple[int, ...]) -> tuple[Int64, Int64]:
-    """The samples, and an order of the lookups in which they ascend."""
+def places(lengths: Int64) -> Int64:
+    """The places of the entries of lists: 0, 1, … in each. lengths : int64, shape (lists,)"""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _as_coo(given: Any, who: str, what: str, shape: tuple[int, ...]) -> CooIds:
+    """CooIds as they are, or those of a SparseTensor, whose dense_shape must be the batch's."""
+    if isinstance(given, CooIds):
+        return given
+    dense = tuple(np.asarray(given.dense_shape).tolist())
+    check_num_samples(math.prod(dense[:-1]), math.prod(shape), who, what)
+    if len(dense) not in (2, len(shape) + 1) or (len(dense) > 2 and dense[:-1] != shape):
+        wanted = f"{[*shape, 'k']}".replace("'", "")
+        raise UsageError(f"{who}: expected {what} of dense_shape {wanted}, got {list(dense)}")
+    return CooIds(given.indices, given.values)
+
+
+def _indices(rows: Array, number: int, who: str, shape: tuple[int, ...]) -> tuple[Int64, Int64 | None]:
+    """The sample of every lookup, and its position where it has one."""
     if not np.issubdtype(rows.dtype, np.integer) and rows.size:
         raise UsageError(f"{who}: expected integers as rows, got {rows.dtype}")
     sizes: tuple[int, ...] = (math.prod(shape),)
@@ -68,12 +101,13 @@ def _ordered(rows: Array, number: int, who: str, shape: tuple[int, ...]) -> tupl
     if len(rows) != number or rows.ndim > 2 or (not flat and rows.shape[1] not in (2, len(shape) + 1)):
         wanted = f"[{number}], or [{number}, {len(shape) + 1}] with a position at the end"
         raise UsageError(f"{who}: expected rows of shape {wanted}, got {list(rows.shape)}")
+    positions = None
     if not flat:
         sizes = shape if rows.shape[1] == len(shape) + 1 else sizes
-        index = rows[:, :-1]
+        index, positions = rows[:, :-1], rows[:, -1].astype(np.int64)
+        if len(positions) and positions.min() < 0:
+            raise InputError(f"{who}: expected positions of at least 0, got {positions.min()}")
     bad = ((index < 0) | (index >= np.array(sizes))).any(axis=1)
     if bad.any():
         raise InputError(f"{who}: expected rows below {list(sizes)}, got {index[bad][0].tolist()}")
-    samples = np.ravel_multi_index(tuple(index.T.astype(np.int64)), sizes)
-    keys = (samples,) if flat else (rows[:, -1], samples)
-    return samples, np.lexsort(keys)
+    return np.ravel_multi_index(tuple(index.T.astype(np.int64)), sizes), positions

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.activations.inputs import num_samples
+from penstock.activations.batch_shape import num_samples
 from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import InputError, StateError
-from penstock.expand import Float32, Int64
+from penstock.config.features import children
+from penstock.errors import InputError, StateError, UsageError
+from penstock.masked_arrays import MASKED, is_masked
+from penstock.tables.combiners import Float32, Int64
 
 UInt32 = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
@@ -43,27 +45,63 @@ class FeatureUses:
     truncated: int = 0
 
 
+class UsesByPath(Mapping[str, FeatureUses]):
+    """What each feature looked up, by what the feature is called (``FeatureSpec.path``), in the configuration's order.
+
+    Where the features are one list or tuple, places (0, 1, …) work, too; a dictionary has another order than it seems.
+    """
+
+    def __init__(self, config: EmbeddingConfig, uses: Sequence[FeatureUses]) -> None:
+        self._uses = {feature.path: of for feature, of in zip(config.features, uses, strict=True)}
+        structure = config.feature_structure
+        self._flat = not isinstance(structure, Mapping) and children(structure) in (None, list(range(len(uses))))
+
+    def __getitem__(self, path: str | int) -> FeatureUses:
+        paths = list(self._uses)
+        if isinstance(path, int | np.integer) and self._flat and 0 <= path < len(paths):
+            path = paths[path]
+        found = self._uses.get(path) if isinstance(path, str) else None
+        if found is None:
+            raise UsageError(f"no feature {path!r}; ask by name or key path: {', '.join(map(repr, paths))}")
+        return found
+
+    def get(self, path: str, default: Any = None) -> Any:
+        return self._uses.get(path, default)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._uses
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._uses)
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __repr__(self) -> str:
+        return f"UsesByPath({', '.join(f'{path!r}: {len(uses.rows)} lookups' for path, uses in self._uses.items())})"
+
+
 @dataclass(frozen=True)
 class DeduplicationData:
     """What ``recv_activations`` looked up, for ``send_gradients`` of the same step.
 
     fingerprint : of the configuration; step : the global step that was seen; number : of the receive
-    unique_ids : by table, int64, ascending; features : in the configuration's order
+    unique_ids : by table, int64, ascending; features : by path, in the configuration's order
     """
 
     fingerprint: str
     step: int
     number: int
     unique_ids: Mapping[str, Int64]
-    features: tuple[FeatureUses, ...]
+    features: Mapping[str, FeatureUses]
 
     @property
     def truncated(self) -> int:
-        """Ids that were cut off sequences, over all features."""
-        return sum(feature.truncated for feature in self.features)
+        """Ids beyond the length of a sequence, over all features."""
+        return sum(uses.truncated for uses in self.features.values())
 
-    def ids(self, feature: int, table: str) -> Int64:
-        """The ids that a feature looked up, in order."""
+    def ids(self, feature: Any, table: str) -> Int64:
+        """The ids that a feature looked up, in order. feature : as in ``features``"""
         return self.unique_ids[table][self.features[feature].rows]
 
     def pack(self) -> Packed:
@@ -91,8 +129,8 @@ class DeduplicationData:
         uses = []
         for index, feature in enumerate(features):
             rows, samples, gains = elements[len(tables) + 3 * index :][:3]
-            who, room = name_of(config, index), len(unique[feature.table])
-            check_uses(who, rows, samples, gains if len(gains) else None, room, num_samples(feature))
+            room = len(unique[feature.table])
+            check_uses(name_of(config, index), rows, samples, gains if len(gains) else None, room, num_samples(feature))
             uses.append(
                 FeatureUses(
                     rows.astype(np.uint32),
@@ -101,16 +139,16 @@ class DeduplicationData:
                     int(words[_HEADER_WORDS + index]),
                 )
             )
-        return cls(words[:_FINGERPRINT_WORDS].tobytes().hex(), step, number, unique, tuple(uses))
+        return cls(words[:_FINGERPRINT_WORDS].tobytes().hex(), step, number, unique, UsesByPath(config, uses))
 
     def _elements(self) -> Iterator[Array]:
         yield from self.unique_ids.values()
-        for uses in self.features:
+        for uses in self.features.values():
             yield uses.rows
             yield uses.samples
             yield np.zeros(0, np.float32) if uses.gains is None else uses.gains
         numbers = np.array([self.step, self.number], np.int64).view(np.uint32)
-        truncated = np.array([uses.truncated for uses in self.features], np.uint32)
+        truncated = np.array([uses.truncated for uses in self.features.values()], np.uint32)
         yield np.concatenate([np.frombuffer(bytes.fromhex(self.fingerprint), np.uint32), numbers, truncated])
         # TensorFlow refuses a slice that begins at a vector's end, empty or not: neither vector ends in an empty one.
         yield np.ones(1, np.float32)
@@ -146,6 +184,8 @@ def split(elements: Sequence[Array]) -> Packed:
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     """The arrays again: TensorFlow's MergeDedupData, with its checks. Raises InputError."""
+    if is_masked([integers, floats, mask]):
+        raise InputError(f"deduplication data: {MASKED}")
     vectors, mask = (np.asarray(integers), np.asarray(floats)), np.asarray(mask)
     for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
         if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):

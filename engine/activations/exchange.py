@@ -14,22 +14,25 @@ from typing import Any
 
 import numpy as np
 
+from penstock.activations.batch_shape import num_samples
 from penstock.activations.deduplication import (
     DeduplicationData,
     FeatureUses,
+    UsesByPath,
     check_fingerprint,
     check_unique_ids,
     check_uses,
     fingerprint,
 )
-from penstock.activations.inputs import lookups, num_samples
+from penstock.activations.inputs import lookups
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.expand import Float32, Int64, Lookups, combine, not_finite
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
+from penstock.masked_arrays import MASKED, is_masked
+from penstock.tables.combiners import Float32, Int64, Lookups, combine, not_finite
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 
@@ -40,10 +43,18 @@ class Exchange:
     seen : ids by table → their rows as a forward pass sees them, and the global step they are of
     push : takes a frame and the call's learning rates in; False where it was stale
     gate : asked for its step, and how many frames one needs, at every send
+    staging : whether what runs now becomes part of a compiled program, such as inside ``jax.jit``
     """
 
-    def __init__(self, config: EmbeddingConfig, seen: Seen, push: Callable[[Frame, Any], bool], gate: Gate) -> None:
-        self._config, self._seen, self._push, self._gate = config, seen, push, gate
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        seen: Seen,
+        push: Callable[[Frame, Any], bool],
+        gate: Gate,
+        staging: Callable[[], bool],
+    ) -> None:
+        self._config, self._seen, self._push, self._gate, self._staging = config, seen, push, gate, staging
         self._fingerprint = fingerprint(config)
         # Forward n+1 runs before backward n: when that comes back, one step has passed.
         self._lag = int(is_pipelined(config))
@@ -53,21 +64,23 @@ class Exchange:
 
     def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Activations nested like ``features``, float32 of the features' input shapes + [dim]."""
+        self._check_not_staging("recv_activations", "pass its activations to the jitted function")
         config = self._config
         unique, uses = deduplicated(config, features, weights)
         rows, step = self._seen(unique)
         activations = {}
         for index, (feature, of) in enumerate(zip(config.features, uses, strict=True)):
-            combined = combine(rows[feature.table][of.rows], of.samples, of.gains, num_samples(feature))
+            combined = combine(rows[feature.table], of.samples, of.gains, num_samples(feature), of.rows)
             activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
         with self._lock:
             self._received += 1
             number = self._received
-        data = DeduplicationData(self._fingerprint, step, number, unique, uses)
+        data = DeduplicationData(self._fingerprint, step, number, unique, UsesByPath(config, uses))
         return _packed(structure_for(config, features), activations), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
         """One frame of the gradients of activations. False where the gate found it stale."""
+        self._check_not_staging("send_gradients", "return the gradients from the jitted function")
         if data is None:
             raise StateError(
                 "send_gradients needs deduplication_data=: what recv_activations gave with the activations"
@@ -87,12 +100,21 @@ class Exchange:
             self._release(data)
             raise
 
+    def _check_not_staging(self, method: str, instead: str) -> None:
+        if self._staging():
+            raise UsageError(
+                f"{method} was called inside jax.jit, where it would run once and not at every step: call it outside, "
+                f"and {instead}; inside, use penstock.bridge.lookup"
+            )
+
     def _checked(self, index: int, given: Any) -> Float32 | None:
         """A feature's gradient as float32 (samples, dim); None where it was None, which means zeros."""
         feature, who = self._config.features[index], name_of(self._config, index)
         if given is None:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
+        if is_masked(given):
+            raise UsageError(f"gradient of {who}: {MASKED}")
         array = np.asarray(given)
         if array.dtype != np.float32:
             raise UsageTypeError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")
@@ -113,7 +135,7 @@ class Exchange:
         of_feature = {}
         for table, ids in data.unique_ids.items():
             check_unique_ids(table, ids, self._config.sizes[table][0])
-        for index, (uses, gradient) in enumerate(zip(data.features, gradients, strict=True)):
+        for index, (uses, gradient) in enumerate(zip(data.features.values(), gradients, strict=True)):
             if len(uses.rows):
                 of_feature[index] = self._rows(index, data, uses, gradient)
         blocks: dict[str, list[Rows]] = {}
@@ -138,7 +160,7 @@ class Exchange:
         if gradient is None:
             gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
         gains = None if uses.gains is None else np.ascontiguousarray(uses.gains, np.float32)
-        return Rows(data.ids(index, feature.table), gradient, uses.samples.astype(np.int64), gains)
+        return Rows(data.unique_ids[feature.table][uses.rows], gradient, uses.samples.astype(np.int64), gains)
 
     def _audited(self, frame: Frame, of_feature: Mapping[int, Rows]) -> Frame:
         for index, rows in of_feature.items():
@@ -189,7 +211,8 @@ def is_pipelined(config: EmbeddingConfig) -> bool:
 def deduplicated(
     config: EmbeddingConfig, features: Any, weights: Any = None
 ) -> tuple[dict[str, Int64], tuple[FeatureUses, ...]]:
-    """What a batch looks up, of tables that may lie anywhere: by table its unique ids, ascending; every feature's uses.
+    """What a batch looks up, of tables that may lie anywhere: by table its unique ids, ascending; every feature's uses,
+    in the configuration's order.
 
     features, weights : as for ``Engine.recv_activations``
     """

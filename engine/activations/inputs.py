@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.activations.coo import as_coo, by_sample
+from penstock.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
+from penstock.activations.coo import by_sample, is_coo, places
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
-from penstock.expand import Float32, Int64, Lookups, gains
+from penstock.masked_arrays import MASKED, is_masked
+from penstock.tables.combiners import Float32, Int64, Lookups, gains
 
 Array = npt.NDArray[Any]
 DEFAULT_COMBINER = "sum"  # of TensorFlow's enqueue ops, for a configuration that does not say
@@ -25,87 +27,77 @@ def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, we
 
     who : how messages call the feature
     given : integers of the feature's input shape, one id per sample; with one more axis, several per sample; or
-        ragged: an Arrow list array, or a list with a list or array of ids per sample; or CooIds
+        ragged: an Arrow list array, a RaggedTensor, or a list with a list or array of ids per sample; or CooIds
     weights : floats, shaped like ``given``
     """
-    num_rows, length = _rows_of(feature)
-    coo = as_coo(given)
-    if coo is not None:
-        shape = feature.input_shape[:-1] if length else feature.input_shape
-        ids, lengths, weights = by_sample(coo, weights, who, shape)
+    if is_masked(given) or is_masked(weights):
+        raise UsageError(f"{who}: {MASKED}")
+    if is_coo(given):
+        raw_ids, samples, positions, weights = by_sample(given, weights, who, samples_shape(feature))
+        length, lengths = feature.sequence_length, None
     else:
-        ids, lengths = _ragged(given, who, "ids", feature, num_rows)
-    ids = _checked_ids(ids, who, vocabulary_size)
-    samples = np.repeat(np.arange(num_rows), lengths)
+        raw_ids, lengths = _ragged(given, who, "ids", feature)
+        length = positions_of_lists(feature, len(lengths), who, "ids")
+        samples, positions = np.repeat(np.arange(len(lengths)), lengths), places(lengths)
+    ids = _checked_ids(raw_ids, who, vocabulary_size)
     if length:
         if weights is not None:
-            raise UsageError(f"{who}: a sequence feature (max_sequence_length {length}) takes no weights")
-        return _sequence(ids, samples, lengths, length)
-    if weights is not None and coo is None:
-        weights = _weights(weights, who, feature, num_rows, lengths)
+            raise UsageError(f"{who}: a sequence feature (of {length} positions) takes no weights")
+        # Every position is a sample of its own; what is beyond the length is cut.
+        kept = positions < length
+        return Lookups(ids[kept], (samples * length + positions)[kept], None, int(len(ids) - kept.sum()))
+    if weights is not None and lengths is not None:
+        weights = _weights(weights, who, feature, lengths)
     by = None if weights is None else _checked_weights(weights, who)
-    return Lookups(ids, samples, gains(samples, by, num_rows, feature.combiner or DEFAULT_COMBINER))
+    return Lookups(ids, samples, gains(samples, by, num_samples(feature), feature.combiner or DEFAULT_COMBINER))
 
 
-def num_samples(feature: FeatureSpec) -> int:
-    """Rows of its activation: what its lookups are combined into."""
-    return math.prod(feature.input_shape)
-
-
-def is_sequence(feature: FeatureSpec) -> bool:
-    """Whether its ids are kept apart. Where its shape does not end in their number they are combined, as in TensorFlow:
-    an output_shape, or an input shape that ends in 1, may say so."""
-    length = feature.max_sequence_length
-    return length > 0 and len(feature.input_shape) > 1 and feature.input_shape[-1] == length
-
-
-def _rows_of(feature: FeatureSpec) -> tuple[int, int]:
-    """How many lists of ids a batch has, and the positions of each where it is a sequence, else 0."""
-    length = feature.max_sequence_length if is_sequence(feature) else 0
-    return num_samples(feature) // (length or 1), length
-
-
-def _sequence(ids: Int64, samples: Int64, lengths: Int64, length: int) -> Lookups:
-    """Every position is a sample of its own; what is beyond the length is cut."""
-    starts = np.cumsum(lengths) - lengths
-    positions = np.arange(len(ids)) - np.repeat(starts, lengths)
-    kept = positions < length
-    return Lookups(ids[kept], (samples * length + positions)[kept], None, int(len(ids) - kept.sum()))
-
-
-def _ragged(given: Any, who: str, what: str, feature: FeatureSpec, num_rows: int) -> tuple[Array, Int64]:
+def _ragged(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """Flat values and how many each of the rows has."""
     if hasattr(given, "combine_chunks"):  # a pyarrow.ChunkedArray
         given = given.combine_chunks()
     if hasattr(given, "null_count"):
-        return _of_arrow(given, who, what, num_rows)
+        return _of_arrow(given, who, what, feature)
+    if hasattr(given, "row_splits") and hasattr(given, "flat_values"):
+        return _of_splits(np.asarray(given.row_splits), np.asarray(given.flat_values), who, what)
     array = _as_array(given)
     if array is None:
         if not hasattr(given, "__iter__"):
             raise UsageError(f"{who}: expected {what} as an array or a list per sample, got {type(given).__name__}")
-        values = [_of_sample(row, who, what) for row in _samples(given, feature)]
-        _check_rows(len(values), who, what, num_rows)
+        values = [_of_sample(row, who, what) for row in _samples(given, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         return (np.concatenate(full) if full else np.zeros(0, np.int64)), _lengths(values)
-    per_row = _ids_per_row(array, who, what, feature, num_rows)
-    return array.reshape(-1), np.full(num_rows, per_row, np.int64)
+    return array.reshape(-1), _of_array(array, who, what, samples_shape(feature))
 
 
-def _samples(given: Any, feature: FeatureSpec) -> list[Any]:
-    """One entry per sample, of a list of them, or of lists nested like an input shape of several axes."""
+def _samples(given: Any, shape: tuple[int, ...]) -> list[Any]:
+    """One entry per sample, of a list of them, or of lists nested like ``shape`` where it has several axes."""
     samples = list(given)
-    shape = feature.input_shape[:-1] if is_sequence(feature) else feature.input_shape
-    if len(samples) == shape[0] != math.prod(shape):
-        for _ in shape[1:]:
-            samples = [one for row in samples for one in (row if np.iterable(row) else [row])]
+    for axis in range(1, len(shape)):
+        whole = all(isinstance(row, list | tuple) or np.ndim(row) for row in samples)
+        if len(samples) != math.prod(shape[:axis]) or not whole or any(len(row) != shape[axis] for row in samples):
+            break
+        samples = [one for row in samples for one in row]
     return samples
 
 
 def _of_sample(row: Any, who: str, what: str) -> Array:
     try:
-        return np.asarray(row).reshape(-1)
-    except ValueError as error:
-        raise UsageError(f"{who}: expected {what} of a sample as a flat list, got {row}") from error
+        values = np.asarray(row)
+    except ValueError:  # lists of different lengths
+        values = np.zeros((0, 0))
+    if values.ndim > 1:
+        raise UsageError(f"{who}: expected {what} of a sample as a flat list, got {row}")
+    return values.reshape(-1)
+
+
+def _of_splits(splits: Array, values: Array, who: str, what: str) -> tuple[Array, Int64]:
+    """What a RaggedTensor of samples and ids holds: the ids of sample i from splits[i] to splits[i + 1]."""
+    lengths = np.diff(splits).astype(np.int64)
+    ends = (0, len(values)) if values.ndim == splits.ndim == 1 else None
+    if not len(splits) or (splits[0], splits[-1]) != ends or (lengths < 0).any():
+        raise UsageError(f"{who}: expected a RaggedTensor of rank 2, whose row_splits ascend from 0 to its {what}")
+    return values, lengths
 
 
 def _as_array(given: Any) -> Array | None:
@@ -118,26 +110,27 @@ def _as_array(given: Any) -> Array | None:
     return None if array.dtype == object else array
 
 
-def _ids_per_row(array: Array, who: str, what: str, feature: FeatureSpec, num_rows: int) -> int:
-    shape = feature.input_shape[:-1] if is_sequence(feature) else feature.input_shape
-    if array.shape == shape:
-        return 1
-    if array.ndim == len(shape) + 1 and array.shape[:-1] == shape:
-        return int(array.shape[-1])
-    if array.ndim in (1, 2) and array.shape[0] == num_rows:
-        return int(array.shape[1]) if array.ndim == 2 else 1
+def _of_array(array: Array, who: str, what: str, shape: tuple[int, ...]) -> Int64:
+    """How many values each sample has."""
+    number = math.prod(shape)
+    if array.shape == shape or array.shape == (number,):
+        return np.ones(number, np.int64)
+    if (array.ndim == len(shape) + 1 and array.shape[:-1] == shape) or (array.ndim == 2 and len(array) == number):
+        return np.full(number, array.shape[-1], np.int64)
     wanted = f"{list(shape)} or {[*shape, 'k']}".replace("'", "")
-    raise UsageError(f"{who}: expected {what} of shape {wanted}, got {list(array.shape)}")
+    short = array.ndim in (len(shape), len(shape) + 1) and len(array) < shape[0]
+    hint = f"; {PAD}" if short else ""
+    raise UsageError(f"{who}: expected {what} of shape {wanted}, got {list(array.shape)}{hint}")
 
 
-def _of_arrow(given: Any, who: str, what: str, num_rows: int) -> tuple[Array, Int64]:
+def _of_arrow(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """An Arrow list array, or a flat one with a value per sample. A null list is an empty one."""
     import pyarrow as pa
 
-    _check_rows(len(given), who, what, num_rows)
     if not (pa.types.is_list(given.type) or pa.types.is_large_list(given.type)):
         if not pa.types.is_fixed_size_list(given.type):
-            return _without_nulls(given, who, what), np.ones(num_rows, np.int64)
+            check_num_samples(len(given), math.prod(samples_shape(feature)), who, what)
+            return _without_nulls(given, who, what), np.ones(len(given), np.int64)
         given = given.cast(pa.list_(given.type.value_type))
     lengths = given.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return _without_nulls(given.flatten(), who, what), lengths
@@ -148,11 +141,6 @@ def _without_nulls(values: Any, who: str, what: str) -> Array:
         raise InputError(f"{who}: {what} hold {values.null_count} nulls; leave them out")
     found: Array = values.to_numpy(zero_copy_only=False)
     return found
-
-
-def _check_rows(got: int, who: str, what: str, num_rows: int) -> None:
-    if got != num_rows:
-        raise UsageError(f"{who}: expected {what} for {num_rows} samples (its input shape), got {got}")
 
 
 def _lengths(values: list[Array]) -> Int64:
@@ -173,8 +161,9 @@ def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     return ids.astype(np.int64)
 
 
-def _weights(weights: Any, who: str, feature: FeatureSpec, num_rows: int, lengths: Int64) -> Array:
-    values, found = _ragged(weights, who, "weights", feature, num_rows)
+def _weights(weights: Any, who: str, feature: FeatureSpec, lengths: Int64) -> Array:
+    values, found = _ragged(weights, who, "weights", feature)
+    check_num_samples(len(found), len(lengths), who, "weights")
     if not np.array_equal(found, lengths):
         row = int(np.argmax(found != lengths))
         raise UsageError(f"{who}: sample {row} has {lengths[row]} ids and {found[row]} weights")

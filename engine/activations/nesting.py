@@ -15,9 +15,8 @@ from penstock.errors import ConfigError, UsageError, UsageTypeError
 
 
 def name_of(config: EmbeddingConfig, index: int) -> str:
-    """How messages call a feature: ``feature 'user'``, or by its number where it has no name."""
-    name = config.features[index].name
-    return f"feature '{name}'" if name else f"feature {index}"
+    """How messages call a feature: ``feature 'user/clicks'``."""
+    return f"feature '{config.features[index].path}'"
 
 
 def features_of(config: EmbeddingConfig) -> tuple[FeatureSpec, ...]:
@@ -47,29 +46,45 @@ def structure_for(config: EmbeddingConfig, values: Any) -> Any:
 def leaves(structure: Any, values: Any, what: str) -> dict[int, Any]:
     """Feature → what stands for it in ``values``, which must be nested like ``structure``. UsageError if not."""
     found: dict[int, Any] = {}
-    _collect(structure, values, what, found)
+    _collect(structure, values, what, "", found)
     return dict(sorted(found.items()))
 
 
-def _collect(structure: Any, values: Any, what: str, found: dict[int, Any]) -> None:
+def _collect(structure: Any, values: Any, what: str, path: str, found: dict[int, Any]) -> None:
     inside = children(structure)
     if inside is None:
         found[structure] = values
         return
+    who = f"{what} at '{path}'" if path else what
     if isinstance(structure, Mapping):
-        if not isinstance(values, Mapping) or set(values) != set(structure):
-            keys = ", ".join(map(str, structure))
-            wanted = f"{what}: expected a mapping with the features' keys ({keys}), got"
-            if not isinstance(values, Mapping):
-                raise UsageTypeError(f"{wanted} {type(values).__name__}")
-            raise UsageError(f"{wanted} keys {', '.join(map(str, values))}")
-        for key in sorted(structure):
-            _collect(structure[key], values[key], what, found)
+        _check_keys(structure, values, who)
+        keys: Sequence[Any] = sorted(structure)
+        given = [values[key] for key in keys]
+    else:
+        _check_sequence(structure, values, who)
+        keys, given = range(len(inside)), list(values)
+    for key, child, value in zip(keys, inside, given, strict=True):
+        _collect(child, value, what, f"{path}/{key}" if path else str(key), found)
+
+
+def _check_keys(structure: Mapping[Any, Any], values: Any, who: str) -> None:
+    if isinstance(values, Mapping) and set(values) == set(structure):
         return
+    wanted = f"{who}: expected a mapping with the features' keys ({', '.join(map(str, structure))}), got"
+    if not isinstance(values, Mapping):
+        raise UsageTypeError(f"{wanted} {type(values).__name__}")
+    raise UsageError(f"{wanted} keys {', '.join(map(str, values))}")
+
+
+def _check_sequence(structure: Sequence[Any], values: Any, who: str) -> None:
+    """Lists for lists and tuples for tuples, as tf.nest has it; a named tuple needs its fields."""
+    got, nested = type(values).__name__, f"of {len(structure)}, nested like the features"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        wanted = f"expected a sequence of {len(inside)}, nested like the features"
-        raise UsageTypeError(f"{what}: {wanted}, got {type(values).__name__}")
-    if len(values) != len(inside):
-        raise UsageError(f"{what}: expected {len(inside)} entries, nested like the features, got {len(values)}")
-    for child, value in zip(inside, values, strict=True):
-        _collect(child, value, what, found)
+        raise UsageTypeError(f"{who}: expected a sequence {nested}, got {got}")
+    kind = tuple if isinstance(structure, tuple) else list
+    fields = getattr(structure, "_fields", None)
+    if not isinstance(values, kind) or getattr(values, "_fields", None) != fields:
+        named = f"a named tuple ({', '.join(fields)})" if fields else f"a {kind.__name__}"
+        raise UsageTypeError(f"{who}: expected {named} {nested}, got a {got}")
+    if len(values) != len(structure):
+        raise UsageError(f"{who}: expected {len(structure)} entries, nested like the features, got {len(values)}")

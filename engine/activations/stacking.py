@@ -1,7 +1,7 @@
 """Table stacking: which tables SparseCore puts side by side in one, and where each then lies.
 
 TensorFlow's layout as a pure function, for who reads or writes such stacked tables; the engine itself lays tables
-out by ``penstock.bridge.layout``.
+out by ``penstock.bridge.sharding``.
 """
 
 from __future__ import annotations

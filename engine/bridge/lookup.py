@@ -40,7 +40,7 @@ def padded_uses(
 ) -> Uses:
     """The Uses of a feature as NumPy arrays.
 
-    unique_ids : ``dedup.unique_ids[table]``; uses : ``dedup.features[i]``
+    unique_ids : ``dedup.unique_ids[table]``; uses : ``dedup.features[path]``
     UsageError where they do not fit.
     """
     for what, number, room in (("unique ids", len(unique_ids), num_unique), ("lookups", len(uses.rows), num_lookups)):

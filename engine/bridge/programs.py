@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge.line import Arrays, Line, Planes
-from penstock.bridge.rounding import stochastic
+from penstock.bridge.row_format import Arrays, Line, Planes
+from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checkpoint.folder import Commit, DataFile, Folder
-from penstock.checkpoint.pace import Pace
 from penstock.checkpoint.records import MAGIC, Record
-from penstock.checkpoint.ring import Ring
-from penstock.io import durable
+from penstock.checkpoint.ring_buffer import Ring
+from penstock.checkpoint.store import Commit, DataFile, Folder
+from penstock.checkpoint.throttle import Pace
+from penstock.io.storage import atomic_files
 from penstock.pyx.digest import Digest
 
 Float32 = npt.NDArray[np.float32]
@@ -147,7 +147,7 @@ class CommitWriter:
         number, files = self._draft.number, self._draft.files
         path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
         digest, num_bytes = Digest(), 0
-        with durable.appearing(path) as file:
+        with atomic_files.appearing(path) as file:
             for piece in self._pieces():
                 began = time.thread_time()
                 digest.update(piece)
@@ -160,7 +160,7 @@ class CommitWriter:
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
         """The commit is on disk: its manifest is written when all that it names is. last : the new data files"""
         commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
-        with durable.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
+        with atomic_files.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
             file.write(commit.encoded())
         return commit
 

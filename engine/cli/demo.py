@@ -18,6 +18,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
+from penstock.io.log import LogWriter
 
 Float32 = npt.NDArray[np.float32]
 
@@ -103,12 +104,12 @@ def write_log(path: Path) -> list[tuple[int, dict[str, tuple[npt.NDArray[np.int6
     """Write the log; give back its frames as (step, table → (ids, gradients)). The last one is stale."""
     rng = np.random.default_rng(20)
     frames = []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+    with LogWriter(path, SCHEMA) as log:
         order = [(step, worker) for step in range(STEPS) for worker in range(WORKERS)] + [(0, 1)]
         for step, worker in order:
             rows = {name: some_rows(rng, size) for name, size in (("user", USERS), ("item", ITEMS))}
             frames.append((step, rows))
-            writer.write_batch(frame_batch(step, worker, rows))
+            log.write(frame_batch(log.schema, step, worker, rows))
     return frames
 
 
@@ -118,7 +119,9 @@ def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64
     return ids, rng.standard_normal((ROWS, DIM), np.float32)
 
 
-def frame_batch(step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int64], Float32]]) -> pa.RecordBatch:
+def frame_batch(
+    schema: pa.Schema, step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int64], Float32]]
+) -> pa.RecordBatch:
     number = sum(len(ids) for ids, _ in rows.values())
     names = np.repeat(np.arange(len(rows), dtype=np.int32), [len(ids) for ids, _ in rows.values()])
     grads = np.concatenate([g for _, g in rows.values()])
@@ -129,7 +132,7 @@ def frame_batch(step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int
         pa.array(np.concatenate([ids for ids, _ in rows.values()])),
         pa.FixedSizeListArray.from_arrays(pa.array(grads.reshape(-1)), type=SCHEMA.field("gradient").type),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def plain_numpy(

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
-from penstock.checkpoint.tables import WEIGHTS, SavedTables
+from penstock.checkpoint.arrays import WEIGHTS, SavedTables
+from penstock.checkpoint.store import Folder
 from penstock.cli.options import add_command
 from penstock.cli.output import Output, count, several
 from penstock.errors import MOST_LISTED, InputError
-from penstock.io.tables import read_shape, read_table
+from penstock.io.storage.table_files import read_shape, read_table
 
 Float32 = npt.NDArray[np.float32]
 

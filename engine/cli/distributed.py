@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
 from penstock.config.embedding import EmbeddingConfig

@@ -16,8 +16,8 @@ import penstock
 from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.options import add_command, make_devices
 from penstock.cli.output import Output, count
-from penstock.crew import num_threads
 from penstock.errors import PenstockError
+from penstock.threads import num_threads
 
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
 OPTIONAL = {"matplotlib": "bench", "orbax-checkpoint": "orbax", "safetensors": "safetensors"}
@@ -108,7 +108,7 @@ def devices() -> Finding:
         mesh = make_devices(None)
     except PenstockError as error:
         return Finding("devices", "none", str(error), broken=True)
-    from penstock.bridge.direct import registered
+    from penstock.bridge.cpu_ffi import registered
 
     all_of = list(mesh.devices.flat)
     found = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind})"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.checkpoint.tables import SavedTables
+from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.options import add_command
 from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
-from penstock.io import durable
-from penstock.io.tables import TablesWriter
-from penstock.orbax import save_tree
+from penstock.io.storage import atomic_files
+from penstock.io.storage.table_files import TablesWriter
+from penstock.tables.orbax import save_tree
 
 Float32 = npt.NDArray[np.float32]
 FORMATS = ("parquet", "safetensors", "orbax")
@@ -67,8 +67,8 @@ def _blocks(parts: dict[str, Float32]) -> Iterator[tuple[Float32, ...]]:
 def _write_whole(saved: SavedTables, path: Path, save: Any) -> Path:
     """One file of tensors named ``table/parameters`` and ``table/slot``; all tables in memory."""
     tensors = {f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()}
-    durable.make_folders(path.absolute().parent)
-    with durable.appearing(path) as file:
+    atomic_files.make_folders(path.absolute().parent)
+    with atomic_files.appearing(path) as file:
         file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))
     return path
 

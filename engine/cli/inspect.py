@@ -14,18 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
+from penstock.cli.html_report import write_page
+from penstock.cli.id_statistics import IdUses, Uses, use_sections
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, check_writable, count, several
-from penstock.cli.report import write_page
-from penstock.cli.uses import IdUses, Uses, use_sections
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
-from penstock.io.bad_rows import is_quarantine, reasons_of
-from penstock.io.decode import decode
-from penstock.io.reader import run_keys
-from penstock.io.schema import Roles, is_list, resolve
-from penstock.io.sources import Part, looks_like_arrow, open_source
+from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
+from penstock.io.decoding.reader import run_keys
+from penstock.io.decoding.rows import decode
+from penstock.io.decoding.schema import Roles, is_list, resolve
+from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
 
 UNNAMED = "(unnamed)"
@@ -99,8 +99,7 @@ def is_other_file(path: str) -> bool:
 def inspect_checkpoint(path: str, out: Output) -> int:
     """Its last commit, every digest checked."""
     folder = Folder(path)
-    commit = folder.must_load()
-    folder.check(commit)
+    commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
     sources = [{"source": name, "frames": frames} for name, frames, _ in contents["positions"]["sources"]]
     pending = contents["gate"]["num_accumulated"]

@@ -50,6 +50,11 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (OSError, RESOURCE),
 )
 
+_MUST_FIT = (
+    "the tables with their slots, what the gate holds and one frame must fit; give smaller frames "
+    "(--contribution-rows) or more memory"
+)
+
 DESCRIPTION = "A streaming update engine for embedding tables: Arrow gradients in, TPU-embedding updates out."
 EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
@@ -152,7 +157,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
     if isinstance(error, MemoryError) or _out_of_device_memory(error):
-        return f"out of memory: {error or 'the tables and one frame must fit'}"
+        return f"out of memory: {str(error) or _MUST_FIT}"
     return str(error)
 
 

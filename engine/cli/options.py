@@ -150,7 +150,7 @@ def add_end_option(to: Any) -> None:
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     """``--column ROLE=NAME`` as a mapping."""
-    from penstock.io.schema import check_columns
+    from penstock.io.decoding.schema import check_columns
 
     columns: dict[str, str] = {}
     for text in args.column:

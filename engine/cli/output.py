@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
-from penstock.io.pipes import reader_of
+from penstock.io.storage.pipes import reader_of
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
     from penstock.gate import Gate
@@ -132,6 +132,14 @@ def count(number: float) -> str:
 def several(number: int, what: str) -> str:
     """'1 table', '2 tables'."""
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
+
+
+def size_text(num_bytes: int) -> str:
+    """1234567 → '1.2 MB'."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if num_bytes >= 1000**power:
+            return f"{num_bytes / 1000**power:,.1f} {unit}"
+    return several(num_bytes, "byte")
 
 
 def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
-from penstock.cli.deltas import add_delta_options, deltas_of, file_of_deltas
+from penstock.checkpoint.store import Folder
+from penstock.cli.delta_options import add_delta_options, deltas_of, file_of_deltas
 from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
@@ -18,6 +18,7 @@ from penstock.cli.engine_options import (
     add_replay_gate_options,
     add_table_options,
 )
+from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     add_command,
     add_reading_options,
@@ -27,14 +28,13 @@ from penstock.cli.options import (
     make_devices,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, input_text, writing
-from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
-from penstock.io.quarantine import check_new, parse_on_bad_row
-from penstock.io.reader import ReadOptions
-from penstock.io.sources import open_sources
-from penstock.rates import check_given
+from penstock.io.decoding.reader import ReadOptions
+from penstock.io.sources.opening import open_sources
+from penstock.io.storage.quarantine import check_new, parse_on_bad_row
+from penstock.learning_rates import check_given
 from penstock.stats import Report
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_gate_options,
     add_machine_options,
     add_table_options,
 )
+from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     Parser,
     add_command,
@@ -27,12 +28,12 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import Output, check_writable, count, writing
 from penstock.cli.replay import check_checkpoint, make_engine
-from penstock.cli.watching import Watching, add_watching_options
 from penstock.config.embedding import EmbeddingConfig
-from penstock.io.flight_connection import Address
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import certificates, check_protected, tokens_of
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.connection import Address
+from penstock.io.storage.descriptors import raise_limit
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
@@ -106,6 +107,20 @@ def _add_limits(command: Parser) -> None:
     limits = command.add_argument_group("limits")
     limits.add_argument("--max-calls", type=whole(1), default=256, metavar="N", help="at once (default 256)")
     limits.add_argument(
+        "--max-connections",
+        type=whole(1),
+        default=1024,
+        metavar="N",
+        help="at once; beyond it those without a call are closed (default 1024)",
+    )
+    limits.add_argument(
+        "--idle-timeout",
+        type=whole(1),
+        default=300,
+        metavar="S",
+        help="seconds that a connection may stay without a call (default 300; 10 before the first call)",
+    )
+    limits.add_argument(
         "--max-message", type=whole(1), default=64, metavar="MB", help="of one record batch (default 64)"
     )
     limits.add_argument(
@@ -114,6 +129,13 @@ def _add_limits(command: Parser) -> None:
         default=1 << 22,
         metavar="N",
         help="of frames that are not whole yet, of all producers (default 4194304)",
+    )
+    limits.add_argument(
+        "--queued-memory",
+        type=whole(1),
+        default=1024,
+        metavar="MB",
+        help="that such frames keep, of all producers (default 1024)",
     )
     limits.add_argument(
         "--shared-memory",
@@ -129,6 +151,7 @@ def _add_limits(command: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say on stderr we say, in one line
+    raise_limit()
     config = EmbeddingConfig.load(args.config)
     # What is wrong with the flags or missing is said before the tables are made.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
@@ -179,19 +202,18 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
 
 
 def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
+    """Commit and write what is to be written, before anybody is waited for."""
     try:
         with writing(args.checkpoint) if args.checkpoint else nullcontext():
-            all_left = service.end(args.grace)
-    except BaseException:
-        args.leave_at_once()
-        raise
-    if not all_left:
-        args.leave_at_once()
-    status, files = service.status(), []
-    hashed = {} if args.no_hash else {"state_hash": service.engine.state_hash()}
-    if args.out is not None:
-        with writing(args.out):
-            files = [str(path) for path in service.engine.write_tables(args.out)]
+            service.end()
+        status, files = service.status(), []
+        hashed = {} if args.no_hash else {"state_hash": service.engine.state_hash()}
+        if args.out is not None:
+            with writing(args.out):
+                files = [str(path) for path in service.engine.write_tables(args.out)]
+    finally:
+        if not service.close(args.grace):
+            args.leave_at_once()
     out.say(f"frames    {count(status['frames'])}: {count(status['rows'])} rows, {count(status['steps'])} steps")
     out.say_tables("wrote     ", files)
     for name, value in hashed.items():
@@ -220,8 +242,11 @@ def _saving(args: argparse.Namespace) -> Saving | None:
 def _limits(args: argparse.Namespace) -> Limits:
     return Limits(
         calls=args.max_calls,
+        connections=args.max_connections,
+        idle_s=args.idle_timeout,
         message_bytes=args.max_message * MB,
         queued_rows=args.max_queued_rows,
+        queued_bytes=args.queued_memory * MB,
         memory_bytes=args.shared_memory * MB,
         delta_bytes=args.delta_memory * MB,
     )

@@ -9,13 +9,13 @@ from typing import Any
 
 from penstock.cli.engine_options import add_replay_gate_options
 from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of, learning_rates_of
-from penstock.cli.output import Output, count, frames_text, several
+from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
-from penstock.io.quarantine import parse_on_bad_row
-from penstock.io.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
-from penstock.rates import LearningRates
+from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.learning_rates import LearningRates
 from penstock.stats import Counters, too_stale
 
 
@@ -39,8 +39,23 @@ def add(commands: Any) -> None:
     add_replay_gate_options(command)
 
 
+VERDICTS = {
+    0: "valid",
+    3: "not valid: the sources have errors, listed above",
+    4: "not valid: the configuration has errors, listed above",
+}
+
+
 def run(args: argparse.Namespace) -> int:
-    out, columns, rates = Output(args.json), columns_of(args), learning_rates_of(args)
+    out = Output(args.json)
+    code = check_all(args, out)
+    out.say(f"{'verdict':8}  {VERDICTS[code]}")
+    return code
+
+
+def check_all(args: argparse.Namespace, out: Output) -> int:
+    """Check the configuration and every source, and report what is found. Returns the exit code."""
+    columns, rates = columns_of(args), learning_rates_of(args)
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
@@ -52,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")
     if not findings:
         out.say("good      nothing to remark on the configuration")
+    memory: dict[str, Any] = {}
+    if config is not None and not any(finding.severity == "error" for finding in findings):
+        memory = say_memory(config, out)
     checks: list[SourceCheck] = []
     walked: dict[str, Any] = {}
     if config is None and args.sources:
@@ -73,10 +91,24 @@ def run(args: argparse.Namespace) -> int:
         if checks:
             walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, out)
     sources = [check.to_dict() for check in checks]
-    out.result({"config": args.config, "findings": [vars(f) for f in findings], "sources": sources, **walked})
+    of_config = {"config": args.config, "findings": [vars(f) for f in findings], "memory": memory}
+    out.result({**of_config, "sources": sources, **walked})
     if any(check.is_bad for check in checks) or walked.get("errors"):
         return 3
     return 4 if any(f.severity == "error" for f in findings) or any(check.errors for check in checks) else 0
+
+
+def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
+    """Report what the tables and their slots need; by table, in bytes, what the weights and the slots need."""
+    memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
+    weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
+    text = f"at least {size_text(weights + slots)} over all devices"
+    text += f": weights {size_text(weights)}, slots {size_text(slots)}"
+    if len(memory) > 1:
+        most = max(memory, key=lambda name: sum(memory[name].values()))
+        text += f"; most for '{most}', {size_text(sum(memory[most].values()))}"
+    out.say(f"{'memory':8}  {text}")
+    return memory
 
 
 class SourceCheck:

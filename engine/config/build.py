@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
-from penstock.config.optimizer_proto import optimization_parameters
+from penstock.config.lint.source_text import numbers_of
 from penstock.config.optimizers import (
     OWN_OPTIMIZERS,
     DynamicLearningRate,
@@ -18,7 +18,8 @@ from penstock.config.optimizers import (
     Optimizer,
     UserDefinedProgram,
 )
-from penstock.config.rounding import float32
+from penstock.config.optimizers.float32 import float32
+from penstock.config.optimizers.proto_conversion import optimization_parameters
 from penstock.config.specs import PythonPart
 from penstock.config.tables import (
     Constant,
@@ -31,7 +32,6 @@ from penstock.config.tables import (
     dtype_name,
 )
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.config.written import numbers_of
 from penstock.errors import ConfigError
 
 Built = tuple[EngineConfig, PythonPart]

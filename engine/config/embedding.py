@@ -15,20 +15,20 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from penstock.config import files
+from penstock.config import text_format
 from penstock.config.build import build_tables, write_gate
 from penstock.config.build_features import Strategy, build_features
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import FeatureConfig
-from penstock.config.findings import Finding, near
 from penstock.config.lint import lint
+from penstock.config.lint.findings import Finding, near
+from penstock.config.lint.proto_rules import validate
+from penstock.config.lint.source_text import Scan
 from penstock.config.optimizers import Optimizer
+from penstock.config.proto_views import MessageView
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.config.validate import validate
-from penstock.config.views import MessageView
-from penstock.config.written import Scan
 from penstock.errors import ConfigError
 
 Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
@@ -49,7 +49,7 @@ class EmbeddingConfig(MessageView):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
         """From a file: text or binary, TPUEmbeddingConfiguration or EngineConfig. ConfigError says what is wrong."""
-        message, scan = files.read(path)
+        message, scan = text_format.read(path)
         try:
             validate(message)
         except ConfigError as error:
@@ -62,7 +62,7 @@ class EmbeddingConfig(MessageView):
 
         ConfigError only for a file that does not parse.
         """
-        message, scan = files.read(path)
+        message, scan = text_format.read(path)
         config = cls(message, scan=scan)
         findings = config.lint()
         try:
@@ -76,7 +76,7 @@ class EmbeddingConfig(MessageView):
         """From a message: ours, or TensorFlow's of the same name."""
         if not isinstance(message, Message):
             raise TypeError(f"from_proto needs a TPUEmbeddingConfiguration message, got {type(message).__name__}")
-        kind = files.KINDS.get(message.DESCRIPTOR.name)
+        kind = text_format.KINDS.get(message.DESCRIPTOR.name)
         if kind is None:
             raise ConfigError(
                 f"expected a TPUEmbeddingConfiguration or EngineConfig message, got {message.DESCRIPTOR.full_name}"
@@ -172,8 +172,8 @@ class EmbeddingConfig(MessageView):
         """Write all of it, atomically: TensorFlow's message where that can hold it, else an EngineConfig.
 
         Text where the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part of a
-        file (a dynamic tag says that a rate comes from outside); a callable initializer or a UserDefinedProgram is
-        a ConfigError.
+        file (a dynamic tag says that a rate comes from outside). ConfigError, and nothing written, for a callable
+        initializer, a UserDefinedProgram, and whatever ``load`` would refuse.
         """
         if self._part.initializers:
             name = min(self._part.initializers)
@@ -182,7 +182,11 @@ class EmbeddingConfig(MessageView):
                 "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
             )
         self._refuse_programs()
-        files.write(self._message, path)
+        try:
+            validate(self._message)
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: not saved, it could not be loaded again: {error}") from None
+        text_format.write(self._message, path)
 
     def _refuse_programs(self) -> None:
         if self._part.programs:
@@ -229,7 +233,7 @@ class EmbeddingConfig(MessageView):
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The input features, in order; empty where the configuration has none."""
-        return feature_specs(self._message)
+        return feature_specs(self._message, self._part.feature_structure)
 
     def lint(self) -> list[Finding]:
         """What is legal but looks like a mistake, and what this version cannot run."""

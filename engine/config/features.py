@@ -7,6 +7,7 @@ stands in build.py; nothing here knows of protos or files.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
@@ -94,6 +95,33 @@ def flatten(structure: Any) -> list[Any]:
     return [structure] if inside is None else [leaf for child in inside for leaf in flatten(child)]
 
 
+def key_paths(structure: Any) -> list[str]:
+    """The way to every leaf, as ``flatten`` orders them: keys and places joined with '/', such as 'user/clicks/0'."""
+    inside = children(structure)
+    if inside is None:
+        return [""]
+    keys = sorted(structure) if isinstance(structure, Mapping) else getattr(structure, "_fields", range(len(inside)))
+    pairs = zip(keys, inside, strict=True)
+    return [f"{key}/{path}" if path else str(key) for key, child in pairs for path in key_paths(child)]
+
+
+def feature_paths(structure: Any, names: Sequence[str | None]) -> list[str]:
+    """What messages, columns and mappings call every feature: its name where no other has it, else its key path.
+
+    structure : of the features, or of their indices; names : of every feature. All are different: where a key path is
+    another feature's name, or is met twice, the feature's index follows it ('user#1').
+    """
+    taken = {name for name, times in Counter(names).items() if name and times == 1}
+    found = []
+    for index, (path, name) in enumerate(zip(key_paths(structure), names, strict=True)):
+        if not name or name not in taken:
+            name = path or "0"
+            name = f"{name}#{index}" if name in taken else name
+            taken.add(name)
+        found.append(name)
+    return found
+
+
 def flatten_like(structure: Any, values: Any) -> list[Any]:
     """``values`` at the leaves of ``structure``: what stands at a leaf may be a sequence itself (a shape)."""
     inside = children(structure)
@@ -141,8 +169,8 @@ def output_shapes(
         incoming = [_from_input(feature, shape) for feature, shape in zip(features, shapes, strict=True)]
     elif batch_size:
         incoming = [_from_batch(feature, _dim(batch_size, batch_size)) for feature in features]
-    pairs = zip(features, incoming, strict=True)
-    return [_checked(index, feature, shape) for index, (feature, shape) in enumerate(pairs)]
+    paths = feature_paths(structure, [feature.name for feature in features])
+    return [_checked(path, of, shape) for path, of, shape in zip(paths, features, incoming, strict=True)]
 
 
 def _from_batch(feature: FeatureConfig, batch_size: int | None) -> Shape:
@@ -161,8 +189,8 @@ def _from_input(feature: FeatureConfig, shape: Shape | None) -> Shape:
     return shape if len(shape) == 1 else shape[:-1]
 
 
-def _checked(index: int, feature: FeatureConfig, incoming: Shape | None) -> Shape:
-    who = f"feature '{feature.name}'" if feature.name else f"feature {index}"
+def _checked(path: str, feature: FeatureConfig, incoming: Shape | None) -> Shape:
+    who = f"feature '{path}'"
     own = feature.output_shape
     if own is not None and incoming is not None and not _agree(own, incoming):
         raise ConfigError(f"{who}: output_shape is {list(own)}, but its input gives {list(incoming)}")

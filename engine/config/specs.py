@@ -6,12 +6,16 @@ Everything here is derived; the proto message stays the truth. Numbers are the f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
+from penstock.config.features import feature_paths
+from penstock.config.lint.runnable import refusals
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizer_proto import (
+from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
+from penstock.config.optimizers.float32 import float32
+from penstock.config.optimizers.proto_conversion import (
     accumulates,
     algorithm_of,
     dynamic_tag,
@@ -20,9 +24,6 @@ from penstock.config.optimizer_proto import (
     read_optimizer,
     settings_of,
 )
-from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
-from penstock.config.rounding import float32
-from penstock.config.runnable import refusals
 from penstock.config.tables import (
     Constant,
     Initializer,
@@ -85,16 +86,41 @@ class TableSpec:
     storage_dtype: str = "float32"
     quantization: Quantization | None = None
 
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights need at least, however they are laid out."""
+        return self.vocabulary_size * self.dim * (2 if self.storage_dtype == "bfloat16" else 4)
+
+    @property
+    def slots_bytes(self) -> int:
+        """The same of all slots."""
+        return self.vocabulary_size * self.dim * 4 * len(self.slots)
+
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """One input feature. ``combiner`` is None where the configuration does not say; 0 is "not a sequence"."""
+    """One input feature. ``combiner`` is None where the configuration does not say.
+
+    path : what messages and columns call it: its name, or its key path (``features.feature_paths``). It follows from
+        names and nesting, so features of equal content are equal without it
+    """
 
     name: str
     table: str
     input_shape: tuple[int, ...]
     combiner: str | None = None
     max_sequence_length: int = 0
+    path: str = field(default="", compare=False)
+
+    @property
+    def sequence_length(self) -> int:
+        """Positions of a sequence; 0: the ids of a sample are combined.
+
+        As in TensorFlow they are combined where the input shape does not end in max_sequence_length: an output_shape,
+        or an input shape that ends in 1, may say so.
+        """
+        length, shape = self.max_sequence_length, self.input_shape
+        return length if len(shape) > 1 and shape[-1] == length else 0
 
 
 def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec:
@@ -159,8 +185,17 @@ def _initializer(message: EngineConfig, index: int, settings: TableSettings) -> 
     return default_initializer(table.dimension)
 
 
-def feature_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
-    """The features in their order; where none are listed but batch sizes are, one per table, as TensorFlow has it."""
+def feature_specs(message: EngineConfig, structure: Any = None) -> tuple[FeatureSpec, ...]:
+    """The features in their order; where none are listed but batch sizes are, one per table, as TensorFlow has it.
+
+    structure : their nesting; None: they are a list
+    """
+    specs = _unplaced_specs(message)
+    paths = feature_paths(list(specs) if structure is None else structure, [spec.name for spec in specs])
+    return tuple(replace(spec, path=path) for spec, path in zip(specs, paths, strict=True))
+
+
+def _unplaced_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
     config = message.tpu_embedding_configuration
     tables = config.table_descriptor
     if not config.feature_descriptor:

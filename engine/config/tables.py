@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.rounding import float32
+from penstock.config.optimizers.float32 import float32
 from penstock.errors import ConfigError
 
 COMBINERS = ("mean", "sum", "sqrtn")

@@ -14,18 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.contents import describe, tables_to_save
-from penstock.checkpoint.folder import Commit, DataFile, Folder
+from penstock.checkpoint.engine_state import describe, tables_to_save
+from penstock.checkpoint.incremental import KEEP, Saver
 from penstock.checkpoint.records import Record
-from penstock.checkpoint.ring import Ring
-from penstock.checkpoint.saver import KEEP, Saver
-from penstock.checkpoint.saves import Run, Saves
+from penstock.checkpoint.ring_buffer import Ring
+from penstock.checkpoint.run_files import OpenDeltas, RunFiles
+from penstock.checkpoint.run_session import Run
+from penstock.checkpoint.session import Saves
+from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
 from penstock.distributed.shares import Share
 from penstock.errors import StateError
-from penstock.io.reader import FrameReader
+from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
@@ -163,10 +165,15 @@ class SharedSaves(Saves):
         resume: bool,
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
+        open_deltas: OpenDeltas | None = None,
     ) -> _GeneratorContextManager[Run]:
         """Bad rows are put aside by process 0, to whom they are sent."""
         aside = quarantine if self._peers.rank == 0 else None
-        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit)
+        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit, open_deltas)
+
+    def _any_new(self, files: RunFiles) -> bool:
+        """Process 0 writes them, and all commit."""
+        return any(self._peers.gather("files that no commit counts", super()._any_new(files)))
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """Only where everybody stops after this very frame."""

@@ -19,7 +19,7 @@ from penstock.distributed.packing import Opened, bytes_of, joined
 from penstock.distributed.peers import Peers
 from penstock.distributed.peers import Piece as Bytes
 from penstock.distributed.shares import Share
-from penstock.io.deltas import Block, Piece
+from penstock.io.storage.delta_format import Block, Piece
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from penstock.checkpoint.contents import restore
-from penstock.checkpoint.saves import Saves
+from penstock.checkpoint.engine_state import restore
+from penstock.checkpoint.session import Saves
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaArguments, Deltas
 from penstock.distributed.commits import SharedSaves
@@ -25,11 +25,11 @@ from penstock.distributed.telling import Telling
 from penstock.engine import Engine
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
-from penstock.io.reader import FrameReader, ReadOptions
-from penstock.rates import LearningRates
-from penstock.state import State
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.learning_rates import LearningRates
 from penstock.stats import Counters, ProcessReport, Report, summed
-from penstock.watch import Watch
+from penstock.tables.table_set import State
+from penstock.telemetry import Watch
 
 if TYPE_CHECKING:
     import jax

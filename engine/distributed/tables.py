@@ -22,12 +22,12 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
-from penstock.state import State, start_of
+from penstock.tables.table_set import State, start_of
 
 if TYPE_CHECKING:
     import jax
 
-    from penstock.bridge.tables import DeviceTable
+    from penstock.bridge.device_tables import DeviceTable
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]

@@ -41,12 +41,12 @@ class DeltaLog:
     max_bytes : of all deltas kept
     durable : whether commits say what may be told
 
-    step : what has been told leads to this one. Methods are called from any thread; what the intake calls, under the
-    gate's lock.
+    step : what has been told leads to this one; made_bytes : of all deltas so far, kept or not
+    Methods are called from any thread; what the intake calls, under the gate's lock.
     """
 
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
-        self._engine, self._durable, self._max_bytes = engine, durable, max_bytes
+        self._engine, self._durable, self.max_bytes = engine, durable, max_bytes
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine._state.specs.values()), default=0)
         watch = Deltas(engine, numbered=True, per_steps=per_steps)
@@ -57,7 +57,7 @@ class DeltaLog:
         self._kept: deque[Told] = deque()
         self._untold: deque[Told] = deque()
         self._promised_step = self._made_step = self.step = self.first_step = engine.global_step
-        self.num_bytes = 0
+        self.num_bytes = self.made_bytes = 0
         self.is_closed = False
 
     # ---- what the intake tells
@@ -152,7 +152,8 @@ class DeltaLog:
 
     def _keep(self, deltas: Deltas, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
-        if deltas.num_touched * self._row_bytes > self._max_bytes:
+        if (num_bytes := deltas.num_touched * self._row_bytes) > self.max_bytes:
+            self.made_bytes += num_bytes
             self._forget()
             return
         batches = tuple(make())
@@ -165,6 +166,7 @@ class DeltaLog:
             with self._changed:
                 self._untold.append(Told(step, batches, num_bytes))
                 self.num_bytes += num_bytes
+                self.made_bytes += num_bytes
                 self._make_room()
 
     def _tell_to(self, step: int) -> None:
@@ -186,7 +188,7 @@ class DeltaLog:
                 self.step = self.first_step
 
     def _make_room(self) -> None:
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             gone = (self._kept or self._untold).popleft()
             self.num_bytes -= gone.num_bytes
             self.first_step = gone.step

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.checkpoint.folder import Folder
+from penstock.checkpoint.store import Folder
 from penstock.errors import PenstockError, UsageError
-from penstock.io.flight_connection import Address
-from penstock.io.flight_messages import (
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import (
     DELTAS,
     EXCHANGE,
     GRADIENTS,
@@ -30,14 +31,15 @@ from penstock.io.flight_messages import (
     encoded,
     path_of,
 )
-from penstock.io.options import ReadOptions
-from penstock.rates import LearningRates
-from penstock.service.access import Doorkeeper
+from penstock.io.storage.descriptors import reserve
+from penstock.learning_rates import LearningRates
+from penstock.service.auth import Doorkeeper
+from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
-from penstock.service.intake import Intake
 from penstock.service.limits import Limits
-from penstock.service.producers import Producers
-from penstock.service.readers import Answer, Readers
+from penstock.service.put_streams import Producers
+from penstock.service.sequencer import Intake
+from penstock.service.subscriptions import Answer, Readers
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -49,6 +51,12 @@ ACTIONS = {
     "checkpoint": "commit now; answers when it is on disk",
     "drain": "take no frames any more, commit, and end",
 }
+
+
+DOOR = "door"
+# At the end: how long connections without a call have to answer gRPC, which would wait 20 s for one that does not;
+# and for how long those that remain are cut, again and again.
+LEAVE_S, CUT_S, CUT_EVERY_S = 1.0, 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Service:
     reading : how streams of gradients are read
     per_steps : of deltas; None: one per commit, or per step without a checkpoint
 
-    wants_to_end : set when somebody asked for it or nothing can go on; ``end`` is then to be called
+    wants_to_end : set when somebody asked for it or nothing can go on; ``end`` and ``close`` are then to be called
     Raises OSError where it cannot listen there.
     """
 
@@ -92,7 +100,8 @@ class Service:
         self.intake = Intake(engine, rates, self.log, limits.producers, self.wants_to_end.set, *where)
         self.producers = Producers(self.intake, reading, limits)
         self.readers = Readers(engine, self.intake, self.log, limits)
-        self.door = Doorkeeper(tokens, limits.calls)
+        self.connections = Connections(limits)
+        self.door = Doorkeeper(tokens, limits.calls, self.connections)
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.intake.counters, lambda: None, self.intake.first_bad))
@@ -103,25 +112,36 @@ class Service:
         except BaseException:
             self.intake.end()
             self._watched.close()
+            self.connections.close()
             raise
         self.address = Address(address.host, self._front.port, address.tls)
+        self.connections.watch(self._front.port)
 
-    def end(self, grace_s: float) -> bool:
-        """Take no frames any more, commit, tell everybody, and wait for them to leave.
-
-        Returns whether all have left in time. Else gRPC still serves them: Python has no way to cut a call off, only
-        the end of the process does it. Raises what the last commit met.
-        """
+    def end(self) -> None:
+        """Take no frames any more, commit, and tell everybody. Raises what the last commit met."""
         try:
             self.intake.end()
             if self.intake.error is not None:
                 raise self.intake.error
         finally:
             self._watched.close()
-            empty = self.door.wait_until_empty(grace_s)
-            if empty:
-                self._front.shutdown()
-        return empty
+
+    def close(self, grace_s: float) -> bool:
+        """Wait for callers to leave, cut off those that do not, and stop listening. To be called after ``end``.
+
+        Returns whether that succeeded. Otherwise gRPC still serves a call, and only the end of the process ends it.
+        """
+        has_left = self.door.wait_until_empty(grace_s)
+        leaving = threading.Thread(target=self._front.shutdown, name="penstock-shutdown", daemon=True)
+        leaving.start()
+        if has_left:  # the last answers may still be on their way
+            leaving.join(LEAVE_S)
+        until_s = time.monotonic() + CUT_S
+        while leaving.is_alive() and time.monotonic() < until_s:
+            self.connections.cut()
+            leaving.join(CUT_EVERY_S)
+        self.connections.close()
+        return not leaving.is_alive()
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -141,7 +161,9 @@ class Service:
                 "producers": intake.num_producers,
                 "streams": intake.num_streams,
                 "queued_rows": self.producers.rows.num_taken,
+                "queued_bytes": self.producers.held.num_taken,
                 "shared_memory": {"bytes": self.producers.memory.num_taken, "batches": self.producers.num_shared},
+                "connections": self.connections.num_open,
                 "calls": self.door.num_calls,
                 "refused": self.door.num_refused,
                 "seconds": time.monotonic() - self._started_s,
@@ -165,6 +187,7 @@ class Service:
             """Until the producer's last frame has been told, or it has gone."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
+                reserve.open(self.engine._state.prepare_thread)
                 for batch, _ in self.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)
@@ -244,7 +267,7 @@ def _answering() -> Iterator[None]:
     """Errors go to the caller, who sees one line."""
     try:
         yield
-    except BaseException as error:
+    except Exception as error:
         raise as_flight(error) from None
 
 
@@ -260,46 +283,55 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
     """The methods of Flight."""
 
     def __init__(self, service: Service, address: Address, tls: list[tuple[bytes, bytes]]) -> None:
-        super().__init__(address.uri, tls_certificates=tls, middleware={"door": service.door})
+        super().__init__(address.uri, tls_certificates=tls, middleware={DOOR: service.door})
         self._service = service
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    @contextmanager
+    def _serving(self, context: Any) -> Iterator[None]:
+        """A call that was let in, on a thread that may be a new one."""
         with _answering():
+            context.get_middleware(DOOR).comes_from(context.peer())
+            reserve.open(self._service.engine._state.prepare_thread)
+            yield
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._serving(context):
             request = PutRequest.of(descriptor)
             if request.kind != GRADIENTS:
                 raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
             self._service.producers.put(context, request, reader, lambda said: writer.write(encoded(said)))
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _answering():
+        with self._serving(context):
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
                 raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
             self._service.exchange(context, request, reader, writer)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
-        with _answering():
+        with self._serving(context):
             answer = self._service.readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
             return flight.GeneratorStream(answer.schema, _answered(answer))
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with _answering():
+        with self._serving(context):
             body = action.body if action.body is not None and action.body.size else b"{}"
             return [json.dumps(self._service.act(action.type, body)).encode()]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return list(ACTIONS.items())
+        with self._serving(context):
+            return list(ACTIONS.items())
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
-        with _answering():
+        with self._serving(context):
             yield from self._service.flights()
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        with _answering():
+        with self._serving(context):
             return self._service.flight(descriptor)
 
     def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        with _answering():
+        with self._serving(context):
             return flight.SchemaResult(self._service.flight(descriptor).schema)
 
 

@@ -1,6 +1,7 @@
 """Faults of one replay with a checkpoint: what is done to it, and what must hold after.
 
-After any fault the same command with --resume ends with the state hash of a run that nothing happened to.
+After any fault the same command with --resume ends with the state hash of a run that nothing happened to, and with
+its files of deltas and of bad rows. The first of the two commands has --resume or not, by the case's name.
 """
 
 import errno
@@ -47,7 +48,7 @@ class Harness:
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
         config_of().save(self.config)
         self.tables = sorted(f"{table}.parquet" for table in config_of().table_names)
-        self.batches = log_of(range(STEPS))
+        self.batches = [with_bad_row(batch) for batch in log_of(range(STEPS))]
         write_log(self.log, self.batches)
         cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
         names = {"DIR": "JAX_COMPILATION_CACHE_DIR"}
@@ -62,6 +63,7 @@ class Harness:
 
     def __enter__(self):
         self.unbroken = self._whole_run()
+        self.content = self._content("unbroken")
         self.run(self.argv("warm"))  # compiles what a run with commits needs, into jax's cache
         answer = self.run(self.argv("probe"))
         self.seconds, self.num_calls = answer["seconds"], len(answer["calls"])
@@ -79,12 +81,20 @@ class Harness:
 
     def argv(self, name, *flags, log=None):
         line = ["replay", self.config, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
-        line += ["--flush", "--out", self.folder / f"{name}-out"]
+        line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name)]
         return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]
+
+    def _files(self, name):
+        places = self.folder / f"{name}-deltas", self.folder / f"{name}-bad-rows"
+        return ["--deltas", places[0], "--on-bad-row", f"quarantine={places[1]}"]
+
+    def _content(self, name):
+        """What the files of deltas and of bad rows hold."""
+        return [batches_in(self.folder / f"{name}-{kind}") for kind in ("deltas", "bad-rows")]
 
     def _whole_run(self):
         line = ["replay", self.config, self.log, "--num-required", "3", "--threads", "1", "--json", "--flush"]
-        answer = self.run(line)
+        answer = self.run([*line, *self._files("unbroken")])
         assert answer["code"] == 0, answer["err"]
         return json.loads(answer["out"])["state_hash"]
 
@@ -94,19 +104,19 @@ class Harness:
         """One case by its name: ``moment:N``, ``kill:N``, ``eio:N``, …. Returns whether the fault came to pass."""
         kind, _, number = name.partition(":")
         folder = self.folder / name.replace(":", "-")
-        for used in (folder, f"{folder}-out"):
-            shutil.rmtree(used, ignore_errors=True)
+        self._remove(folder)
         argv = self.argv(folder.name)
+        first = argv[: random.Random(name).choice([-1, None])]
         if kind == "moment":
             # By file operations, so that a slow machine is not always killed before its first commit.
             rng = random.Random(f"{self.seed} {number}")
             calls, seconds = rng.randint(0, self.num_calls), rng.uniform(0, 0.2) * rng.choice([0, 0.05, 1])
-            answer = self.run(argv, kill_after_calls=calls, kill_after_s=seconds)
+            answer = self.run(first, kill_after_calls=calls, kill_after_s=seconds)
             allowed = {0, -9}
         elif kind == "limit":
-            answer, allowed = self.run(argv, limit_bytes=int(number)), {0, 6}
+            answer, allowed = self.run(first, limit_bytes=int(number)), {0, 6}
         else:
-            answer = self.run(argv, fault=FAULTS[kind](int(number)))
+            answer = self.run(first, fault=FAULTS[kind](int(number)))
             allowed = {0, -9} if kind.startswith("kill") else {0, 5, 6}
         self._expect(name, answer["code"] in allowed, f"exit code {answer['code']}", answer)
         if answer["code"] > 0:
@@ -118,14 +128,34 @@ class Harness:
         self._expect(name, found == self.unbroken, f"state {found}, unbroken {self.unbroken}", resumed)
         tables = sorted(os.listdir(f"{folder}-out"))
         self._expect(name, tables == self.tables, f"--out holds {tables}, not {self.tables}", resumed)
+        same = self._content(folder.name) == self.content
+        self._expect(name, same, "the deltas or the bad rows are not those of the unbroken run", resumed)
+        self._remove(folder)
+        return answer["code"] != 0
+
+    def _remove(self, folder):
         for used in (folder, f"{folder}-out"):
             shutil.rmtree(used, ignore_errors=True)
-        return answer["code"] != 0
+        for kind in ("deltas", "bad-rows"):
+            for path in folder.parent.glob(f"*{folder.name}-{kind}*"):
+                path.unlink()
 
     def _expect(self, name, held, problem, answer):
         if not held:
             again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}"
             raise PromiseError(f"{name}: {problem}\n{answer['err']}\nagain: {again}")
+
+
+def with_bad_row(batch):
+    """Its first id is none."""
+    ids = pa.array([-1, *batch["id"].to_pylist()[1:]], pa.int64())
+    return batch.set_column(batch.schema.get_field_index("id"), "id", ids)
+
+
+def batches_in(path):
+    """Every batch that has rows, as bytes: the deltas of one run and of two in a row are cut alike."""
+    with pa.ipc.open_stream(str(path)) as batches:
+        return [batch.serialize().to_pybytes() for batch in batches if batch.num_rows]
 
 
 def write_log(path, batches, order=None):

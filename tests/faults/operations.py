@@ -1,14 +1,14 @@
-"""File operations that fail or end the process at the n-th call, to stand in for ``penstock.io.durable.operations``."""
+"""File operations that fail or end the process at the n-th call: replacements for ``atomic_files.operations``."""
 
 import os
 import signal
 
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 NAMES = ("make_folder", "create", "open_lock", "resume", "write", "sync", "sync_folder", "rename", "remove")
 
 
-class Watched(durable.Operations):
+class Watched(atomic_files.Operations):
     """Counts the calls, from 1, and does what ``at(number, name, args)`` wants before each.
 
     calls : their names so far
@@ -27,7 +27,7 @@ def _watched(name):
         if self.seen_by is not None:
             os.write(self.seen_by, name.encode() + b"\n")
         instead = self._at(len(self.calls), name, args)
-        return instead(*args) if instead else getattr(durable.Operations, name)(self, *args)
+        return instead(*args) if instead else getattr(atomic_files.Operations, name)(self, *args)
 
     return call
 

@@ -20,11 +20,11 @@ import pyarrow.fs
 import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 
-import penstock.bridge.tables
+import penstock.bridge.device_tables
 import penstock.cli.replay  # noqa: F401
-from penstock.checkpoint import saver
+from penstock.checkpoint import incremental
 from penstock.cli.main import main
-from penstock.io import durable
+from penstock.io.storage import atomic_files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import operations
@@ -32,12 +32,12 @@ from faults import operations
 
 def child(case, out, err, calls):
     """The command, in this process and to its end."""
-    saver.SHARE = 1e9  # a block after every frame: as many commits as the steps allow
+    incremental.SHARE = 1e9  # a block after every frame: as many commits as the steps allow
     os.dup2(out, 1)
     os.dup2(err, 2)
     kind, *arguments = case.get("fault") or ["Watched"]
-    durable.operations = getattr(operations, kind)(*arguments)
-    durable.operations.seen_by = calls
+    atomic_files.operations = getattr(operations, kind)(*arguments)
+    atomic_files.operations.seen_by = calls
     if case.get("limit_bytes"):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (case["limit_bytes"], case["limit_bytes"]))

@@ -162,10 +162,16 @@ def dictionary(number: int, rows: Rows, delta: bool = False, **lies: Any) -> byt
 # ---- files
 
 
-def ipc_file(shape: Table, messages: list[tuple[str, bytes]], blocks: Any = None, footer_schema: Any = None) -> bytes:
+def ipc_file(
+    shape: Table,
+    messages: list[tuple[str, bytes]],
+    blocks: Any = None,
+    footer_schema: Any = None,
+    bare_schema: bool = False,
+) -> bytes:
     """messages : ("dictionary" or "batch", bytes); blocks : changes what the footer says: a list of
-    [kind, offset, metadata bytes, body bytes]"""
-    out = b"ARROW1\0\0" + message(SCHEMA, shape)
+    [kind, offset, metadata bytes, body bytes]; bare_schema : the first message has no length, as polars writes it"""
+    out = b"ARROW1\0\0" + message(SCHEMA, shape)[8 if bare_schema else 0 :]
     told = []
     for kind, one in messages:
         metadata = 8 + struct.unpack_from("<i", one, 4)[0]

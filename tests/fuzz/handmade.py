@@ -57,6 +57,7 @@ def good() -> Inputs:
     for layout in LAYOUTS:
         yield f"good-{layout}", (".arrows", stream(layout))
         yield f"good-{layout}-file", (".arrow", file(layout))
+        yield f"good-{layout}-bare-file", (".arrow", file(layout, bare_schema=True))
 
 
 # ---- every number, in turn

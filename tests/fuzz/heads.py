@@ -115,7 +115,10 @@ def headers() -> Inputs:
 
 
 def footers() -> Inputs:
-    for layout in ("plain", "dictionary", "zstd"):
+    def of(layout: str, **lies: object) -> bytes:
+        return file("plain", bare_schema=True, **lies) if layout == "bare" else file(layout, **lies)
+
+    for layout in ("plain", "dictionary", "zstd", "bare"):
         for name, change in {
             "batch-twice": lambda told: [*told, told[-1]],
             "batch-left-out": lambda told: told[:-1],
@@ -139,9 +142,9 @@ def footers() -> Inputs:
             "unaligned": lambda told: [[kind, at + 1, metadata, body] for kind, at, metadata, body in told],
             "10000-times": lambda told: told + told[-1:] * 10_000,
         }.items():
-            yield f"{layout}-footer-{name}", (".arrow", file(layout, blocks=change))
+            yield f"{layout}-footer-{name}", (".arrow", of(layout, blocks=change))
         for other in ("lists", "views", "run-ends", "dictionary", "plain"):
             if other != layout:
-                yield f"{layout}-footer-schema-{other}", (".arrow", file(layout, footer_schema=shape(other)))
+                yield f"{layout}-footer-schema-{other}", (".arrow", of(layout, footer_schema=shape(other)))
         wide = schema([whole_number("id", 8), column("gradient", FIXED_LIST, {0: ("i", 1 << 30)}, real())], USER)
-        yield f"{layout}-footer-schema-wide", (".arrow", file(layout, footer_schema=wide))
+        yield f"{layout}-footer-schema-wide", (".arrow", of(layout, footer_schema=wide))

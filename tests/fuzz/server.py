@@ -22,7 +22,7 @@ from typing import TypeVar
 import jax  # noqa: F401 (imported once, for all children)
 import pyarrow.parquet  # noqa: F401
 
-import penstock.checkpoint.saves
+import penstock.checkpoint.session
 import penstock.engine  # noqa: F401
 from penstock.cli import main
 from penstock.cli.main import parser

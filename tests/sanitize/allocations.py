@@ -13,14 +13,14 @@ from sanitize.updates import Tables
 
 import penstock as ps
 from penstock import pipeline
-from penstock.checkpoint.rows import RowMarks
+from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 from penstock.pyx.digest import Digest
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.partition import locate, pad, place
 from penstock.stats import Counters
-from penstock.store import TableStore
+from penstock.table_accumulator import TableStore
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048

@@ -26,7 +26,7 @@ from penstock.pipeline import Pipeline
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
 from penstock.stats import Counters
-from penstock.store import TableStore
+from penstock.table_accumulator import TableStore
 
 PRODUCERS, TAKERS, GRADIENTS, ROWS, DIM = 6, 3, 40, 2000, 16
 

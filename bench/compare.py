@@ -1,0 +1,199 @@
+"""One point measured: sides made, checked against the reference, timed in turns, set beside the memory's limit.
+
+Peers whose tables do not fit into memory together meet ours in waves, one after the other; a ratio is always of two
+sides of one wave.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import machine, roofline
+from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
+from penstock.bench.check import wrong
+from penstock.bench.contestants import UPDATES, WAYS_IN, PerTable, Side, Way
+from penstock.bench.doput import DoPut
+from penstock.bench.interleave import Timing, take_turns
+from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
+from penstock.bench.workloads import Step
+
+OURS, REPLAY = "penstock", "penstock_replay"
+SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
+
+Say = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. ways : of the peers, all kinds; say : told what is being tried, should the process die of it"""
+
+    threads: int
+    rounds: int
+    ways: Sequence[Way]
+    say: Say
+
+
+def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, settings: Settings) -> dict[str, Any]:
+    """The result of one point, ready for JSON."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        if point.kind == "latency":
+            found = latency(point, steps, settings)
+        else:
+            found = against_peers(point, steps, settings, Path(folder))
+    found |= {"case": point.case, "kind": point.kind, "x": point.x, "threads": settings.threads}
+    found["workload"] = described(point, steps)
+    if rates is not None:
+        found["limit_ms"] = round(roofline.limit_ms(point.kind, steps[0], rates), 4)
+        found["memory"] = rates.as_json()
+    return found
+
+
+def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
+    """Ours and every peer that can do this kind."""
+    failed: dict[str, str] = {}
+    with tried(OURS, settings.say, failed):
+        ours = our_side(point, steps, settings.threads, folder)
+        check(ours, point.kind, steps)
+    if failed:
+        return {"sides": {}, "failed": failed}
+    # Growth is a question about ours alone.
+    ways = [way for way in settings.ways if way.kind == point.kind and point.case in COMPARED]
+    timings: list[tuple[int, str, Timing]] = []
+    for number, wave in enumerate(waves(ways, steps)):
+        standing: dict[str, Side] = {OURS: ours}
+        if point.kind == "doput":
+            with tried(REPLAY, settings.say, failed):
+                standing[REPLAY] = Replay(point.workload, steps, settings.threads, folder)
+                check(standing[REPLAY], point.kind, steps)
+        for way in wave:
+            with tried(way.name, settings.say, failed):
+                standing[way.name] = checked(way, point, steps)
+        settings.say("begin", side=OURS)
+        turns = take_turns(standing, len(steps), settings.rounds)
+        timings += [(number, name, timing) for name, timing in turns.items()]
+        standing.clear()
+        gc.collect()
+    return {"sides": sides_of(timings, {way.name for way in ways if way.ids_kept}), "failed": failed}
+
+
+def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) -> Side:
+    if point.kind == "coalesce":
+        return Coalesce(point.workload, steps, threads)
+    if point.kind == "replay":
+        return Replay(point.workload, steps, threads, folder)
+    if point.kind == "doput":
+        return DoPut(point.workload, steps, threads, folder)
+    return Update(point.workload, point.kind, steps, threads)
+
+
+def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:
+    """The way as a side that has done its first step rightly."""
+    side = PerTable(way, point.workload, steps)
+    if way.ids_kept is None:
+        check(side, point.kind, steps, way.corrects_bias)
+        return side
+    side.run([0])
+    lost = side.ids_lost()
+    if lost:
+        raise WrongError(f"{lost} of {point.workload.rows} ids are not in its result")
+    return side
+
+
+class WrongError(Exception):
+    """A side's first step is not what the reference says."""
+
+
+def check(side: Side, kind: str, steps: Sequence[Step], corrects_bias: bool = False) -> None:
+    """The side's first step against the reference. Raises WrongError."""
+    side.prepare([0])
+    side.run([0])
+    problem = wrong(side, kind, steps[0], corrects_bias)
+    if problem is not None:
+        raise WrongError(problem)
+
+
+@contextmanager
+def tried(name: str, say: Say, failed: dict[str, str]) -> Iterator[None]:
+    """What goes wrong in here is that side's failure, and no one else's."""
+    say("begin", side=name)
+    try:
+        yield
+    except WrongError as error:
+        failed[name] = f"wrong result: {error}"
+    except Exception as error:  # a library may raise anything
+        first = (str(error).strip() or "no message").splitlines()[0]
+        failed[name] = f"{type(error).__name__}: {first}"[:400]
+
+
+def waves(ways: Sequence[Way], steps: Sequence[Step]) -> list[list[Way]]:
+    """The ways in groups that fit into the memory that is free now; at least one group, and one way in each."""
+    room = machine.free_bytes() * SHARE_OF_FREE_MEMORY
+    groups: list[list[Way]] = [[]]
+    taken = 0.0
+    for way in ways:
+        size = way.num_bytes(steps[0].workload)
+        if groups[-1] and taken + size > room:
+            groups.append([])
+            taken = 0.0
+        groups[-1].append(way)
+        taken += size
+    return groups
+
+
+def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[str] = ()) -> dict[str, Any]:
+    """By side; ours over all waves, every peer with what ours took in its wave. ids_only : get no ratio"""
+    ours = {wave: timing for wave, name, timing in timings if name == OURS}
+    sides = {OURS: Timing(tuple(s for timing in ours.values() for s in timing.samples)).as_json()}
+    for wave, name, timing in timings:
+        if name != OURS:
+            sides[name] = timing.as_json() | {"wave": wave, "penstock_median_ms": ours[wave].median_ms}
+            if name in ids_only:
+                sides[name]["ids_only"] = True
+            else:
+                sides[name]["ratio"] = timing.median_ms / ours[wave].median_ms
+    return sides
+
+
+def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
+    """A small step through ``run`` and ``apply``, beside the least that JAX can do."""
+    failed: dict[str, str] = {}
+    standing: dict[str, Side] = {}
+    for name, how in ((OURS, "run"), ("penstock_apply", "apply"), ("bare_donated_jit", "bare")):
+        with tried(name, settings.say, failed):
+            side = Latency(point.workload, steps, settings.threads, how)
+            if how != "bare":
+                check(side, "adagrad", steps)
+            standing[name] = side
+    turns: Mapping[str, Timing] = take_turns(standing, LATENCY_STEPS, settings.rounds) if OURS in standing else {}
+    return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
+
+
+def described(point: Point, steps: Sequence[Step]) -> dict[str, Any]:
+    """The workload in numbers, as it was drawn."""
+    workload = point.workload
+    unique = sum(steps[0].num_unique.values())
+    return {
+        "name": workload.name,
+        "title": workload.title,
+        "tables": len(workload.tables),
+        "dims": sorted({t.dim for t in workload.tables}),
+        "vocabulary": sum(t.vocabulary_size for t in workload.tables),
+        "rows": workload.rows,
+        "unique": unique,
+        "reuse": round(workload.rows / unique, 3),
+        "distinct_steps": workload.num_steps,
+        "batch_rows": workload.batch_rows,
+        "step_mb": round(workload.step_bytes / 1e6, 1),
+        "tables_mb": round(workload.table_bytes / 1e6, 1),
+    }
+
+
+def kinds_with_limits(points: Sequence[Point]) -> list[str]:
+    kinds = {"adagrad" if p.kind in WAYS_IN else p.kind for p in points}
+    return sorted(kinds & {"coalesce", *UPDATES})

@@ -1,0 +1,128 @@
+"""What share of an accelerator's own copy bandwidth does a step reach? Runs where there is one; on a CPU with --any.
+
+For SGD, Adagrad and Adam at dims 32, 64 and 128: 65,536 unique rows per step of a table of 10 million. Two figures:
+the programs alone with their arguments on the device, and whole steps from NumPy arrays. A row's traffic is what any
+implementation must move: weights and slots read and written, gradient and number read. The copy bandwidth is that of a
+jitted copy of 1 GB, read and write counted, at its best of nine.
+
+    python bench/experiments/gpu.py [--rows 10000000] [--unique 65536] [--any]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock.bridge.backends import lanes
+from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.program_cache import Programs
+from penstock.bridge.programs import row_sharding
+from penstock.bridge.sharding import Layout
+from penstock.bridge.stacking import Sent, Stack
+from penstock.updates import UpdateRule
+
+ADAM = (("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8))
+RULES = {
+    "SGD": UpdateRule("stochastic_gradient_descent", 0),
+    "Adagrad": UpdateRule("adagrad", 1),
+    "Adam": UpdateRule("adam", 2, ADAM),
+}
+DIMS = (32, 64, 128)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of a table")
+    parser.add_argument("--unique", type=int, default=65_536, help="rows per step")
+    parser.add_argument("--any", action="store_true", help="also where the device is a CPU, to see the script work")
+    args = parser.parse_args()
+    mesh = make_mesh(jax.make_mesh((1,), ("shard",), devices=jax.devices()[:1]))
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu" and not args.any:
+        print("no accelerator here: jax sees CPUs only", file=sys.stderr)
+        return 2
+    limit = copy_bandwidth(1 << 30 if device.platform != "cpu" else 1 << 26)
+    print(f"{device.device_kind}, jax {jax.__version__}: a copy moves {limit / 1e9:.1f} GB/s")
+    print("| optimizer | dim | programs, M rows/s | of copy bandwidth | whole steps, M rows/s |\n|---|---|---|---|---|")
+    for name, rule in RULES.items():
+        for dim in DIMS:
+            alone, whole = measure(mesh, rule, dim, args.rows, args.unique)
+            traffic = 4 * (2 * (1 + rule.num_slots) * dim + dim + 1)
+            share = alone * traffic / limit
+            print(f"| {name} | {dim} | {alone / 1e6:.1f} | {share:.0%} | {whole / 1e6:.1f} |", flush=True)
+    return 0
+
+
+def copy_bandwidth(num_bytes: int) -> float:
+    """Bytes read and written per second by a copy."""
+    array = jnp.zeros(num_bytes // 4, jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    return 2 * num_bytes / min(timed(lambda: copy(array)) for _ in range(9))
+
+
+def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, unique: int) -> tuple[float, float]:
+    """Rows per second: of the programs alone, and of whole steps."""
+    layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh))
+    variant = "xla" if mesh.devices.flat[0].platform == "cpu" else None
+    table = DeviceTable(mesh, layout, rule, [0.1] * rule.num_slots, variant=variant)
+    rng = np.random.default_rng(0)
+    steps = [
+        (rng.choice(rows, unique, replace=False), rng.standard_normal((unique, dim), np.float32)) for _ in range(4)
+    ]
+    return alone(mesh, layout, rule, table, steps), whole(table, steps)
+
+
+def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped-def]
+    """The compiled programs in a row, everything they read on the device before they begin."""
+    stack = Stack.of([layout], rule)
+    programs, where = Programs(mesh, stack, rule, table.variant), row_sharding(mesh)
+    calls = []
+    for ids, grads in steps:
+        dealt = stack.deal([Sent(0, ids, grads)])
+        for cut in stack.cuts(dealt.devices):
+            sent = stack.pack(dealt, cut)
+            program = programs.at("apply", sent.lines.shape[1])
+            calls.append((program, *(jax.device_put(x, where) for x in (sent.lines, sent.words, sent.counts))))
+    numbers = (np.float32(0.1), np.int32(0), np.uint32(0))
+    arrays = table._rows.arrays
+
+    def once() -> object:
+        nonlocal arrays
+        for program, *sent in calls:
+            arrays, fence = program(arrays, *sent, *numbers)
+        return fence
+
+    timed(once)
+    seconds = statistics.median(timed(once) for _ in range(9))
+    table._rows.among.arrays = arrays
+    return sum(len(ids) for ids, _ in steps) / seconds
+
+
+def whole(table: DeviceTable, steps) -> float:  # type: ignore[no-untyped-def]
+    """Steps from the host's arrays, dealt and sent as in a run."""
+
+    def once() -> None:
+        for ids, grads in steps:
+            table.apply(ids, grads, 0.1)
+        table.wait()
+
+    timed(once)
+    return sum(len(ids) for ids, _ in steps) / statistics.median(timed(once) for _ in range(5))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds until what ``work`` gives is there."""
+    began = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""How far the compiled updates are from the equations in NumPy: the largest error of one step, per optimizer.
+
+    python bench/experiments/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
+    python bench/experiments/ulp.py --check    measures and compares with the written table; exit code 1 if not
+    python bench/experiments/ulp.py --check --variant xla    the same of XLA's own programs, on a CPU too
+
+Unit: the last place of max(|old value|, |change|), float32, over weights and slots. Every parameter of every
+optimizer is taken both ways, and the switches, dims 1 to 128, and one and four host devices in turn. Rows and
+gradients are normal numbers; a few gradients are 0. Takes some minutes on two cores, almost all of it compiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.updates import UPDATES, Ops, UpdateRule, update
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
+BEGIN, END = "<!-- bench/experiments/ulp.py: begin -->\n", "<!-- bench/experiments/ulp.py: end -->\n"
+DIMS = (1, 2, 3, 8, 17, 128)
+NUM_ROWS, NUM_TOUCHED = 1024, 40  # one row for each of the layout's shards, so that four devices share them
+RATES = (0.1, 0.3, 0.01, 1.0)
+
+NUM_SLOTS = dict.fromkeys(["stochastic_gradient_descent", "assign"], 0)
+NUM_SLOTS |= dict.fromkeys(["adagrad", "bounded_adagrad", "proximal_adagrad", "row_wise_adagrad"], 1)
+NUM_SLOTS |= dict.fromkeys(["momentum", "lion", "frequency_estimator", "user_defined_program"], 1)
+NUM_SLOTS |= dict.fromkeys(["adagrad_momentum", "ftrl", "adam", "rms_prop", "adadelta"], 2)
+NUM_SLOTS |= dict.fromkeys(["online_yogi", "proximal_yogi"], 2) | {"centered_rms_prop": 3}
+assert NUM_SLOTS.keys() == UPDATES.keys()
+
+# What each optimizer's parameters are taken to be; every combination is run.
+BOTH = [False, True]
+L1_L2 = {"l1": [0.0, 0.05], "l2": [0.0, 0.1]}
+HYPER: dict[str, dict[str, list[Any]]] = {
+    "adagrad_momentum": {"momentum": [0.9], "use_nesterov": BOTH, "exponent": [2.0, 3.0], "beta2": [1.0, 0.9]}
+    | {"epsilon": [1e-3]},
+    "bounded_adagrad": {"update_accumulator_first": BOTH, "max_var_update": [0.0, 0.1], "max_accumulator": [0.0, 1.0]},
+    "proximal_adagrad": L1_L2,
+    "ftrl": L1_L2 | {"lr_power": [-0.5, -0.4], "beta": [0.0, 0.3], "multiply_linear_by_lr": BOTH},
+    "adam": {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-7, 1e-3], "use_sum_inside_sqrt": BOTH},
+    "momentum": {"momentum": [0.9], "use_nesterov": BOTH},
+    "lion": {"beta1": [0.9], "beta2": [0.99]},
+    "rms_prop": {"rho": [0.9], "momentum": [0.0, 0.9], "epsilon": [1e-7]},
+    "centered_rms_prop": {"rho": [0.9], "momentum": [0.0, 0.9], "epsilon": [1e-7]},
+    "adadelta": {"rho": [0.95], "epsilon": [1e-6]},
+    "online_yogi": L1_L2 | {"beta2": [0.999]},
+    "proximal_yogi": L1_L2 | {"beta1": [0.9], "beta2": [0.999], "epsilon": [1e-3]},
+    "frequency_estimator": {"tau": [0.1], "max_delta": [100.0], "outlier_threshold": [2.0], "weight_exponent": [1.0]},
+}
+
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"gradient_min": -1.0, "gradient_max": 0.5},
+    {"weight_decay": 0.0625},
+    {"weight_decay": 0.25, "decay_times_learning_rate": True},
+    {"weight_min": -1.5, "weight_max": 1.0},
+    {"gradient_max": 1.0, "weight_decay": 0.125, "decay_times_learning_rate": True, "weight_min": -2.0},
+]
+
+# The largest error that the tests let pass, in the unit above. Only IEEE add, multiply, divide and sqrt: none.
+# pow is 0 off where NumPy and XLA both call the C library's (x86-64 without AVX-512); where one brings its own it
+# is a unit off, which comes to the table's last column: large in this unit only where old value and change cancel.
+EXACT, WITH_POW = 0.0, 4096.0
+# A program of the user's is compiled as it stands, with products fused into sums.
+OF_THE_USER = 64.0
+
+
+def user_program(gradient: Any, weights: Any, momenta: Any) -> tuple[Any, Any]:
+    """An example of a user_defined_program: a heavy ball with a rate of its own."""
+    momenta = np.float32(0.9) * momenta + gradient
+    return weights - np.float32(0.1) * momenta, momenta
+
+
+def hypers(algorithm: str) -> list[tuple[tuple[str, Any], ...]]:
+    """Every combination of an optimizer's parameters, numbers rounded to float32."""
+    grid = HYPER.get(algorithm, {})
+    return [
+        tuple((name, v if isinstance(v, bool) else float(np.float32(v))) for name, v in zip(grid, values, strict=True))
+        for values in itertools.product(*grid.values())
+    ]
+
+
+def rules(algorithm: str, switches: list[dict[str, Any]] = SWITCHES) -> list[UpdateRule]:
+    """Every combination of an optimizer's parameters with each of the switches."""
+    program = user_program if algorithm == "user_defined_program" else None
+    lazy = BOTH if algorithm in ("adam", "lion") else [False]
+    return [
+        UpdateRule(algorithm, NUM_SLOTS[algorithm], hyper, program=program, non_lazy=non_lazy, **switch)
+        for hyper in hypers(algorithm)
+        for non_lazy in lazy
+        for switch in switches
+    ]
+
+
+def bound(rule: UpdateRule) -> float:
+    """The stated bound of a rule's error."""
+    if rule.algorithm == "user_defined_program":
+        return OF_THE_USER
+    hyper = dict(rule.hyper)
+    return WITH_POW if hyper.get("exponent", 2) != 2 or hyper.get("lr_power", -0.5) != -0.5 else EXACT
+
+
+def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
+    """Weights and slots; slots are positive, as accumulators are, and those of row_wise_adagrad equal in a row."""
+    parts = [rng.standard_normal((NUM_ROWS, dim), np.float32)]
+    for _ in range(rule.num_slots):
+        width = 1 if rule.algorithm == "row_wise_adagrad" else dim
+        slot = np.abs(rng.standard_normal((NUM_ROWS, width), np.float32)) + np.float32(0.1)
+        parts.append(np.array(np.broadcast_to(slot, (NUM_ROWS, dim))))
+    return parts
+
+
+def frames(rule: UpdateRule, rng: np.random.Generator, dim: int) -> Iterator[tuple[np.float32, Any, Any]]:
+    """(learning rate, distinct ids, gradients) of a few steps; four devices get as many rows each."""
+    for step, rate in enumerate(RATES):
+        quarters = [q * NUM_ROWS // 4 + rng.permutation(NUM_ROWS // 4)[: NUM_TOUCHED // 4] for q in range(4)]
+        ids = rng.permutation(np.concatenate(quarters))
+        grads = rng.standard_normal((len(ids), dim), np.float32)
+        grads[:3] = 0
+        yield np.float32(100 + 7 * step if rule.algorithm == "frequency_estimator" else rate), ids, grads
+
+
+def stepped(rule: UpdateRule, rate: np.float32, ids: Any, grads: Any, parts: list[Any], xp: Any = np) -> list[Any]:
+    """Weights and slots of the whole table after one step, by the equations in NumPy."""
+    if rule.non_lazy:
+        all_grads = np.zeros_like(parts[0])
+        all_grads[ids] = grads
+        ids, grads = np.arange(NUM_ROWS), all_grads
+    weights, slots = update(Ops(xp), rule, rate, grads, parts[0][ids], tuple(p[ids] for p in parts[1:]))
+    after = [part.copy() for part in parts]
+    for part, rows in zip(after, (weights, *slots), strict=True):
+        part[ids] = rows
+    return after
+
+
+def ulps(got: Any, wanted: Any, before: Any) -> float:
+    """The largest |got - wanted| in the last place of max(|before|, |wanted - before|)."""
+    scale = np.spacing(np.maximum(np.abs(before), np.abs(wanted - before)).astype(np.float32))
+    assert np.isfinite(wanted).all()
+    return float((np.abs(got.astype(np.float64) - wanted) / scale).max())
+
+
+def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0, variant: str | None = None) -> float:
+    """The largest error of a table on the devices, each step from the state that it had reached there."""
+    import jax
+    from jax.sharding import Mesh
+
+    from penstock.bridge.device_tables import DeviceTable, make_mesh
+    from penstock.bridge.sharding import Layout
+
+    rng = np.random.default_rng(seed)
+    mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))
+    layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False)
+    table = DeviceTable(mesh, layout, rule, [0.0] * rule.num_slots, variant=variant)
+    everything = np.arange(NUM_ROWS)
+    parts = start(rule, rng, dim)
+    for part, values in enumerate(parts):
+        table.write(everything, values, part)
+    worst = 0.0
+    for rate, ids, grads in frames(rule, rng, dim):
+        wanted = stepped(rule, rate, ids, grads, parts)
+        table.apply(ids, grads, float(rate))
+        got = [table.read(everything, part) for part in range(1 + rule.num_slots)]
+        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        parts = got
+    return worst
+
+
+class OffByOne:
+    """numpy, whose pow is one unit in the last place off, up or down at random."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def power(self, base: Any, exponent: Any) -> Any:
+        exact = np.power(base, exponent)
+        return exact + np.spacing(exact) * self._rng.integers(-1, 2, exact.shape).astype(exact.dtype)
+
+
+def error_with_pow_off(rule: UpdateRule, dim: int) -> float:
+    """The largest change of one step's result when every pow is a unit off."""
+    rng = np.random.default_rng(0)
+    parts, worst, off = start(rule, rng, dim), 0.0, OffByOne()
+    for rate, ids, grads in frames(rule, rng, dim):
+        wanted = stepped(rule, rate, ids, grads, parts)
+        got = stepped(rule, rate, ids, grads, parts, off)
+        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        parts = wanted
+    return worst
+
+
+def runs(algorithm: str) -> Iterator[tuple[UpdateRule, int, int]]:
+    """(rule, dim, devices) of one optimizer: where its parameters are many, two of the switches for each set."""
+    places = itertools.cycle(itertools.product(DIMS, (1, 4)))
+    sets = rules(algorithm, [{}])
+    for number, plain in enumerate(sets):
+        chosen = SWITCHES if len(sets) <= 4 else [SWITCHES[number % (len(SWITCHES) - 1)], SWITCHES[-1]]
+        for switch in chosen:
+            yield dataclasses.replace(plain, **switch), *next(places)
+
+
+def measure(variant: str | None) -> list[str]:
+    """The lines of the table. variant : of the table on the devices; None: what suits them."""
+    lines = ["| optimizer | runs | largest error | stated bound | if pow were a unit off |", "|---|---|---|---|---|"]
+    for algorithm in UPDATES:
+        errors, bounds, off = [], set(), [0.0]
+        for rule, dim, devices in runs(algorithm):
+            errors.append(error_on_device(rule, dim, devices, variant=variant))
+            bounds.add(bound(rule))
+            if bound(rule) == WITH_POW:
+                off.append(error_with_pow_off(rule, 128))
+            if errors[-1] > bound(rule):
+                print(f"beyond its bound: {rule}", file=sys.stderr)
+        stated = ", with pow ".join(f"{b:g}" for b in sorted(bounds))
+        cells = (algorithm, len(errors), f"{max(errors):.3g}", stated, f"{max(off):.2g}" if any(off) else "")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with what docs/optimizers.md says")
+    parser.add_argument("--variant", choices=["xla"], help="XLA's own programs; default: what suits the devices")
+    given = parser.parse_args()
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 4)
+    table = "\n".join(measure(given.variant)) + "\n"
+    head, rest = DOCS.read_text().split(BEGIN)
+    written, tail = rest.split(END)
+    if given.check:
+        print("as written" if written == table else f"differs from {DOCS.name}:\n{written}")
+        return int(written != table)
+    DOCS.write_text(head + BEGIN + table + END + tail)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

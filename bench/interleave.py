@@ -1,0 +1,100 @@
+"""Sides in turns: warmed up, timed round by round, each round in another order.
+
+A machine's speed changes by the minute, so only sides that took turns are compared. A sample during which our CPUs
+worked for others is marked; where enough unmarked ones remain, it does not count.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.bench import machine
+from penstock.bench.contestants import Side
+
+# What others may take of our CPUs before a sample is disturbed: a share of its time, beyond the ticks of the clock.
+OTHERS_MOST, OTHERS_TICKS_S = 0.05, 0.03
+ENOUGH = 3
+# A side that takes so many times as long as the second fastest decides nothing: it sits out after ENOUGH rounds.
+FAR_BEHIND = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One pass over the distinct steps. ms : of one step; disturbed : others used our CPUs meanwhile"""
+
+    ms: float
+    disturbed: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a side took for a step. clean : samples that count; all are kept"""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def clean(self) -> tuple[Sample, ...]:
+        """The undisturbed samples, or all where fewer than ENOUGH are."""
+        clean = tuple(s for s in self.samples if not s.disturbed)
+        return clean if len(clean) >= ENOUGH else self.samples
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(s.ms for s in self.clean)
+
+    def as_json(self) -> dict[str, Any]:
+        times = [s.ms for s in self.clean]
+        return {
+            "median_ms": self.median_ms,
+            "min_ms": min(times),
+            "max_ms": max(times),
+            "clean": sum(not s.disturbed for s in self.samples),
+            "samples_ms": [round(s.ms, 4) for s in self.samples],
+        }
+
+
+def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[str, Timing]:
+    """Time every side; all have been warmed up by one pass. Who is far behind after ENOUGH rounds sits out."""
+    steps = range(num_steps)
+    for side in sides.values():
+        side.prepare(steps)
+        side.run(steps)
+    samples: dict[str, list[Sample]] = {name: [] for name in sides}
+    names = list(sides)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            if turn == ENOUGH:
+                names = in_the_race(samples)
+            start = turn % len(names)
+            for name in names[start:] + names[:start]:
+                samples[name].append(timed(sides[name], steps))
+    finally:
+        gc.enable()
+    return {name: Timing(tuple(of)) for name, of in samples.items()}
+
+
+def in_the_race(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """The sides that are not far behind: the fastest of others that it is compared with stays in any case."""
+    least = {name: min(sample.ms for sample in of) for name, of in samples.items()}
+    second = sorted(least.values())[:2][-1]
+    return [name for name, ms in least.items() if ms <= FAR_BEHIND * second]
+
+
+def timed(side: Side, steps: Sequence[int]) -> Sample:
+    side.prepare(steps)
+    others, started = others_s(), time.perf_counter()
+    side.run(steps)
+    seconds = time.perf_counter() - started
+    return Sample(1e3 * seconds / len(steps), others_s() - others > OTHERS_MOST * seconds + OTHERS_TICKS_S)
+
+
+def others_s() -> float:
+    """Seconds that the CPUs of this process have worked for others, or were taken away by the host of the machine."""
+    return machine.busy_s() - time.process_time()

@@ -1,0 +1,174 @@
+"""penstock's own side: the one place of this package that knows its Engine and what lies under it.
+
+Everything goes through ``Engine.run`` over record batches in memory, validation on; frames are cut by
+``contribution_rows``, so that a step is one frame whatever its batches. Only ``Coalesce``, which must stop before the
+device, joins a reader and a pipeline by itself, as the Engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
+from penstock.bench.distributions import Int64
+from penstock.bench.workloads import Float32, Step, Workload
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from penstock.config.tables import Constant, TableConfig
+from penstock.engine import Engine
+from penstock.frames import Coalesced, Frame
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.pipeline import FrameGate, Pipeline
+from penstock.stats import Counters
+from penstock.table_accumulator import TableStore
+
+
+def config_of(workload: Workload, kind: str) -> EmbeddingConfig:
+    """The workload's tables under one optimizer, all weights equal at the start."""
+    optimizers: dict[str, Any] = {
+        "sgd": lambda: SGD(RATE),
+        "adagrad": lambda: Adagrad(RATE, initial_accumulator_value=ACCUMULATOR),
+        "rowwise_adagrad": lambda: RowWiseAdagrad(learning_rate=RATE, initial_accumulator_value=ACCUMULATOR),
+        "adam": lambda: Adam(RATE, beta_1=BETA1, beta_2=BETA2, epsilon=EPSILON, sum_inside_sqrt=False),
+        "ftrl": lambda: FTRL(RATE, initial_accumulator_value=ACCUMULATOR),
+    }
+    optimizer = optimizers.get(kind, optimizers["adagrad"])()
+    tables = [TableConfig(t.vocabulary_size, t.dim, Constant(WEIGHT), name=t.name) for t in workload.tables]
+    return EmbeddingConfig.from_tables(tables, optimizer)
+
+
+class Ours:
+    """Nothing of ours happens outside ``run``."""
+
+    def prepare(self, steps: Sequence[int]) -> None:
+        pass
+
+
+class Update(Ours):
+    """``Engine.run`` over batches in memory, or over a file of them."""
+
+    def __init__(self, workload: Workload, kind: str, steps: Sequence[Step], threads: int) -> None:
+        self.engine = Engine(config_of(workload, kind), threads=threads)
+        self._steps, self._rows = steps, workload.rows
+
+    def run(self, steps: Sequence[int]) -> None:
+        self._apply(batches_of(self._steps, steps), len(steps))
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        return self.engine.lookup(table, ids)
+
+    def _apply(self, source: Any, num_steps: int) -> None:
+        report = self.engine.run(source, contribution_rows=self._rows)
+        if report.steps != num_steps or report.dropped:
+            raise RuntimeError(f"expected {num_steps} steps of whole frames, got {report}")
+
+
+class Replay(Update):
+    """The same from an Arrow IPC file that the page cache holds: all distinct steps in one file."""
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, folder: Path) -> None:
+        super().__init__(workload, "adagrad", steps, threads)
+        every = tuple(range(len(steps)))
+        # The first by itself is for the check.
+        self._files: dict[tuple[int, ...], Path] = {(0,): folder / "first.arrow", every: folder / "steps.arrow"}
+        for numbers, path in self._files.items():
+            write_file(path, batches_of(steps, numbers))
+
+    def run(self, steps: Sequence[int]) -> None:
+        self._apply(str(self._files[tuple(steps)]), len(steps))
+
+
+class Coalesce(Ours):
+    """Read, validate and coalesce, and stop there: an Engine without devices.
+
+    The adapter to what is inside: reader → pipeline → stores, joined as ``Engine.__init__`` and ``Engine.run`` do.
+    """
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
+        config = config_of(workload, "sgd")
+        self._steps = steps
+        self._options = ReadOptions(config.sizes, contribution_rows=workload.rows, unseen=True)
+        self._last: Mapping[str, list[Coalesced]] = {}
+        stores = {
+            spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)
+            for spec in config.tables
+        }
+        self._pipeline = Pipeline(FrameGate(1, self._refuse), stores, self._take, threads)
+
+    def run(self, steps: Sequence[int]) -> None:
+        counters = Counters()
+        for frame in FrameReader(batches_of(self._steps, steps), self._options):
+            self._pipeline.push(frame, self._no_rates, counters)
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        (coalesced,) = self._last[table]
+        unique, sums = (np.concatenate(of) for of in zip(*coalesced.parts, strict=True))
+        return look_up(unique, sums, ids)
+
+    def _take(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        self._last = coalesced
+
+    @staticmethod
+    def _no_rates(frame: Frame, opens: bool) -> tuple[float, ...]:
+        return ()
+
+    @staticmethod
+    def _refuse(*_: Any, **__: Any) -> bool:
+        raise AssertionError("frames are pushed into the pipeline, not through its gate")
+
+
+def batches_of(steps: Sequence[Step], numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    return (batch for number in numbers for batch in steps[number].batches)
+
+
+def write_file(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
+    first = next(batches)
+    with pa.ipc.new_file(str(path), first.schema) as writer:
+        writer.write_batch(first)
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+class Latency(Ours):
+    """A small step at a time: ``how`` is "run" (a stream of them), "apply" (one call each) or "bare".
+
+    "bare" is the least that JAX asks for: one jitted call that donates an array of the tables' shape and gives it
+    back with one number changed.
+    """
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, how: str) -> None:
+        self._steps, self._rows, self._how = steps, workload.rows, how
+        self._table = workload.tables[0].name
+        if how == "bare":
+            import jax
+            import jax.numpy as jnp
+
+            (t,) = workload.tables
+            self._array = jax.jit(lambda: jnp.full((t.vocabulary_size, 2, t.dim), WEIGHT, jnp.float32))()
+            one = jnp.zeros((1, 1, 1), jnp.float32)
+            # A slice and no scatter: of a scatter of one number XLA makes a copy of the array on a CPU.
+            change = partial(jax.lax.dynamic_update_slice, update=one, start_indices=(0, 0, 0))
+            self._call = jax.jit(change, donate_argnums=0)
+        else:
+            self.engine = Engine(config_of(workload, "adagrad"), threads=threads)
+
+    def run(self, steps: Sequence[int]) -> None:
+        if self._how == "run":
+            self.engine.run(batches_of(self._steps, steps), contribution_rows=self._rows)
+        elif self._how == "apply":
+            for number in steps:
+                self.engine.apply(self._steps[number].parts)
+            self.engine.lookup(self._table, np.zeros(1, np.int64))  # waits for the device
+        else:
+            for _ in steps:
+                self._array = self._call(self._array)
+            self._array.block_until_ready()
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        return self.engine.lookup(table, ids)

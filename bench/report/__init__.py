@@ -1,0 +1,145 @@
+"""A result as a folder: result.json, a picture of every question, and one page that shows all of it by itself.
+
+``python -m penstock.bench.report RESULT.json… --plots DIR`` draws results that were kept: the pictures of docs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.cases import GROWTH
+from penstock.bench.report.readme_table import cell_of, peers_of
+from penstock.bench.workloads import WORKLOADS
+
+OURS = "penstock"
+NO_PLOTS = "none: matplotlib was not installed (pip install 'penstock[bench]'); result.json has all numbers"
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child,td.name{text-align:left}svg{max-width:100%;height:auto}.bad{color:#a11}"""
+
+
+def write_report(folder: Path, result: dict[str, Any]) -> Path:
+    """Write everything; gives the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    pictures = []
+    if can_plot():
+        from penstock.bench.report.plots import svg
+
+        for name, figure in figures(result):
+            figure.savefig(folder / f"{name}.png", dpi=150)
+            drawn = svg(figure, name)
+            (folder / f"{name}.svg").write_text(drawn)
+            pictures.append(drawn[drawn.index("<svg") :])
+    index = folder / "index.html"
+    index.write_text(page(result, pictures))
+    return index
+
+
+def can_plot() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def figures(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, figure) of every plot that the result has numbers for."""
+    from penstock.bench.report import plots
+
+    runs = [run for run in result["runs"] if OURS in run["sides"]]
+    for threads in sorted({run["threads"] for run in runs}):
+        of = [run for run in runs if run["threads"] == threads]
+        for workload in WORKLOADS:
+            its = [r for r in of if r["case"].startswith(f"{workload}/")]
+            if any(peers_of(run) for run in its):
+                title = f"{workload}, {its[0]['workload']['title']}; {threads_text(threads)}"
+                yield f"{workload}-{threads}", plots.ratios(title, its)
+        compared = [r for r in of if r["case"].split("/")[0] in WORKLOADS]
+        if compared:
+            yield f"limit-{threads}", plots.shares(f"share of the memory's limit; {threads_text(threads)}", compared)
+    for case in GROWTH:
+        its = [run for run in runs if run["case"] == case]
+        if its:
+            yield case.replace("/", "-"), plots.growth(case.split("/")[1], its)
+
+
+def threads_text(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+# ---- the page
+
+
+def page(result: dict[str, Any], pictures: list[str]) -> str:
+    where = result["machine"]
+    machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in where.items())
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><title>penstock bench</title>",
+        f"<style>{STYLE}</style><h1>penstock bench</h1>",
+        f"<p>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
+        f"{result['sizes']['rows']:,} rows a step.</p>",
+        *problems(result),
+        *(f"<p>{picture}</p>" for picture in pictures or [f"Plots: {escape(NO_PLOTS)}."]),
+        "<h2>Every case</h2>",
+        *(run_table(run) for run in result["runs"]),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def problems(result: dict[str, Any]) -> Iterator[str]:
+    """What failed, and who did not take part."""
+    if result["failed"]:
+        yield f"<p class=bad>Our own result is wrong or missing in: {escape(', '.join(result['failed']))}</p>"
+    if result.get("absent"):
+        yield f"<p>Not installed: {escape(', '.join(result['absent']))}</p>"
+    for what, problem in (result["unusable"] | result["died"]).items():
+        yield f"<p>Left out, {escape(what)}: {escape(problem)}</p>"
+
+
+def run_table(run: dict[str, Any]) -> str:
+    size = f" {run['x']:,}" if run["x"] is not None else ""
+    lines = [f"<h3>{escape(run['case'])}{size}, {threads_text(run['threads'])}</h3>"]
+    if OURS in run["sides"]:
+        w = run["workload"]
+        lines.append(
+            f"<p>{escape(w['title'])}: {w['rows']:,} rows, {w['unique']:,} distinct ids (reuse {w['reuse']:g}), "
+            f"{w['step_mb']:g} MB of gradients, {w['tables_mb']:g} MB of weights. {escape(cell_of(run) or '')}</p>"
+            "<table><tr><th>side<th>median ms<th>least<th>most<th>samples (clean)<th>times ours</tr>"
+        )
+        for name, side in sorted(run["sides"].items(), key=lambda of: of[1]["median_ms"]):
+            lines.append(
+                f"<tr><td class=name>{escape(name)}<td>{side['median_ms']:.3f}<td>{side['min_ms']:.3f}"
+                f"<td>{side['max_ms']:.3f}<td>{len(side['samples_ms'])} ({side['clean']})"
+                f"<td>{format(side['ratio'], '.2f') if 'ratio' in side else ''}</tr>"
+            )
+        if "limit_ms" in run:
+            lines.append(f"<tr><td class=name>the memory's limit<td>{run['limit_ms']:.3f}<td><td><td><td></tr>")
+        lines.append("</table>")
+    lines += [f"<p class=bad>{escape(n)} failed, not timed: {escape(p)}</p>" for n, p in run["failed"].items()]
+    return "\n".join(lines)
+
+
+def escape(text: Any) -> str:
+    return html.escape(str(text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw results that were kept.")
+    parser.add_argument("results", nargs="+", metavar="RESULT.json")
+    parser.add_argument("--plots", required=True, metavar="DIR", help="where NAME.svg goes, a file per question")
+    args = parser.parse_args()
+    if not can_plot():
+        parser.exit(1, f"plots: {NO_PLOTS}\n")
+    from penstock.bench.report.plots import svg
+
+    folder = Path(args.plots)
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in args.results:
+        for name, figure in figures(json.loads(Path(result).read_text())):
+            (folder / f"{name}.svg").write_text(svg(figure, name))

@@ -1,0 +1,112 @@
+"""README's table of figures: ``python -m penstock.bench.report.readme_table RESULT.json [--write README.md]``.
+
+With --write the text between the two markers is replaced; tests hold README to what this makes of the result in
+bench/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.cases import KINDS
+from penstock.bench.workloads import WORKLOADS
+
+BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
+END = "<!-- penstock.bench.report.readme_table: end -->\n"
+OURS, REPLAY = "penstock", "penstock_replay"
+NAMES = {
+    "coalesce": "coalesce alone",
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "rowwise_adagrad": "row-wise Adagrad",
+    "adam": "Adam",
+    "ftrl": "FTRL",
+    "replay": "replay of a file, Adagrad",
+    "doput": "DoPut over loopback, Adagrad",
+}
+WORKLOAD_NAMES = {"w1": "zipf", "w2": "no reuse", "w3": "hot ids", "w4": "32 uneven tables"}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table with what it belongs to, for the largest number of threads that was measured."""
+    compared = [run for run in result["runs"] if run["case"].split("/")[0] in WORKLOADS]
+    threads = max((run["threads"] for run in compared), default=0)
+    runs = {run["case"]: run for run in compared if run["threads"] == threads}
+    workloads = [w for w in WORKLOADS if any(case.startswith(f"{w}/") for case in runs)]
+    heads = [f"{w.upper()} {WORKLOAD_NAMES[w]}" for w in workloads]
+    lines = [f"| ms per step | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for kind in KINDS:
+        cells = [cell_of(runs.get(f"{w}/{kind}")) for w in workloads]
+        if any(cells):
+            lines.append(f"| {NAMES[kind]} | {' | '.join(cell or '–' for cell in cells)} |")
+    return "\n".join([*lines, "", told(result, threads)]) + "\n"
+
+
+def cell_of(run: dict[str, Any] | None) -> str | None:
+    """Our median, the ratio to the best peer, and the share of the memory's limit."""
+    if run is None or OURS not in run["sides"]:
+        return None
+    ours = run["sides"][OURS]["median_ms"]
+    parts = [f"{ours:.3g} ms"]
+    peers = peers_of(run)
+    if peers:
+        ratio, name = min(peers)
+        parts.append(f"{ratio:.2g}× {name.split('_')[0]}")
+    if REPLAY in run["sides"]:
+        parts.append(f"{run['sides'][REPLAY]['ratio']:.0%} of replay's rows/s")
+    if "limit_ms" in run:
+        parts.append(f"{run['limit_ms'] / ours:.0%} of limit")
+    return ", ".join(parts)
+
+
+def peers_of(run: dict[str, Any]) -> list[tuple[float, str]]:
+    """(time as a multiple of ours, name) of the other libraries."""
+    return [(side["ratio"], n) for n, side in run["sides"].items() if "ratio" in side and not n.startswith(OURS)]
+
+
+def told(result: dict[str, Any], threads: int) -> str:
+    """The machine and the versions, without which the numbers mean nothing."""
+    where, versions = result["machine"], result["versions"]
+    ours = [run["sides"][OURS] for run in result["runs"] if run["threads"] == threads and OURS in run["sides"]]
+    disturbed = sum(2 * side["clean"] < len(side["samples_ms"]) for side in ours)
+    noise = f" Other work on the machine disturbed {disturbed} of {len(ours)} cases." if disturbed else ""
+    sides = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "python")
+    return (
+        f"{threads} threads of {where['cpu']}, {where['memory_gb']:g} GB, {where['system']}, {where['date']}; "
+        f"{result['sizes']['rows']:,} rows a step, "
+        f"medians of {result['rounds']} rounds. Python {versions['python']}, {sides}.{noise}"
+    )
+
+
+def written(page: str, table: str) -> str:
+    """page with the table between its markers. Raises ValueError where it has none."""
+    if BEGIN not in page or END not in page:
+        raise ValueError(f"no place for the table: expected the lines {BEGIN.strip()} and {END.strip()}")
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + table + END + rest.split(END)[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the text between the markers of this page")
+    args = parser.parse_args()
+    try:
+        table = markdown(json.loads(args.result.read_text()))
+        if args.write is None:
+            print(table, end="")
+        else:
+            args.write.write_text(written(args.write.read_text(), table))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = f"{args.result} is no result of penstock bench: " if isinstance(error, KeyError | TypeError) else ""
+        print(f"penstock.bench.report.readme_table: {kind}{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

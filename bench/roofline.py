@@ -1,0 +1,109 @@
+"""How fast memory alone would allow a step to be: the traffic that no implementation gets round, at measured rates.
+
+    coalesce   every id and gradient read once, the sums written once past the caches
+    updates    every id and gradient read once, every touched row and its slots read and written once
+
+Left out, so that it is a limit and not a forecast: looking up ids, the adds of repeated ids, everything but memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.bench import memory_bandwidth
+from penstock.bench.contestants import SLOTS, WAYS_IN
+from penstock.bench.workloads import Step, TableSize, Workload
+
+STREAM_BYTES = 1 << 28
+TABLE_BYTES = (1 << 26, 1 << 32)  # of the table whose random rows are updated: at least, at most
+NUM_ROWS = 1 << 18
+REPEATS = 5
+
+# Row-wise Adagrad's one number per row lies in a line of its own or beside the weights: what it adds to the row.
+ROWWISE_SHARE = 1.15
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What memory did. read, write : bytes per second; update_s : row bytes → seconds per random row"""
+
+    read: float
+    write: float
+    update_s: dict[int, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "read_gb_per_s": round(self.read / 1e9, 2),
+            "write_gb_per_s": round(self.write / 1e9, 2),
+            "update_mrows_per_s": {str(size): round(1e-6 / s, 2) for size, s in sorted(self.update_s.items())},
+        }
+
+
+def row_bytes(kind: str, table: TableSize) -> tuple[int, ...]:
+    """The row sizes whose update says what ``kind`` costs this table: weights alone, and slots beside them."""
+    if kind == "coalesce":
+        return ()
+    weights = 4 * table.dim
+    return (weights,) if kind == "rowwise_adagrad" else (weights, weights * (1 + SLOTS[kind]))
+
+
+def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: int) -> Rates:
+    """The rates that the limits of these kinds need."""
+    sizes = {size for kind in kinds for table in workload.tables for size in row_bytes(kind, table)}
+    wanted = max((1 + SLOTS[kind]) * workload.table_bytes for kind in kinds)
+    num_bytes = max(TABLE_BYTES[0], min(wanted, TABLE_BYTES[1], free_bytes // 4))
+    with ThreadPoolExecutor(threads) as pool:
+        stream = np.ones(STREAM_BYTES // 8, np.uint64)
+        parts = np.array_split(stream, threads)
+        read_s = best(pool, [lambda p=p: memory_bandwidth.read_stream(p) for p in parts])  # type: ignore[misc]
+        write_s = best(pool, [lambda p=p: memory_bandwidth.write_stream(p, 1) for p in parts])  # type: ignore[misc]
+        table = np.zeros(num_bytes // 4, np.float32)
+        table += 1  # every page is there before anything is timed
+        updates = {size: update_s(pool, table, size // 4, threads) for size in sorted(sizes)}
+    return Rates(STREAM_BYTES / read_s, STREAM_BYTES / write_s, updates)
+
+
+def update_s(pool: ThreadPoolExecutor, table: Any, width: int, threads: int) -> float:
+    """Seconds per random row of ``width`` floats; every thread has rows and a part of the table of its own."""
+    rng = np.random.default_rng(0)
+    tasks = []
+    for part in range(threads):
+        its_table = table[part * (len(table) // threads) :][: len(table) // threads]
+        rows = rng.integers(0, len(its_table) // width, NUM_ROWS // threads)
+        tasks.append(lambda t=its_table, r=rows: memory_bandwidth.update_rows(t, r, width))
+    return best(pool, tasks) / (NUM_ROWS // threads * threads)
+
+
+def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of the fastest repetition: a limit is what was possible at all."""
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def limit_ms(kind: str, step: Step, rates: Rates) -> float:
+    """Of one step. replay and doput are limited as the Adagrad that they do: a file or messages are read once."""
+    kind = "adagrad" if kind in WAYS_IN else kind
+    seconds = step.workload.step_bytes / rates.read
+    for table in step.workload.tables:
+        unique = step.num_unique[table.name]
+        sizes = row_bytes(kind, table)
+        if not sizes:
+            seconds += unique * (8 + 4 * table.dim) / rates.write
+        elif kind == "rowwise_adagrad":
+            seconds += unique * rates.update_s[sizes[0]] * ROWWISE_SHARE
+        else:
+            # Slots in tables of their own or beside the weights: whichever this machine does faster.
+            apart = (1 + SLOTS[kind]) * rates.update_s[sizes[0]]
+            seconds += unique * min(apart, rates.update_s[sizes[-1]])
+    return 1e3 * seconds

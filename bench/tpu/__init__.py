@@ -1,0 +1,1 @@
+"""Programs compiled for every generation of TPU, on a machine that has none."""

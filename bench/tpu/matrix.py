@@ -1,0 +1,352 @@
+"""Every step for every generation of TPU, through TPU's real compiler, on a machine that has none.
+
+libtpu compiles for a topology that is only described. What it makes says whether a table is updated in place, what
+memory it needs beside, and how many bytes move; it says nothing of time. ``make tpu-matrix`` runs this, and writes
+bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
+
+Bytes moved per line (one physical row, docs/tpu.md), beside the floor of reading and writing weights and slots once
+and reading the gradient and the number of the line:
+
+* of the kernels: what their DMAs and the blocks that Pallas brings in move, counted in the traced kernel;
+* of XLA's program: the operands and results that its schedule keeps in HBM. What XLA places in on-chip memory counts
+  nothing, and a scatter counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
+  ``cost_analysis()["bytes accessed"]`` is no such figure: it charges gathers for tiles that their DMAs do not move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+FOUR_HOSTS = "v5e, 4 hosts"
+DIMS = (8, 32, 64, 128, 200)
+MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
+WITH_SPARSECORES = ("v5p", "v6e", "tpu7x")
+ROWS, LINES = 1 << 22, 4096
+# Bytes moved, as a multiple of the floor.
+MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
+HEAD = """# The compile matrix of TPU steps
+
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows per device and
+{lines:,} lines a step. [docs/tpu.md](../../docs/tpu.md) explains the columns. "4 hosts" is a v5e:4x4 topology.
+
+"""
+WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
+
+
+@dataclass(frozen=True)
+class Case:
+    generation: str
+    optimizer: str
+    dim: int
+    variant: str
+    bfloat16: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the compiler made of a case.
+
+    bytes_per_line : moved; None: nothing was compiled
+    failed : what is not as it must be
+    """
+
+    case: Case
+    temp_bytes: int
+    bytes_per_line: float | None
+    floor: float
+    seconds: float
+    failed: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.bytes_per_line is None else self.bytes_per_line / self.floor
+
+
+def optimizers() -> dict[str, Any]:
+    """Every optimizer that has a formula, by name."""
+    from penstock.config import optimizers as o
+
+    plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
+    plain += ["OnlineYogi", "ProximalYogi", "FrequencyEstimator", "RowWiseAdagrad"]
+    made = {name: getattr(o, name)(learning_rate=0.1) for name in plain}
+    made |= {"SGD": o.SGD(0.1), "Adagrad": o.Adagrad(0.1), "Adam": o.Adam(0.1), "FTRL": o.FTRL(0.1)}
+    return made | {"AdagradMomentum": o.AdagradMomentum(0.1, momentum=0.9), "Assign": o.Assign()}
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """The grid. Small: each generation and each optimizer once, the rest sampled."""
+    for generation in TOPOLOGIES:
+        for optimizer in MAIN:
+            for dim in DIMS:
+                if small and (generation, optimizer, dim) not in SMALL:
+                    continue
+                yield Case(generation, optimizer, dim, "pallas")
+                yield Case(generation, optimizer, dim, "xla")
+                if generation in WITH_SPARSECORES:
+                    yield Case(generation, optimizer, dim, "sparsecore")
+    if not small:
+        for optimizer in sorted(set(optimizers()) - set(MAIN)):
+            for dim in (32, 128):
+                by = ("xla",) if optimizer == "RowWiseAdagrad" else ("pallas", "xla")
+                yield from (Case("v5e", optimizer, dim, variant) for variant in by)
+            if optimizer != "RowWiseAdagrad":
+                yield Case("v6e", optimizer, 128, "sparsecore")
+        for optimizer in MAIN:
+            yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
+            yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
+
+
+SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
+SMALL |= {("tpu7x", "Adagrad", 128)}
+
+
+class Compiler:
+    """Compiles cases; topologies and rules are made once."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, Any] = {}
+        self._optimizers = optimizers()
+
+    def mesh(self, generation: str) -> Any:
+        """All chips of a topology that is not there."""
+        import numpy as np
+        from jax.experimental import topologies
+        from jax.sharding import Mesh
+
+        if generation not in self._meshes:
+            name = "v5e:4x4" if generation == FOUR_HOSTS else TOPOLOGIES[generation]
+            devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+            self._meshes[generation] = Mesh(np.asarray(devices).reshape(-1), ("shard",))
+        return self._meshes[generation]
+
+    def made(self, case: Case) -> tuple[Any, Any, Any]:
+        """The layout, the rule and the mesh of a case."""
+        from penstock.bridge.backends import formed
+        from penstock.bridge.sharding import Layout
+        from penstock.config.embedding import EmbeddingConfig
+        from penstock.config.tables import TableConfig
+
+        optimizer = self._optimizers[case.optimizer]
+        config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
+        spec, mesh = config.table("t"), self.mesh(case.generation)
+        layout = Layout("t", ROWS, case.dim, len(spec.slots), mesh.size, False, 128, case.bfloat16)
+        return formed(layout, case.variant), spec.rule, mesh
+
+    def compile(self, case: Case) -> Result:
+        from jax import set_mesh
+
+        from penstock.bridge.pallas.sparsecore import block_of
+        from penstock.bridge.program_cache import compiled, made, shapes
+
+        layout, rule, mesh = self.made(case)
+        line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
+        strips = sum(line.groups) * line.strip
+        floor = 4 * (2 * strips + line.halves * line.width + 1)
+        began = time.perf_counter()
+        try:
+            program: Any = compiled("apply", mesh, rule, line, case.variant, num_lines, LINES)
+        except Exception as error:  # the compiler's, whatever it is
+            return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
+        seconds = time.perf_counter() - began
+        memory, text = program.memory_analysis(), program.as_text()
+        if case.variant == "xla":
+            moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device) / LINES
+        else:
+            with set_mesh(mesh):
+                traced = made("apply", mesh, rule, line, case.variant, num_lines)
+                jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, LINES)).jaxpr
+            by_pallas = 4 * line.width + 4  # the words and the number, which the TensorCore's pipeline brings in
+            moved = dma_bytes(jaxpr) + by_pallas if case.variant == "pallas" else dma_bytes(jaxpr, block_of(line))
+        failed = list(faults(case, layout, memory, text))
+        most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
+        if moved > most * floor:
+            failed.append(f"moves {moved / floor:.2f} times the floor, more than {most}")
+        return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, tuple(failed))
+
+
+def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
+    """What a step must not do, whatever the optimizer."""
+    of_device = layout.nbytes // layout.num_devices
+    if memory.alias_size_in_bytes != of_device:
+        yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
+    # XLA holds lines three times: as they were, as they will be, and on their way into the table.
+    line_bytes = 4 * (sum(layout.line.groups) * layout.line.strip + layout.line.halves * layout.line.width)
+    bound = (1 << 20) + (3 * LINES * line_bytes if case.variant == "xla" else 0)
+    if memory.temp_size_in_bytes > bound:
+        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
+    for shape in layout.shapes:
+        sized = rf"\[{layout.lines_per_device},{shape[1]},{shape[2]}\]\S* copy(-start)?\("
+        if re.search(sized, text):
+            yield f"copies a table of {shape}"
+
+
+def dma_bytes(jaxpr: Any, block: int = 1) -> int:
+    """Bytes per line that the DMAs of a traced kernel move: each array in and out once, however often it is written.
+
+    block : lines that a copy moves; what is not of that many is no copy of lines (scalars, once for each subcore)
+    """
+    sites: dict[tuple[str, str], int] = {}
+    for eqn in walk(jaxpr):
+        if eqn.primitive.name != "dma_start":
+            continue
+        source, target, *_ = eqn.params["tree"].unflatten(eqn.invars)
+        (num_lines, *shape), dtype = _moved(source, target)
+        if block > 1 and num_lines != block:
+            continue
+        num_bytes = math.prod([num_lines, *shape]) * dtype.itemsize // block
+        # No two of a table's arrays have the same shape.
+        assert sites.setdefault((str(_whole(source)), str(_whole(target))), num_bytes) == num_bytes
+    return sum(sites.values())
+
+
+def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
+    """(shape, dtype) of what a copy moves: either end may be a whole buffer."""
+    for end in (source, target):
+        for transform in getattr(end, "transforms", ())[-1:]:
+            return transform.get_indexer_shape(), _whole(end).dtype
+    return source.aval.shape, source.aval.dtype
+
+
+def _whole(end: Any) -> Any:
+    """The type of the buffer that an end of a copy is in."""
+    return getattr(end, "ref", end).aval
+
+
+def walk(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a traced program, those inside others too."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from walk(inner)
+
+
+def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int) -> int:
+    """Bytes that the instructions of a compiled program move from and to HBM, a table counted by the lines touched."""
+    kinds: dict[str, str] = {}
+    total = 0
+    entry = text[text.index("ENTRY ") :]
+    for name, kind, operation, operands in instructions(entry):
+        kinds[name] = kind
+        if operation in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant") or "-done" in operation:
+            continue
+        moved = [kind] if "-start" in operation else [kind, *(kinds.get(operand, "") for operand in operands)]
+        arrays = [array for types in moved for array in ARRAY.findall(types)]
+        total += sum(_array_bytes(array, strips, num_lines) for array in arrays)
+    return total
+
+
+ARRAY = re.compile(r"(\w+)\[([\d,]*)\]\{([^}]*)\}")
+
+
+def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """(name, type, operation, operands) of every instruction of a computation in XLA's text form."""
+    for line in entry.splitlines()[1:]:
+        name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+        if not equals:
+            return
+        end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+        kind, rest = rest[:end], rest[end:].strip()
+        start = rest.index("(")
+        arguments = rest[start + 1 : _closing(rest, start)]
+        yield name, kind, rest[:start], re.findall(r"%[\w.\-]+", arguments)
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError(f"a parenthesis is not closed: {text[:80]}")
+
+
+def _array_bytes(array: tuple[str, str, str], strips: Sequence[tuple[int, ...]], num_lines: int) -> int:
+    kind, dims, form = array
+    if re.search(r"S\([1-9]", form):  # on the chip
+        return 0
+    shape = tuple(map(int, filter(None, dims.split(","))))
+    if shape[:1] == (num_lines,) and shape[1:] in strips:
+        shape = (LINES, *shape[1:])
+    return math.prod(shape) * WIDTHS.get(kind, 4)
+
+
+def markdown_table(results: Sequence[Result]) -> str:
+    """Return a row per result."""
+    rows = ["| generation | optimizer | dim | variant | bytes per line | × floor | temporary | compiled in |"]
+    rows.append("|---|---|---|---|---|---|---|---|")
+    for result in results:
+        case = result.case
+        dtype = ", bfloat16" if case.bfloat16 else ""
+        moved = "; ".join(result.failed) or f"{result.bytes_per_line:,.0f} | {result.ratio:.2f}"
+        rows.append(
+            f"| {case.generation} | {case.optimizer}{dtype} | {case.dim} | {case.variant} | {moved} "
+            f"| {result.temp_bytes / 1e6:.2f} MB | {result.seconds:.1f} s |"
+        )
+    return "\n".join(rows)
+
+
+def kept(path: Path | None) -> dict[Case, Result]:
+    """The results of an earlier run."""
+    found = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        result = json.loads(line)
+        case = Case(**result.pop("case"))
+        found[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
+    return found
+
+
+def write(path: Path, results: Sequence[Result]) -> None:
+    """Write the results as a page of their own, in place of an earlier one."""
+    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
+    path.write_text(f"{head}{markdown_table(results)}\n")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.matrix", description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="a sample of the grid")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into this file")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="one JSON object per case; cases that it holds are not compiled again",
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
+    args = parser.parse_args(words)
+    # The host has no TPU; libtpu must not look for one, and may be loaded beside another that compiles.
+    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    compiler, results, known = Compiler(), [], kept(args.results)
+    for case in cases(args.small):
+        if not set(args.only.split()) <= {str(word) for word in asdict(case).values()}:
+            continue
+        if case not in known:
+            known[case] = compiler.compile(case)
+            print(markdown_table([known[case]]).splitlines()[-1], flush=True)
+            if args.results is not None:
+                with args.results.open("a") as file:
+                    file.write(json.dumps(asdict(known[case])) + "\n")
+        results.append(known[case])
+    if args.write is not None:
+        write(args.write, results)
+    bad = [result for result in results if result.failed]
+    print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
+    return 1 if bad or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

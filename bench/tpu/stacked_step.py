@@ -1,0 +1,74 @@
+"""One step over tables that share arrays, for every generation of TPU: what the real compiler makes of it.
+
+Beside the matrix (matrix.py), whose tables are each by themselves: four tables of dims 8, 32, 64 and 128 that one
+optimizer updates lie in one stack of lines, and a step over all of them is one program. It must compile, alias the
+whole stack, copy no part of it, and need no more memory beside it than a table's step may; so must reading rows of
+each of the tables.
+
+    PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.stacked_step [GENERATION…]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.bench.tpu.matrix import LINES, ROWS, TOPOLOGIES, Case, Compiler, faults
+
+DIMS = (8, 32, 64, 128)
+OPTIMIZERS = ("SGD", "Adagrad", "Adam")
+
+
+def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) -> tuple[Any, Any, Any]:
+    """Tables of half as many rows as the matrix's, their rule and their mesh."""
+    from penstock.bridge.stacking import Stack, stacked
+
+    made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
+    layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in made]
+    _, rule, mesh = made[0]
+    (members,) = stacked([(layout, rule, None) for layout in layouts])  # all of them
+    return Stack.of([layouts[member] for member in members], rule), rule, mesh
+
+
+def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tuple[str, list[str]]]:
+    """(a line of the table, what is not as it must be) of each program."""
+    from penstock.bridge.program_cache import Programs
+
+    for variant in ("pallas", "xla"):
+        stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)
+        began = time.perf_counter()
+        program: Any = Programs(mesh, stack, rule, variant).at("apply", LINES)
+        memory, seconds = program.memory_analysis(), time.perf_counter() - began
+        failed = list(faults(Case(generation, optimizer, DIMS[-1], variant), stack, memory, program.as_text()))
+        aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
+        temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
+        yield f"| {generation} | {optimizer} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
+        for table in stack.tables:
+            program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
+            if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):
+                yield f"| {generation} | {optimizer} | {variant}, reading dim {table.dim} | | | |", ["copies the stack"]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    generations = list(sys.argv[1:] if words is None else words) or list(TOPOLOGIES)
+    compiler, bad = Compiler(), 0
+    dims = ", ".join(map(str, DIMS))
+    print(f"{len(DIMS)} tables of {ROWS // 2:,} rows, dims {dims}; one dispatch of {LINES:,} lines\n")
+    print("| generation | optimizer | variant | aliased, bytes per device | temporary | compiled in |")
+    print("|---|---|---|---|---|---|")
+    for generation in generations:
+        for optimizer in OPTIMIZERS:
+            for line, failed in checked(compiler, generation, optimizer):
+                print(line, *failed, flush=True)
+                bad += bool(failed)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The conditional accumulators, dense and sparse: a gate, and the sums behind it.
+
+The same semantics as TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator
+(conditional_accumulator_base.h, sparse_conditional_accumulator.h) where those are right;
+docs/accumulators.md lists where they differ. Any number of threads may apply and take. When to open
+is gate.py's, what may enter gradients.py's, how it is summed sums.py's; here they are joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.accumulators.conditional import Conditional
+from penstock.accumulators.gradient_checks import (
+    contributor_of,
+    dense_problem,
+    ids_of,
+    scalar_of,
+    sizes_of,
+    sparse_problem,
+    sparse_row_problem,
+    values_of,
+)
+from penstock.accumulators.storage import DenseSums, SparseSums, sparse_sums
+from penstock.errors import InputError, StateError
+from penstock.stats import Contributor
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class SparseGradient(NamedTuple):
+    """What a sparse take gives; TensorFlow's IndexedSlices.
+
+    indices : int64 (n,), ascending and distinct (with tf_compat as TensorFlow's merge left them)
+    values : of the accumulator's dtype, (n, ...)
+    dense_shape : int64 (1 + rank of a row,): the declared first dim or -1, then the shape of a row
+    """
+
+    indices: npt.NDArray[np.int64]
+    values: Array
+    dense_shape: npt.NDArray[np.int64]
+
+
+class ConditionalAccumulator(Conditional[Array]):
+    """Sums dense gradients until a taker's number is in.
+
+    dtype : float16, float32 or float64; sums are in it, in arrival order
+    shape : what gradients must have; None, or -1 dims, where that is open: the first gradient after a take then says
+    reduction : "MEAN" divides by the number of gradients, "SUM" does not
+    Raises UsageError. Source: tf.compat.v1.ConditionalAccumulator.
+    """
+
+    def __init__(self, dtype: Any = "float32", shape: Any = None, reduction: str = "MEAN") -> None:
+        super().__init__(dtype, shape, reduction)
+        self._sums = DenseSums()
+
+    def apply_gradient(self, value: Any, local_step: int = 0, contributor: Contributor = None) -> bool:
+        """Add one gradient. value : an array of the accumulator's dtype, or (nested) numbers.
+
+        False where it was stale: dropped whatever its shape, and counted. Raises InputError where it does not
+        fit, UsageError, CancelledError where closed; nothing is added then. Source: AccumulatorApplyGradient.
+        """
+        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        array = values_of(value, self.dtype)
+
+        def add() -> None:
+            held = self._sums.value
+            problem = dense_problem(array.shape, self.shape, None if held is None else held.shape)
+            if problem is not None:
+                raise InputError(problem)
+            self._sums.add(array)
+
+        return self._gate.admit(step, add, who)
+
+    def _produce(self, num: int) -> Array:
+        return self._sums.take(num, self._mean)
+
+    def _held(self) -> dict[str, Any]:
+        return {} if self._sums.value is None else {"value": self._sums.value.copy()}
+
+    def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
+        sums = DenseSums()
+        if num:
+            sums.value = np.array(values_of(held["value"], self.dtype))
+            problem = dense_problem(sums.value.shape, self.shape, None)
+            if problem is not None:
+                raise StateError(problem)
+        return lambda: setattr(self, "_sums", sums)
+
+
+class SparseConditionalAccumulator(Conditional[SparseGradient]):
+    """Sums sparse gradients, rows by id, until a taker's number is in.
+
+    dtype : float16, float32 or float64; sums are in it, in arrival order
+    shape : of the dense tensor that the rows belong to; None, or -1 dims, where that is open
+    reduction : "MEAN" divides each row by the number of gradients that held its id, "SUM" does not
+    tf_compat : merge as TensorFlow does, bit for bit, also where ids are not ascending and distinct: slow
+    Raises UsageError. Source: tf.compat.v1.SparseConditionalAccumulator.
+    """
+
+    def __init__(
+        self, dtype: Any = "float32", shape: Any = None, reduction: str = "MEAN", tf_compat: bool = False
+    ) -> None:
+        super().__init__(dtype, shape, reduction)
+        self.tf_compat = tf_compat
+        self._row: tuple[int, ...] = ()  # the shape of a row; means something while gradients are in
+        self._sums: SparseSums = sparse_sums(self.dtype, 1, tf_compat)
+
+    def apply_gradient(
+        self,
+        ids: Any,
+        values: Any,
+        local_step: int = 0,
+        grad_shape: Any = None,
+        contributor: Contributor = None,
+    ) -> bool:
+        """Add one gradient.
+
+        ids : integers (n,), in any order, repeats allowed: every row of an id is summed, the id counts once
+        values : of the accumulator's dtype, (n, ...), or nested numbers
+        grad_shape : the dense shape that the gradient says it has, checked against the declared one; or None
+        False where it was stale: dropped whatever its shapes, and counted. Raises InputError where it does not
+        fit, UsageError, CancelledError where closed; nothing is added then. Source: SparseAccumulatorApplyGradient.
+        """
+        step, who = scalar_of("local_step", local_step), contributor_of(contributor)
+        rows, index = values_of(values, self.dtype), ids_of(ids)
+        shape = sizes_of(grad_shape)
+        # Judged here, so that the lock is not held for it; told only if the gradient is not stale.
+        judged = sparse_problem(index, rows, self.shape, shape)
+
+        def add() -> None:
+            num = self._gate.num_accumulated
+            problem = judged or sparse_row_problem(rows, self.shape, self._row if num else None)
+            if problem is not None:
+                raise InputError(problem)
+            self._add(index, rows, num)
+
+        return self._gate.admit(step, add, who)
+
+    def _add(self, ids: npt.NDArray[np.int64], rows: Array, num: int) -> None:
+        width = math.prod(rows.shape[1:])
+        if not num:
+            if width != self._sums.width:
+                self._sums = sparse_sums(self.dtype, width, self.tf_compat)
+            self._row = rows.shape[1:]
+        self._sums.add(ids, np.ascontiguousarray(rows).reshape(len(ids), width), num)
+
+    def _produce(self, num: int) -> SparseGradient:
+        ids, values = self._sums.take(self._mean)
+        first = self.shape[0] if self.shape else None
+        dense_shape = np.array([-1 if first is None else first, *self._row], np.int64)
+        return SparseGradient(ids, values.reshape(len(ids), *self._row), dense_shape)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "tf_compat": self.tf_compat}
+
+    def _held(self) -> dict[str, Any]:
+        state = self._sums.get_state()
+        return (
+            {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
+            if self.num_accumulated()
+            else {}
+        )
+
+    def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
+        row: tuple[int, ...] = ()
+        if num:
+            ids, values = ids_of(held["ids"]), values_of(held["values"], self.dtype)
+            problem = sparse_problem(ids, values, self.shape, None)
+            problem = problem or sparse_row_problem(values, self.shape, None)
+            if problem is not None or np.shape(held["counts"]) != ids.shape:
+                raise StateError(problem or f"counts: expected shape {ids.shape}, got {np.shape(held['counts'])}")
+            row = values.shape[1:]
+        sums = sparse_sums(self.dtype, math.prod(row), self.tf_compat)
+        if num:
+            flat = np.ascontiguousarray(values).reshape(len(ids), sums.width)
+            sums.set_state({"ids": ids, "values": flat, "counts": np.asarray(held["counts"], np.int64)})
+
+        def put() -> None:
+            self._sums, self._row = sums, row
+
+        return put

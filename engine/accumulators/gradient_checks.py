@@ -1,0 +1,181 @@
+"""What may be applied to a conditional accumulator: arguments and gradients, made arrays or refused.
+
+Two kinds of wrong. What TensorFlow crashes on or cannot build (another dtype, a step that is no
+scalar) is refused before the accumulator is looked at. Shapes and ids are judged in TensorFlow's order
+and only after the stale check, so those functions return the problem instead of raising it.
+Sources: conditional_accumulator.h, sparse_conditional_accumulator.h (ValidateShape).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError, UsageError
+from penstock.masked_arrays import MASKED, is_masked
+
+Array: TypeAlias = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+# A declared shape: None where the rank is unknown; a dim is None where it is.
+Partial: TypeAlias = tuple[int | None, ...] | None
+DTYPES = ("float16", "float32", "float64")
+REDUCTIONS = ("MEAN", "SUM")
+
+
+def dtype_of(dtype: Any) -> np.dtype[Any]:
+    """One of the three that TensorFlow has kernels for. Raises UsageError."""
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}") from None
+    if found.name not in DTYPES or not found.isnative:
+        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {found}")
+    return found
+
+
+def shape_of(shape: Any) -> Partial:
+    """A partial shape: None, or dims of which -1 and None are unknown. Raises UsageError."""
+    if shape is None:
+        return None
+    try:
+        dims = tuple(None if dim is None else operator.index(dim) for dim in shape)
+    except TypeError:
+        raise UsageError(f"shape: expected None or a sequence of dims (None or -1: unknown), got {shape!r}") from None
+    if any(dim is not None and dim < -1 for dim in dims):
+        raise UsageError(f"shape: expected dims of at least 0, or -1 where unknown, got {dims}")
+    return tuple(None if dim == -1 else dim for dim in dims)
+
+
+def reduction_of(reduction: Any) -> str:
+    if reduction not in REDUCTIONS:
+        raise UsageError(f"reduction: expected 'MEAN' or 'SUM', got {reduction!r}")
+    return str(reduction)
+
+
+def scalar_of(name: str, value: Any) -> int:
+    """An int64 scalar; TensorFlow adds the gradient, or crashes, where it is an array. Raises UsageError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        got = f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+        raise UsageError(f"{name}: expected one integer, got {got}") from None
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"{name}: expected an int64, got {number}")
+    return number
+
+
+def sizes_of(grad_shape: Any) -> tuple[int, ...] | None:
+    """The dense shape that a gradient says it has, or None. Raises UsageError."""
+    if grad_shape is None:
+        return None
+    try:
+        return tuple(scalar_of("grad_shape", dim) for dim in grad_shape)
+    except TypeError:
+        raise UsageError(f"grad_shape: expected a sequence of integers, got {grad_shape!r}") from None
+
+
+def num_required_of(value: Any) -> int:
+    number = scalar_of("num_required", value)
+    if number < 1:
+        raise UsageError(f"num_required: expected at least 1, got {number}")
+    return number
+
+
+def timeout_of(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and value >= 0 and not math.isnan(value):
+        return float(value)
+    raise UsageError(f"timeout: expected seconds of at least 0, or None, got {value!r}")
+
+
+def contributor_of(value: Any) -> int | str | None:
+    if value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, np.integer):
+        return int(value)
+    raise UsageError(f"contributor: expected an int, a str or None, got {type(value).__name__}")
+
+
+def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
+    """The gradient as an array of dtype; what already has a dtype is never cast. Raises InputError."""
+    if is_masked(value):
+        raise InputError(f"gradient: {MASKED}")
+    given = isinstance(value, (list, tuple, int, float))
+    try:
+        array = np.asarray(value, dtype if given else None)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"gradient: expected numbers: {error}") from None
+    if array.dtype != dtype:
+        raise InputError(f"gradient: expected {dtype}, got {array.dtype}: cast it first")
+    return array
+
+
+def ids_of(ids: Any) -> Int64:
+    """Ids of any rank as int64. Raises InputError for floats, and for what int64 cannot hold."""
+    if is_masked(ids):
+        raise InputError(f"ids: {MASKED}")
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise InputError(f"ids: expected integers: {error}") from None
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"ids: expected integers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise InputError(f"ids: expected int64, got {array.max()}")
+    return array.astype(np.int64, copy=False)
+
+
+def told(shape: Partial) -> str:
+    """``(?, 3)``, as messages show a partial shape."""
+    if shape is None:
+        return "any shape"
+    dims = ", ".join("?" if dim is None else str(dim) for dim in shape)
+    return f"({dims},)" if len(shape) == 1 else f"({dims})"
+
+
+def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ...] | None) -> str | None:
+    """Why a dense gradient may not enter, or None. held : shape of what is accumulated."""
+    if held is not None and shape != held:
+        return f"gradient: expected shape {held}, as what is accumulated, got {shape}"
+    if declared is not None and (
+        len(shape) != len(declared) or any(want not in (None, got) for want, got in zip(declared, shape, strict=True))
+    ):
+        return f"gradient: expected shape {told(declared)}, got {shape}"
+    return None
+
+
+def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tuple[int, ...] | None) -> str | None:
+    """Why a sparse gradient may not enter whatever is accumulated, or None."""
+    if ids.ndim != 1:
+        return f"ids: expected shape (n,), got {ids.shape}"
+    if values.ndim < 1:
+        return "gradient: expected at least one axis, (n, ...), got a scalar"
+    if len(values) != len(ids):
+        return f"gradient: expected as many rows as ids, got {len(ids)} ids and {len(values)} rows"
+    if grad_shape is not None and declared is not None:
+        fits = len(declared) <= len(grad_shape) and _fits(declared, grad_shape)
+        if not fits:
+            return f"grad_shape: expected {told(declared)}, got {grad_shape}"
+    # Negative ids pass, as they do in TensorFlow.
+    if declared and declared[0] is not None and ids.size and ids.max() >= declared[0]:
+        return f"ids: expected id < {declared[0]}, got {ids.max()}"
+    return None
+
+
+def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] | None) -> str | None:
+    """Why rows of that shape may not enter, or None. held : shape of the rows that are accumulated."""
+    if held is not None:
+        return None if values.shape[1:] == held else f"gradient: expected rows of {held}, got {values.shape[1:]}"
+    if declared is not None and not (len(declared) <= values.ndim and _fits(declared[1:], values.shape[1:])):
+        return f"gradient: expected rows of {told(declared[1:])}, got {values.shape[1:]}"
+    return None
+
+
+def _fits(declared: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
+    """Every known dim is met; further entries of shape are ignored, as TensorFlow does."""
+    return all(want in (None, got) for want, got in zip(declared, shape, strict=False))

@@ -1,0 +1,201 @@
+"""What a conditional accumulator holds behind its gate: sums, and for rows how many gradients held them.
+
+One dense store and three sparse ones with the same four methods (KernelSums: the fast path;
+NumpySums: float16, which has no kernel, and rows without elements; TensorFlowSums: TensorFlow's merge
+with its quirks). They validate nothing and lock nothing. ``add`` and ``take`` change a store as their
+last act: where memory fails in NumPy, nothing has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.pyx.accumulator import Accumulator, divide
+from penstock.pyx.frame_accumulate import Intake
+
+Array: TypeAlias = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+State = dict[str, Array]
+
+
+class DenseSums:
+    """One array, summed in its dtype in arrival order."""
+
+    def __init__(self) -> None:
+        self.value: Array | None = None
+
+    def add(self, value: Array) -> None:
+        if self.value is None:
+            self.value = value.copy()
+        else:
+            with np.errstate(all="ignore"):  # TensorFlow overflows to inf without a word
+                np.add(self.value, value, out=self.value)
+
+    def take(self, num: int, mean: bool) -> Array:
+        """The sum, divided by dtype(num) where mean; the store is then empty."""
+        assert self.value is not None  # the gate opens for what was admitted only
+        value = self.value
+        if mean:
+            with np.errstate(all="ignore"):
+                value = np.asarray(value / value.dtype.type(num))
+        self.value = None
+        return value
+
+
+class SparseSums(Protocol):
+    """Rows by id. width : elements per row, the axes behind the first flattened."""
+
+    width: int
+
+    def add(self, ids: Int64, values: Array, number: int) -> None:
+        """ids (n,), values (n, width) contiguous; number : of this gradient since the last take."""
+
+    def take(self, mean: bool) -> tuple[Int64, Array]:
+        """ids (u,) and rows (u, width), each divided by dtype(its count) where mean; then empty."""
+
+    def get_state(self) -> State:
+        """Copies of ids (u,), values (u, width), counts (u,)."""
+
+    def set_state(self, state: State) -> None:
+        """What ``get_state`` gave, to a new store."""
+
+
+def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums:
+    """The store for rows of that dtype and width."""
+    if tf_compat:
+        return TensorFlowSums(dtype, width)
+    return KernelSums(dtype, width) if width and dtype.itemsize >= 4 else NumpySums(dtype, width)
+
+
+class _Block(NamedTuple):
+    """What the intake takes of one gradient; float64 too, which no frame has."""
+
+    ids: Int64
+    grads: Array
+    which: None = None
+    gains: None = None
+
+
+class KernelSums:
+    """float32 and float64, in pyx: every row of an id in arrival order; sums without the GIL."""
+
+    def __init__(self, dtype: np.dtype[Any], width: int) -> None:
+        self.width = width
+        self._accumulator, self._intake = Accumulator(width, dtype), Intake()
+
+    def add(self, ids: Int64, values: Array, number: int) -> None:
+        # Whoever unpacks bytes by himself may hold arrays at odd addresses.
+        ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
+        self._intake.begin([self._accumulator], [[_Block(ids, values)]], number)
+        self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
+        self._intake.work()
+        self._intake.end()
+
+    def take(self, mean: bool) -> tuple[Int64, Array]:
+        (held,) = self._accumulator.sums()
+        order = np.argsort(held.ids)
+        # take, not held.sums[order], which answers a lack of memory with a SystemError.
+        ids, values = held.ids[order], held.sums.take(order, axis=0)
+        if mean:
+            divide(values, self._accumulator.counts()[order])
+        self._accumulator.drain()
+        return ids, values
+
+    def get_state(self) -> State:
+        state = self._accumulator.get_state()
+        return {"ids": state["ids"], "values": state["sums"], "counts": state["counts"]}
+
+    def set_state(self, state: State) -> None:
+        # No gradient that is still to come has the number -1: every id counts anew.
+        frames = np.full(len(state["ids"]), -1, np.int64)
+        sums = {"ids": state["ids"], "sums": state["values"], "counts": state["counts"], "frames": frames}
+        self._accumulator.set_state(sums)
+
+
+class NumpySums:
+    """The same in NumPy, in any dtype: float16 rounds at every addition, as TensorFlow's does."""
+
+    def __init__(self, dtype: np.dtype[Any], width: int) -> None:
+        self.width = width
+        self._dtype = dtype
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ids, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._values = np.empty((0, self.width), self._dtype)
+
+    def add(self, ids: Int64, values: Array, number: int) -> None:
+        held = len(self._ids)
+        merged, where = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        # -0.0 is what leaves every number as it is, 0.0 too; 0.0 would turn -0.0 into 0.0.
+        sums = np.full((len(merged), self.width), -0.0, self._dtype)
+        sums[where[:held]] = self._values
+        with np.errstate(all="ignore"):
+            np.add.at(sums, where[held:], values)
+        counts = np.zeros(len(merged), np.int64)
+        counts[where[:held]] = self._counts
+        counts[np.unique(where[held:])] += 1
+        self._ids, self._values, self._counts = merged, sums, counts
+
+    def take(self, mean: bool) -> tuple[Int64, Array]:
+        ids, values = self._ids, divided(self._values, self._counts) if mean else self._values
+        self._clear()
+        return ids, values
+
+    def get_state(self) -> State:
+        return {"ids": self._ids.copy(), "values": self._values.copy(), "counts": self._counts.copy()}
+
+    def set_state(self, state: State) -> None:
+        self._ids, self._counts = np.array(state["ids"], np.int64), np.array(state["counts"], np.int64)
+        self._values = np.array(state["values"], self._dtype)
+
+
+class TensorFlowSums(NumpySums):
+    """SparseConditionalAccumulator::AddToAccumGradFunction, bit for bit: right for ascending, distinct ids only.
+
+    The first gradient is kept as it came. Each further one is merged as if both lists were ascending
+    without repeats; ids that are not so end up in several rows.
+    """
+
+    def add(self, ids: Int64, values: Array, number: int) -> None:
+        if number == 0:
+            merged = ids.copy(), values.copy(), np.ones(len(ids), np.int64)
+        else:
+            merged = self._merged(ids, values)
+        self._ids, self._values, self._counts = merged
+
+    def _merged(self, ids: Int64, values: Array) -> tuple[Int64, Array, Int64]:
+        held, new = self._ids.tolist(), ids.tolist()
+        pairs: list[tuple[int, int]] = []  # of the row held and the new row that make one row; -1: there is none
+        i = j = 0
+        while i < len(held) and j < len(new):
+            if held[i] < new[j]:
+                pairs.append((i, -1))
+                i += 1
+            elif held[i] == new[j]:
+                pairs.append((i, j))
+                i, j = i + 1, j + 1
+            else:
+                pairs.append((-1, j))
+                j += 1
+        pairs += [(rest, -1) for rest in range(i, len(held))] + [(-1, rest) for rest in range(j, len(new))]
+        of_held, of_new = np.array(pairs, np.int64).reshape(-1, 2).T
+        only_new, both = of_held < 0, (of_held >= 0) & (of_new >= 0)
+        merged, counts = np.empty(len(pairs), np.int64), np.ones(len(pairs), np.int64)
+        sums = np.empty((len(pairs), self.width), self._dtype)
+        merged[~only_new], sums[~only_new] = self._ids[of_held[~only_new]], self._values[of_held[~only_new]]
+        counts[~only_new] = self._counts[of_held[~only_new]]
+        merged[only_new], sums[only_new] = ids[of_new[only_new]], values[of_new[only_new]]
+        with np.errstate(all="ignore"):
+            sums[both] = values[of_new[both]] + sums[both]
+        counts[both] += 1
+        return merged, sums, counts
+
+
+def divided(values: Array, counts: Int64) -> Array:
+    """Each row by dtype(its count). values (u, width), counts (u,)."""
+    with np.errstate(all="ignore"):
+        return np.asarray(values / counts.astype(values.dtype)[:, None])

@@ -1,0 +1,118 @@
+"""The step as a kernel for a TPU's TensorCore: lines come in by DMA, are updated, and go back where they lay.
+
+XLA's own gather and scatter stage all lines of a step; here a few hundred are on chip at a time. Block after block:
+while block i is computed, the lines of block i + 1 are on their way in and those of block i - 1 on their way out. The
+numbers of lines are unique, so that no two blocks meet in a line, and pads are never fetched: how many lines are no
+pads is read at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+
+from penstock.bridge.programs import Program, _fence, _rounded, sharded, updated
+from penstock.bridge.row_format import Arrays, Line
+from penstock.bridge.sharding import LINES
+from penstock.updates import Ops, UpdateRule
+
+# Lines that are on chip at a time, three times over. Tests take fewer: interpreted, every DMA takes milliseconds.
+BLOCK = LINES
+# How kernels run where there is no TPU: interpreted. Tests put pltpu.InterpretParams(detect_races=True) here.
+INTERPRET: Any = True
+
+
+@lru_cache(maxsize=256)
+def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
+    """``programs.apply`` with the same arguments and, to the bit, the same results."""
+    interpret = False if mesh.devices.flat[0].platform == "tpu" else INTERPRET
+
+    def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
+        del key  # of tables whose weights have 16 bits, which are not updated here
+        step = _kernel(rule, line, table, lines.shape[1], interpret)
+        numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
+        return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
+
+    return sharded(mesh, local, num_row_args=4, num_scalars=3, num_out=2, donate=True)
+
+
+def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpret: Any) -> Callable[..., Any]:
+    """(lines i32[K], count i32[1], (lr, zero) i32[2], words i32[K,width], *table) → table."""
+    anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
+    buffers = [pltpu.VMEM((2, BLOCK, strips, line.strip), jnp.float32) for strips in line.groups]
+    return pl.pallas_call(
+        partial(_body, rule, line),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(num_lines // BLOCK,),
+            in_specs=[pl.BlockSpec((BLOCK, line.width), lambda block, *_: (block, 0)), *[anywhere] * len(table)],
+            out_specs=[anywhere] * len(table),
+            scratch_shapes=[*buffers, *buffers, *[pltpu.SemaphoreType.DMA((2,))] * 2],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in table],
+        input_output_aliases={4 + number: number for number in range(len(table))},
+        interpret=interpret,
+        name=f"penstock_{rule.algorithm}",
+    )
+
+
+def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, words: Any, *refs: Any) -> None:
+    num_arrays = len(line.groups)
+    _, table, fetched, updated_, (arrived, gone) = _split(refs, [num_arrays] * 4 + [2])
+    block, last = pl.program_id(0), pl.num_programs(0) - 1
+    here, there = jax.lax.rem(block, 2), jax.lax.rem(block + 1, 2)
+
+    def each(block: Any, act: Callable[[Any], None]) -> None:
+        """``act`` for the place in its block of every line that is no pad."""
+
+        def one(place: Any, _: None) -> None:
+            act(place)
+
+        jax.lax.fori_loop(0, jnp.clip(count[0] - block * BLOCK, 0, BLOCK), one, None)
+
+    def fetch(block: Any, buffer: Any, act: str) -> None:
+        def line_in(place: Any) -> None:
+            number = lines[block * BLOCK + place]
+            for array, rows in zip(table, fetched, strict=True):
+                copy = pltpu.make_async_copy(array.at[number], rows.at[buffer, place], arrived.at[buffer])
+                getattr(copy, act)()
+
+        each(block, line_in)
+
+    def put_back(block: Any, buffer: Any, act: str) -> None:
+        def line_out(place: Any) -> None:
+            number = lines[block * BLOCK + place]
+            for array, rows in zip(table, updated_, strict=True):
+                getattr(pltpu.make_async_copy(rows.at[buffer, place], array.at[number], gone.at[buffer]), act)()
+
+        each(block, line_out)
+
+    pl.when(block == 0)(lambda: fetch(block, here, "start"))
+    pl.when(block < last)(lambda: fetch(block + 1, there, "start"))
+    fetch(block, here, "wait")
+    pl.when(block > 1)(lambda: put_back(block - 2, here, "wait"))
+    planes = line.joined([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
+    ops = Ops(jnp, partial(_rounded, numbers[1]))
+    lr = jax.lax.bitcast_convert_type(numbers[0], jnp.float32)
+    new = iter(line.cut(updated(ops, rule, line, lr, lr, lr, line.received(words[...]), planes)))
+    for rows in updated_:
+        for strip in range(rows.shape[2]):
+            rows[here, :, strip] = next(new)
+    put_back(block, here, "start")
+    pl.when((block == last) & (block > 0))(lambda: put_back(block - 1, there, "wait"))
+    pl.when(block == last)(lambda: put_back(block, here, "wait"))
+
+
+def _split(refs: tuple[Any, ...], sizes: list[int]) -> list[tuple[Any, ...]]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(refs[start : start + size])
+        start += size
+    return parts

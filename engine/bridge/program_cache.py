@@ -1,0 +1,115 @@
+"""Compiled programs by size: ahead of the first step (``Programs.warm``), or when a size is first met.
+
+Compiled here and kept, because a call of a jitted function looks at the caller's mesh and transfer guard, and because
+what `lower().compile()` makes is not what such a call finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.bridge import programs
+from penstock.bridge.programs import AXIS, Program
+from penstock.bridge.row_format import Line
+from penstock.bridge.sharding import MAX_BUCKET, buckets
+from penstock.bridge.stacking import Stack, multiple_of
+from penstock.updates import UpdateRule
+
+
+class Programs:
+    """The programs of one stack of tables.
+
+    variant : who makes ``apply``: "xla", "pallas" or "sparsecore"; the others are XLA's
+    """
+
+    def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
+        self._mesh, self._stack, self._rule, self._variant = mesh, stack, rule, variant
+        self._num_lines = stack.num_devices * stack.lines_per_device
+
+    def at(self, what: str, size: int = 0, line: Line | None = None) -> Program:
+        """The program of that name (a function of programs.py), for so many rows or lines per device.
+
+        line : of the table whose rows are read; None: the stack's, as steps see it
+        """
+        line = line or self._stack.line
+        return compiled(what, self._mesh, self._rule, line, self._variant, self._num_lines, size)
+
+    def warm(self) -> int:
+        """Compile every program that a step, a lookup or a checkpoint may ask for. Returns how many there are."""
+        stack = self._stack
+        wanted: list[tuple[str, int, Line]] = []
+        for what, most in (("apply", stack.lines_per_device), ("write", max(t.lines_per_device for t in stack.tables))):
+            sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line))
+            wanted += [(what, size, stack.line) for size in sizes]
+        for line in {table.line: None for table in stack.tables}:  # each once, in order
+            most = max(table.rows_per_device for table in stack.tables if table.line == line)
+            sizes = buckets(min(MAX_BUCKET, most))
+            wanted += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
+            if self._rule.non_lazy:
+                wanted += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
+        for what, size, line in wanted:
+            self.at(what, size, line)
+        return len(wanted)
+
+
+@lru_cache(maxsize=4096)
+def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
+    """One program, compiled for arrays of so many lines."""
+    with jax.set_mesh(mesh):
+        lowered = made(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
+        program: Program = lowered.compile()
+    return program
+
+
+def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
+    """The jitted program of that name."""
+    match what:
+        case "apply" if variant == "pallas":
+            from penstock.bridge.pallas import tensorcore
+
+            return tensorcore.apply(mesh, rule, line)
+        case "apply" if variant == "sparsecore":
+            from penstock.bridge.pallas import sparsecore
+
+            return sparsecore.apply(mesh, rule, line)
+        case "apply":
+            return programs.apply(mesh, rule, line)
+        case "sweep":
+            return programs.sweep(mesh, rule, line)
+        case "no_rows":
+            return programs.no_rows(mesh, num_lines * line.group)
+        case "mark":
+            return programs.mark(mesh)
+    return {"write": programs.write, "read": programs.read, "copy_rows": programs.copy_rows}[what](mesh, line)
+
+
+def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:
+    """The arguments of a program."""
+    rows, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+
+    def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
+    def scalar(dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), dtype, sharding=same)
+
+    table = tuple(split(num_lines, *shape, dtype=dtype) for shape, dtype in line.forms)
+    numbers = split(mesh.size, size)
+    words = split(mesh.size, size, line.halves * line.width)
+    step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))
+    touched = split(num_lines * line.group, dtype=np.bool_)
+    return {
+        "apply": (table, numbers, words, split(mesh.size), *step),
+        "write": (table, numbers, words, scalar(np.int32)),
+        "read": (table, numbers, scalar(np.int32)),
+        "copy_rows": (table, numbers),
+        "no_rows": (),
+        "mark": (touched, numbers),
+        "sweep": (table, touched, *step),
+    }[what]

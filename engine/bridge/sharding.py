@@ -1,0 +1,135 @@
+"""Logical ↔ physical: which device holds an id's row, and at which place. Nothing else knows.
+
+The logical table is (vocabulary_size, dim) with slots of the same shape. Rows belong to a fixed number of virtual
+shards, by the configuration's strategy, and shards to devices in contiguous runs: any number of devices up to
+NUM_SHARDS works, and a row's place inside its shard never depends on it.
+
+A device's rows lie in lines, ``group`` rows in each (line.py says how). On a CPU or GPU a line is one row: its weights
+and slots side by side, so that one gather brings both. On a TPU a line is as wide as its vector registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bridge.row_format import Line, Places
+from penstock.errors import ConfigError
+from penstock.pyx import partition
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # makes an array: (shape, dtype) →
+
+# Enough that a thousand devices are loaded evenly; costs at most this many padding rows per table.
+NUM_SHARDS = 1024
+
+# Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
+MAX_BUCKET = 32_768
+# Sizes of what is sent by lines that rows share are multiples of this: a kernel takes so many at once.
+LINES = 128
+
+
+def bucket(num_rows: int, multiple: int = 8) -> int:
+    """The padded number of rows: a ladder of ×1.5 in multiples of 8, so that few programs serve all sizes."""
+    size = multiple
+    while size < num_rows:
+        size = -(-size * 3 // (2 * multiple)) * multiple
+    return min(size, MAX_BUCKET) if num_rows <= MAX_BUCKET else size
+
+
+def buckets(most: int, multiple: int = 8) -> list[int]:
+    """The ladder, up to where so many rows fit."""
+    sizes = [bucket(1, multiple)]
+    while sizes[-1] < most:
+        sizes.append(bucket(sizes[-1] + 1, multiple))
+    return sizes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of one table live.
+
+    mod : MOD sharding; else DIV (fact sheet of TensorFlow's shape util)
+    lanes : a line's width is a multiple of so many elements: 128 on TPU, else 1
+    bfloat16 : weights are kept in 16 bits, two rows' in a word; slots stay float32
+    halved : as in line.py, for tables that XLA updates
+    among : (first, stride): these are every stride-th row, from the first on, of the table by whose ids 16 bits are
+        rounded to
+    """
+
+    name: str
+    vocabulary_size: int
+    dim: int
+    num_slots: int
+    num_devices: int
+    mod: bool
+    lanes: int = 1
+    bfloat16: bool = False
+    halved: bool = False
+    among: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        if self.num_devices > NUM_SHARDS:
+            raise ConfigError(f"{self.num_devices} devices: at most {NUM_SHARDS} can share a table")
+        if self.rows_per_device + 2 * MAX_BUCKET >= 2**31:
+            raise ConfigError(
+                f"table '{self.name}': {self.rows_per_device} rows per device do not fit 32-bit row numbers; "
+                "use more devices"
+            )
+
+    @property
+    def rows_per_shard(self) -> int:
+        return -(-self.vocabulary_size // NUM_SHARDS)
+
+    @property
+    def shards_per_device(self) -> int:
+        return -(-NUM_SHARDS // self.num_devices)
+
+    @property
+    def rows_per_device(self) -> int:
+        return self.shards_per_device * self.rows_per_shard
+
+    @property
+    def lines_per_device(self) -> int:
+        return -(-self.rows_per_device // self.line.group)
+
+    @cached_property
+    def line(self) -> Line:
+        """What programs know of a line. Ids only where they count: else tables of one form share their programs."""
+        shards = (self.shards_per_device, self.rows_per_shard)
+        places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
+        return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the physical arrays, whose first axes are cut evenly over the devices."""
+        lines = self.num_devices * self.lines_per_device
+        return tuple((lines, *shape) for shape, _ in self.line.forms)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the physical array, where there is one."""
+        (shape,) = self.shapes
+        return shape
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
+
+    def place(self, ids: Int64) -> tuple[Int32, Int32, Int64]:
+        """The device of every id, its row there, and how many rows each device has."""
+        return partition.place(
+            ids,
+            self.vocabulary_size,
+            NUM_SHARDS,
+            self.mod,
+            self.shards_per_device,
+            self.rows_per_shard,
+            self.num_devices,
+        )

@@ -1,0 +1,40 @@
+"""The tables of a checkpoint as arrays, read without an engine or a device."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.engine_state import rows_of
+from penstock.checkpoint.store import Folder
+from penstock.errors import StateError
+
+Float32 = npt.NDArray[np.float32]
+WEIGHTS = "parameters"
+
+
+class SavedTables:
+    """The last whole commit of a folder, every digest checked. Raises StateError, also where a run removes it.
+
+    tables : name → what the manifest says of it: vocabulary_size, dim, optimizer, slots
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder = Folder(path)
+        self.commit = self._folder.read_last(self._folder.checked)
+        self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
+
+    def parts(self, name: str) -> dict[str, Float32]:
+        """Weights and slots of one table in id order; the table is held once."""
+        about = self.tables[name]
+        keys = [WEIGHTS, *about["slots"]]
+        parts = np.zeros((len(keys), about["vocabulary_size"], about["dim"]), np.float32)
+        known = np.zeros(about["vocabulary_size"], bool)
+        for table, ids, values in rows_of(self._folder, self.commit):
+            if table == name:
+                parts[:, ids], known[ids] = values, True
+        if not known.all():
+            raise StateError(f"{self._folder.path}: table '{name}' lacks row {int(np.argmin(known))}")
+        return dict(zip(keys, parts, strict=True))

@@ -1,0 +1,214 @@
+"""What a commit holds of an engine beside its rows, and how an engine is made from a commit.
+
+Everything but arrays is plain data in the manifest. What must be the same when a state is taken up
+again is checked here, by name, before any row is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.incremental import Contents, Saved
+from penstock.checkpoint.records import Record
+from penstock.checkpoint.source_positions import Positions
+from penstock.checkpoint.store import Commit, Folder
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Initializer
+from penstock.config.text_format import kept_config
+from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.engine import Engine
+
+E = TypeVar("E", bound="Engine")
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+def describe(engine: Engine) -> Contents:
+    """Everything but rows, as it is now; the gate must be still."""
+    plain = {
+        "global_step": engine.global_step,
+        "changed_step": engine._changed_step,
+        "tables": [_described(spec) for spec in engine.config.tables],
+        "num_required": engine.gate.num_required,
+        "reduction": engine.reduction,
+        "seed": engine.seed,
+        "learning_rates": engine._last_rates,
+        "positions": engine._saves.positions.get_state(),
+        **engine._saves.files.commit(),
+        "counters": engine._saves.totals.get_state(),
+        "gate": engine.gate.get_state(),
+        "pipeline": engine._pipeline.get_state(),
+        "config": encoded(engine.config),
+        "python": _only_in_python(engine.config),
+    }
+    stores = engine._pipeline.stores.items()
+    return Contents(plain, [Record("store", {"table": name}, store.get_state()) for name, store in stores])
+
+
+def tables_to_save(engine: Engine) -> dict[str, Saved]:
+    """The tables of an engine as a saver wants them."""
+    return {
+        name: Saved(engine._state.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
+        for name, spec in engine._state.held.items()
+    }
+
+
+def encoded(config: EmbeddingConfig) -> str:
+    return base64.b64encode(config.to_engine_proto().SerializeToString(deterministic=True)).decode()
+
+
+def restore(
+    make: Callable[..., E],
+    path: str | os.PathLike[str],
+    config: EmbeddingConfig | None,
+    mesh: jax.sharding.Mesh | None,
+    threads: int | None,
+    num_required: int | None,
+    reduction: str | None,
+) -> E:
+    """An engine as it was when the last whole commit of a folder was made. Raises StateError."""
+    if config is not None and not isinstance(config, EmbeddingConfig):
+        raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+    folder = Folder(path)
+
+    def read(commit: Commit) -> E:
+        where = f"{folder.path}, commit {commit.number}"
+        try:
+            its = config or _config_of(commit, where)
+            check_fits(commit, its, where)
+            for name, given in (("num_required", num_required), ("reduction", reduction)):
+                if given is not None and given != commit.contents[name]:
+                    raise StateError(
+                        f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same"
+                    )
+            folder.checked(commit)
+            engine = make(
+                its,
+                mesh,
+                num_required=commit.contents["num_required"],
+                reduction=commit.contents["reduction"],
+                seed=commit.contents["seed"],
+                threads=threads,
+            )
+            _take_up(engine, folder, commit)
+        except PenstockError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Its digest fits, so that somebody wrote it like this: nothing in it can be relied on.
+            raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
+        return engine
+
+    return folder.read_last(read)
+
+
+def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
+    """Raise StateError where the tables of a commit cannot become those of a configuration."""
+    saved = {table["name"]: table for table in commit.contents["tables"]}
+    specs = {spec.name: spec for spec in config.tables}
+    for name in saved.keys() ^ specs.keys():
+        has, lacks = ("checkpoint", "configuration") if name in saved else ("configuration", "checkpoint")
+        raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
+    for name, spec in specs.items():
+        mine, its = _described(spec), saved[name]
+        its = {"storage_dtype": "float32", **its}  # commits of before there was another say nothing
+        for key in ("dim", "optimizer", "slots", "storage_dtype"):
+            if mine[key] != its[key]:
+                raise StateError(
+                    f"{where}: table '{name}' has {key} {_said(its[key])} in the checkpoint and {_said(mine[key])} in "
+                    "the configuration; give the configuration that it was made with"
+                )
+        if mine["vocabulary_size"] < its["vocabulary_size"]:
+            raise StateError(
+                f"{where}: table '{name}' has {its['vocabulary_size']} rows in the checkpoint and only "
+                f"{mine['vocabulary_size']} in the configuration; a table may grow, not shrink"
+            )
+
+
+def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
+    """(table, ids, values[parts, n, dim]) of every block of a commit, older ones first."""
+    for record in folder.records(commit, commit.files):
+        if record.kind == "rows":
+            values = record.arrays["values"]
+            first, step = record.about.get("first"), record.about.get("step")
+            num_rows = values.shape[1]
+            ids = record.arrays["ids"] if first is None else np.arange(first, first + num_rows * step, step)
+            yield record.about["table"], ids, values
+
+
+def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
+    for name, ids, values in rows_of(folder, commit):
+        for part, rows in enumerate(values):
+            engine._state.table(name).write(ids, rows, part)
+    stores = _stores_of(folder, commit)
+    contents = commit.contents
+
+    def put() -> None:
+        for name, store in engine._pipeline.stores.items():
+            store.set_state(engine._state.share_of(name, stores[name]))
+        engine._pipeline.set_state(contents["pipeline"])
+
+    engine.gate.set_state(contents["gate"], put)
+    engine._changed_step = int(contents.get("changed_step", engine.global_step))
+    rates = contents["learning_rates"]
+    engine._last_rates = None if rates is None else tuple(rates)
+    positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
+    engine._saves.take_up(folder, commit, positions, totals)
+
+
+def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
+    """What was held behind the gate, by table; that of several processes together."""
+    found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
+    for record in folder.records(commit, commit.last_files):
+        if record.kind == "store":
+            of_table = found.setdefault(record.about["table"], {})
+            for key, array in record.arrays.items():
+                of_table.setdefault(key, []).append(array)
+    return {
+        table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in found.items()
+    }
+
+
+def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
+    if commit.contents["python"]:
+        raise StateError(
+            f"{where}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
+        )
+    return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
+
+
+def _described(spec: TableSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "vocabulary_size": spec.vocabulary_size,
+        "dim": spec.dim,
+        "optimizer": type(spec.optimizer).__name__,
+        "slots": [name for name, _ in spec.slots],
+        "storage_dtype": spec.storage_dtype,
+    }
+
+
+def _only_in_python(config: EmbeddingConfig) -> list[str]:
+    """What of a configuration no message holds."""
+    found = [f"the schedule of tag {tag}" for tag in config.schedules]
+    for spec in config.tables:
+        if not isinstance(spec.initializer, Initializer):
+            found.append(f"the initializer of table '{spec.name}'")
+        if spec.rule.program is not None:
+            found.append(f"the program of table '{spec.name}'")
+    return found
+
+
+def _said(value: Any) -> str:
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)

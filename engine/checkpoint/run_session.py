@@ -1,0 +1,178 @@
+"""One run's side of saving: the frames that are left out, the position of those applied, and when to commit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.incremental import Saver
+from penstock.checkpoint.run_files import RunFiles
+from penstock.checkpoint.source_positions import Positions
+from penstock.errors import UsageError
+from penstock.frames import Frame
+from penstock.io.decoding.reader import FrameReader
+from penstock.stats import Counters
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.session import Saves
+    from penstock.engine import Engine
+
+# Between two looks at whether copying has to go on without frames.
+PAUSE_S = 0.01
+
+
+class Run:
+    """One run's side of it.
+
+    skipped : frames that were left out
+    files : of bad rows and of deltas
+    failed : a commit or a bad row could not be written; there is no use in trying again
+    """
+
+    def __init__(
+        self,
+        saves: Saves,
+        engine: Engine,
+        saver: Saver | None,
+        reader: FrameReader,
+        known: Positions,
+        met: Positions,
+        every: int | None,
+        files: RunFiles,
+        has_new_files: bool,
+        may_commit: Callable[[], bool],
+        counters: Counters,
+    ) -> None:
+        self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
+        self.counters = counters
+        self.files, self._has_new_files, self.may_commit = files, has_new_files, may_commit
+        self._known, self._met, self._every = known, met, every
+        self.check_stale = met.check_stale
+        self._source: int | None = None  # of the last frame
+        self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
+        self._step = engine.global_step  # of the last commit begun
+        self._news = saver is not None and saver.last is None  # something that no commit has
+        self._pace: threading.Thread | None = None
+        self._pacing = False
+        self._num_frames = 0
+        self._error: BaseException | None = None  # what the pace met
+        self.skipped = known.num_frames
+        self.failed = False
+        if not known.num_frames and saves.speaks_of(self):
+            saves.positions = met
+
+    @property
+    def commits(self) -> bool:
+        return self._saver is not None
+
+    def frames(self, limit: int | None) -> Iterator[Frame]:
+        """The frames that are to be applied. limit : of all, those left out included"""
+        if limit is not None and limit < self.skipped:
+            raise UsageError(f"limit: the checkpoint holds {self.skipped} frames already, which is more than {limit}")
+        with closing(self._reader.numbered()) as numbered:
+            # Bad rows of what is left out have been told before.
+            forget = self._reader.first_bad.clear
+            for number, frame in self._known.rest(islice(numbered, limit), self._met, forget):
+                self._source = number
+                yield frame
+
+    def took(self, frame: Frame) -> None:
+        """The frame has been applied, or was stale, and is done with: commit where it is time, and copy a bit."""
+        try:
+            with self._engine.gate.still():
+                self.count()
+                if self._saver is None:
+                    return
+                self._raise()
+                due = self._every is not None and self._engine.global_step - self._step >= self._every
+                if due and self._saver.may_begin and self.may_commit():
+                    self._begin()
+                    self._start_pace()
+                self._saver.advance()
+        except BaseException:
+            self.failed = True
+            raise
+
+    def pushed(self, frame: Frame, admitted: bool) -> None:
+        """Under the gate's lock, in which it entered, or was found stale."""
+        self._pushed = frame, admitted
+
+    def count(self) -> None:
+        """The position counts what has entered: who saves before ``took`` saves both. Under the gate's lock."""
+        if self._pushed is None:
+            return
+        assert self._source is not None
+        frame, admitted = self._pushed
+        try:
+            if self.files.bad_rows is not None:
+                self.files.bad_rows.append(frame.bad_rows)
+            self._met.took(self._source, frame, admitted)
+        except BaseException:
+            self.failed = True  # no position counts a frame that was applied: nothing is committed any more
+            raise
+        self._pushed, self._news = None, True
+        self._num_frames += 1
+        if self._saves.speaks_of(self):
+            self._saves.positions = self._met
+
+    def end(self, completed: bool = True) -> None:
+        """Everything that was taken is on disk, unless ``may_commit`` says no: then the commit before counts.
+
+        It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
+        completed : no error ended the run; a file that no commit counts yet is then worth a commit
+        """
+        if self._saver is None:
+            return
+        try:
+            with self._engine.gate.still():
+                self._raise()
+                news = self._news or (completed and self._has_new_files) or self._engine.global_step != self._step
+                if news and self.may_commit():
+                    self._engine._state.wait()
+                    self._begin()
+                self._saver.finish()
+        except BaseException:
+            self.failed = True
+            raise
+
+    def join(self) -> None:
+        """No thread of this run is left. The saver is closed."""
+        if self._pace is not None:
+            self._pace.join()
+
+    def _start_pace(self) -> None:
+        """Copying goes on where no frame comes in for a while, too."""
+        if self._pacing:
+            return
+        self._pacing = True
+        self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
+        self._pace.start()
+
+    def _keep_pace(self) -> None:
+        assert self._saver is not None
+        while True:
+            seen = self._num_frames
+            time.sleep(PAUSE_S)
+            with self._engine.gate.still():
+                if not self._saver.is_busy:
+                    self._pacing = False
+                    return
+                if self._num_frames != seen:
+                    continue
+                try:
+                    self._saver.advance(idle=True)
+                except BaseException as error:
+                    self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _begin(self) -> None:
+        assert self._saver is not None
+        self._saver.begin()
+        self._step, self._news = self._engine.global_step, False

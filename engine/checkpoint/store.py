@@ -1,0 +1,264 @@
+"""A checkpoint is a folder of commits: which there are, whether they are whole, which are kept.
+
+``00000012.commit`` is the manifest of commit 12, written last: a file of data without one was cut short and
+counts for nothing. A manifest names its data files, a base and the deltas after it, each with its digest, so
+that a folder may be copied or moved and still proves that it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.checkpoint.records import Record, read_records
+from penstock.errors import CommitGoneError, StateError, UsageError
+from penstock.io.storage import atomic_files
+from penstock.io.storage.descriptors import reserve
+from penstock.pyx.digest import Digest
+from penstock.validation import place
+
+VERSION = 2
+KEY = "penstock.checkpoint"
+_COMMIT = re.compile(r"(\d{8,})\.commit")
+_PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
+_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
+_AT_ONCE = 1 << 20
+# How often a reader begins anew with a newer commit: each try outlasted all commits that a run keeps.
+READ_TRIES = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """parent : the digest of the file before it in the chain; None for a base."""
+
+    name: str
+    num_bytes: int
+    digest: str
+    parent: str | None
+
+    @property
+    def part(self) -> str:
+        """Whose share of the rows it holds: "-1of2", or "" for all of them."""
+        return self.name.partition(".")[0].lstrip("0123456789")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """files : a base and its deltas, in the order they are read; contents : everything else, plain data.
+
+    Where several processes commit together each has a base and deltas of its own (``parts``), all in one manifest.
+    """
+
+    number: int
+    files: tuple[DataFile, ...]
+    contents: Mapping[str, Any]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(file.part for file in self.files))
+
+    @property
+    def last_files(self) -> tuple[DataFile, ...]:
+        """The last of every part: they hold what is no row, too."""
+        return tuple({file.part: file for file in self.files}.values())
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of the last file of every part, which hold those before them: no other commit has the same."""
+        return tuple(file.digest for file in self.last_files)
+
+    def encoded(self) -> bytes:
+        """The manifest: JSON, and on a line of its own the digest of that."""
+        files = [asdict(file) for file in self.files]
+        text = json.dumps({KEY: VERSION, "number": self.number, "files": files, **self.contents}, indent=1)
+        return f"{text}\n{digest_of(text.encode())}\n".encode()
+
+
+def digest_of(data: bytes) -> str:
+    digest = Digest()
+    digest.update(data)
+    return digest.hexdigest()
+
+
+class Folder:
+    """A checkpoint's folder. Looking changes nothing; ``lock`` it before writing."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = place("checkpoint", path)
+        self._lock: int | None = None
+
+    def numbers(self) -> list[int]:
+        """Of the commits there are, ascending."""
+        return sorted(int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name)))
+
+    def is_empty(self) -> bool:
+        """Nothing is in it but what a writer that was cut short may have left; or it does not exist."""
+        return not self.numbers() and all(_OURS.fullmatch(name) for name in self._names())
+
+    def check_place(self, resume: bool) -> None:
+        """Raise UsageError where a run may not commit to this folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
+        if not self.numbers() and not self.is_empty():
+            raise UsageError(f"{self.path}: holds other files; give a new or empty folder for the checkpoint")
+        if self.numbers() and not resume:
+            raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
+
+    def newest(self) -> Commit | None:
+        """The last whole commit; None where there is none. Raises StateError where its manifest is damaged."""
+        numbers = self.numbers()
+        return self.load(numbers[-1]) if numbers else None
+
+    def read_last(self, read: Callable[[Commit], T]) -> T:
+        """What ``read`` gives for the last whole commit. Raises StateError where there is none.
+
+        Looking takes no lock: a run that commits here may remove the commit while it is read. Then the next one counts.
+        """
+        for _ in range(READ_TRIES):
+            with contextlib.suppress(CommitGoneError):
+                return read(self._must_load())
+        raise StateError(
+            f"{self.path}: {READ_TRIES} commits were removed while they were read: a run commits here faster than they "
+            "can be read; wait until it has ended, or raise its keep="
+        )
+
+    def records(self, commit: Commit, files: Iterable[DataFile]) -> Iterator[Record]:
+        """The records of some files of a commit, one file after the other. Raises StateError."""
+        for file in files:
+            try:
+                yield from read_records(self.path / file.name)
+            except FileNotFoundError:
+                raise self._missing(commit.number, self.path / file.name) from None
+
+    def manifest(self, number: int) -> Path:
+        """The file that makes a commit."""
+        return self.path / f"{number:08}.commit"
+
+    def load(self, number: int) -> Commit:
+        """The manifest of a commit, its digest and the chain of its files checked."""
+        path = self.manifest(number)
+        try:
+            text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
+            if digest_of(text).encode() != last:
+                raise self._damaged(path, number, "its digest does not fit: damaged or cut")
+            found = json.loads(text)
+            version, named = found.pop(KEY), found.pop("number")
+            if version != VERSION:
+                raise StateError(f"{path}: version {version}; this penstock reads version {VERSION}")
+            files = tuple(DataFile(**file) for file in found.pop("files"))
+        except FileNotFoundError:
+            raise self._missing(number, path) from None
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise self._damaged(path, number, f"cannot be read ({error})") from error
+        if named != number:
+            raise self._damaged(path, number, f"is commit {named} under another name")
+        before: dict[str, str] = {}
+        for file in files:
+            if file.parent != before.get(file.part):
+                raise self._damaged(self.path / file.name, number, "is not what comes next in the chain")
+            before[file.part] = file.digest
+        return Commit(number, files, found)
+
+    def checked(self, commit: Commit) -> Commit:
+        """The commit, every file of which is there and has its digest. Raises StateError."""
+        for file in commit.files:
+            path, digest = self.path / file.name, Digest()
+            try:
+                with open(path, "rb") as data:
+                    size = os.fstat(data.fileno()).st_size
+                    if size != file.num_bytes:
+                        what = "cut" if size < file.num_bytes else "mixed up with another file"
+                        raise self._damaged(path, commit.number, f"{size} bytes, expected {file.num_bytes}: {what}")
+                    while piece := data.read(_AT_ONCE):
+                        digest.update(piece)
+            except FileNotFoundError:
+                raise self._missing(commit.number, path) from None
+            except OSError as error:
+                raise self._damaged(path, commit.number, f"cannot be read ({error.strerror})") from error
+            if digest.hexdigest() != file.digest:
+                raise self._damaged(path, commit.number, "its digest does not fit: damaged or mixed up")
+        return commit
+
+    def lock(self) -> None:
+        """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
+        atomic_files.make_folders(self.path)
+        file = atomic_files.open_lock(self.path / ".lock")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+        except OSError as error:  # a file system without locks, or a lock that is no file
+            os.close(file)
+            error.filename = str(self.path / ".lock")
+            raise
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def tidy(self, keep: int, newest: Commit | None = None) -> None:
+        """Keep the last commits and the files they need; what else is ours goes. Nothing, where one is damaged."""
+        try:
+            kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
+        except StateError:
+            return
+        needed = {file.name for commit in kept for file in commit.files}
+        needed |= {f"{commit.number:08}.commit" for commit in kept} | {".lock"}
+        gone = [name for name in self._names() if _OURS.fullmatch(name) and name not in needed]
+        # Manifests first: one without its files would be a damaged commit, files without theirs are nothing.
+        for name in sorted(gone, key=lambda name: (not name.endswith(".commit"), name)):
+            atomic_files.remove(self.path / name)
+
+    def _must_load(self) -> Commit:
+        """``newest``, or a StateError that says why there is none."""
+        if not self.path.exists():
+            raise StateError(f"{self.path}: no such checkpoint")
+        if not self.path.is_dir():
+            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
+        commit = self.newest()
+        if commit is None:
+            raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
+        return commit
+
+    def _names(self) -> Sequence[str]:
+        try:
+            return reserve.open(lambda: os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _missing(self, number: int, path: Path) -> StateError:
+        """Why a file is not there. A writer removes a commit's manifest before its data files (``tidy``)."""
+        if self.manifest(number).exists():
+            return self._damaged(path, number, "is missing")
+        gone = f"commit {number} was removed while it was read"
+        return CommitGoneError(f"{self.path}: {gone}: a run commits here and keeps only its last few; read it again")
+
+    def _damaged(self, path: Path, number: int, problem: str) -> StateError:
+        numbers = self.numbers()
+        older = [n for n in numbers if n < number and not self._needs(n, path.name)]
+        back = "; there is no older commit without it"
+        if older:
+            newer = ", ".join(self.manifest(n).name for n in numbers if n > older[-1])
+            back = f", or to go back to commit {older[-1]}, remove {newer}"
+        return StateError(f"{path}: {problem}; copy the folder anew from where it is whole{back}")
+
+    def _needs(self, number: int, name: str) -> bool:
+        """Whether a commit cannot be read without a file either."""
+        try:
+            return name.encode() in self.manifest(number).read_bytes()
+        except OSError:
+            return True

@@ -1,0 +1,199 @@
+"""``--report DIR``: one HTML page that needs nothing else, and the numbers behind it as JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import penstock
+from penstock.cli.output import count, input_text, writing
+from penstock.cli.svg import MAX_LEGEND, Points, bars, lines
+from penstock.sampling import Hot, Moment, thinned
+from penstock.stats import Report
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
+padding:1rem}h1{font-size:1.4rem}h2{font-size:1rem;margin:0}p{margin:.2rem 0}p.note{color:#7b8794;font-size:.85rem}
+main{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.8rem}
+section{background:#fff;border:1px solid #e4e7eb;border-radius:.5rem;padding:.8rem 1rem;min-width:0;
+overflow-wrap:anywhere}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+td,th{padding:.15rem .5rem;text-align:right;border-bottom:1px solid #e4e7eb;font-weight:normal}
+td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;height:auto}.bad{color:#a11}
+.legend span{margin-right:.9rem;font-size:.82rem}.legend i{display:inline-block;width:.8rem;height:.2rem;
+margin-right:.3rem;vertical-align:middle}"""
+
+STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
+CURVE_POINTS, FLOW_POINTS = 200, 80
+
+
+def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
+    """index.html and report.json in ``folder``. sections : heading, note, content (HTML; without any it is left out)"""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p class=note>penstock {penstock.__version__}; the numbers are in report.json</p>",
+        "<main>",
+        *(
+            f"<section><h2>{html.escape(heading)}</h2><p class=note>{html.escape(note)}</p>{content}</section>"
+            for heading, note, content in sections
+            if content
+        ),
+        "</main>",
+    ]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        index = folder / "index.html"
+        index.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    return index
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{html.escape(cell)}" for cell in head)
+    made = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
+    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+
+
+def run_sections(
+    report: Report, moments: Sequence[Moment], hot: Hot, stages: Mapping[str, float], updated: Mapping[str, int]
+) -> Iterator[tuple[str, str, str]]:
+    """What a run did: heading, note, content."""
+    yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
+    yield "Where the time went", "seconds of the run's own thread", bars({STAGES[s]: t for s, t in stages.items()}, "s")
+    flow = [
+        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds))
+        for a, b in pairwise(thinned(moments, FLOW_POINTS))
+        if b.seconds > a.seconds
+    ]
+    yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
+    yield (
+        "How far rows moved",
+        "length of a touched row's change in one step, root mean square over sampled rows, by table",
+        lines(_largest(norms_of(moments), report), "step", "change", log_y=True),
+    )
+    yield "Learning rates", "of every dynamic tag, over steps", lines(rates_of(moments), "step", "rate")
+    yield (
+        "Left out",
+        "rows dropped by reason, and stale frames, added up over steps",
+        lines(drops_of(moments), "step", ""),
+    )
+    yield (
+        "Tables",
+        "reuse: gradient rows for each row that the optimizer was applied to",
+        table(
+            ("table", "rows", "different ids", "updates", "reuse"),
+            (
+                (
+                    name,
+                    count(t.rows),
+                    count(t.distinct),
+                    count(updated.get(name, 0)),
+                    _ratio(t.rows, updated.get(name, 0)),
+                )
+                for name, t in report.tables.items()
+            ),
+        ),
+    )
+    yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
+    yield (
+        "How often ids came",
+        f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows",
+        lines(sampled_ranks(hot), "rank", "share of the table's sampled rows", log_x=True, log_y=True),
+    )
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    yield "rows", f"{count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)"
+    yield "frames", f"{count(report.frames)}, of them {count(report.stale)} stale, {count(report.pending)} pending"
+    yield "steps", f"{count(report.steps)} (global step {count(report.global_step)})"
+    yield "rows dropped", ", ".join(f"{count(n)} {reason}" for reason, n in report.dropped.items()) or "none"
+    yield "input", input_text(report)
+    if report.state_hash:
+        yield "state", report.state_hash
+
+
+def _processes(report: Report) -> str:
+    """Nothing where there are none."""
+    if not report.processes:
+        return ""
+    head = ("process", "rows read", "dropped", "its own", "updates", "held MB", "sent MB", *STAGES.values())
+    rows = [
+        (
+            str(number),
+            *map(count, (of.rows, sum(of.dropped.values()), of.own_rows, sum(of.updated.values()))),
+            *(f"{size / 1e6:.1f}" for size in (of.held_bytes, of.sent_bytes)),
+            *(f"{of.stage_s[stage]:.2f} s" for stage in STAGES),
+        )
+        for number, of in enumerate(report.processes)
+    ]
+    return table(head, rows)
+
+
+def _notes(report: Report) -> str:
+    return "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
+
+
+def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:
+    names = dict.fromkeys(name for moment in moments for name in moment.norms)
+    return {name: [(m.step, m.norms[name]) for m in moments if name in m.norms] for name in names}
+
+
+def rates_of(moments: Sequence[Moment]) -> dict[str, Points]:
+    tags = max((len(moment.rates) for moment in moments), default=0)
+    return {f"tag {tag}": [(m.step, m.rates[tag]) for m in moments if len(m.rates) > tag] for tag in range(tags)}
+
+
+def drops_of(moments: Sequence[Moment]) -> dict[str, Points]:
+    reasons = dict.fromkeys(reason for moment in moments for reason in moment.dropped)
+    curves: dict[str, Points] = {r: [(m.step, m.dropped.get(r, 0)) for m in moments] for r in reasons}
+    if moments and moments[-1].stale:
+        curves["stale frames"] = [(m.step, m.stale) for m in moments]
+    return curves
+
+
+def sampled_ranks(hot: Hot) -> dict[str, Points]:
+    """Table → (rank, share), of what was seen at least twice: ids seen once say how large the sample was."""
+    by_table: dict[str, list[int]] = {}
+    for (name, _), number in hot.counts.items():
+        by_table.setdefault(name, []).append(number)
+    largest = sorted(by_table, key=lambda name: -sum(by_table[name]))[:MAX_LEGEND]
+    return {name: frequencies(np.array([n for n in by_table[name] if n > 1])) for name in largest}
+
+
+def _largest(curves: Mapping[str, Points], report: Report) -> dict[str, Points]:
+    names = sorted(curves, key=lambda name: -report.tables[name].rows)[:MAX_LEGEND]
+    return {name: curves[name] for name in names}
+
+
+def _ratio(rows: int, updates: int) -> str:
+    return f"{rows / updates:.2f}" if updates else "–"
+
+
+# ---- streams
+
+
+def frequencies(times: npt.NDArray[np.int64]) -> Points:
+    """How often ids come → (rank, share of all rows), thinned to what a logarithmic axis shows."""
+    descending = np.sort(times)[::-1]
+    ranks = spread(len(descending))
+    total = max(1, int(descending.sum()))
+    return [(float(rank), float(descending[rank - 1] / total)) for rank in ranks]
+
+
+def covered(times: npt.NDArray[np.int64]) -> Points:
+    """How often ids come → (the hottest so many percent of ids, percent of all rows that they make)."""
+    sums = np.cumsum(np.sort(times)[::-1])
+    if not len(sums):
+        return []
+    return [(100.0 * rank / len(sums), 100.0 * float(sums[rank - 1] / sums[-1])) for rank in spread(len(sums))]
+
+
+def spread(most: int) -> list[int]:
+    """Ranks from 1 to ``most``, evenly on a logarithmic axis."""
+    return np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64)).tolist() if most else []

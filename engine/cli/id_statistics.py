@@ -1,0 +1,86 @@
+"""How the ids of a stream are used: counts by id, and how many new ones keep coming. For ``inspect --report``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cli.html_report import covered, frequencies, table
+from penstock.cli.output import count
+from penstock.cli.svg import MAX_LEGEND, Points, lines
+from penstock.pyx.id_table import IdTable
+
+MAX_POINTS = 400
+
+
+class IdUses:
+    """One table's ids. Takes 8 bytes per distinct id beside the table that finds them.
+
+    growth : (rows, distinct ids among them), thinned
+    """
+
+    def __init__(self) -> None:
+        self._ids, self._times, self._rows, self._every = IdTable(), np.zeros(1024, np.int64), 0, 1
+        self.growth: list[tuple[float, float]] = []
+        self._added = 0
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        """How often each id came."""
+        return self._times[: len(self._ids)]
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        where = self._ids.insert(np.ascontiguousarray(ids))
+        if len(self._ids) > len(self._times):
+            self._times = np.concatenate([self._times, np.zeros(len(self._ids), np.int64)])
+        np.add.at(self._times, where, 1)
+        self._rows += len(ids)
+        self._added += 1
+        if self._added % self._every == 0:
+            self.growth.append((float(self._rows), float(len(self._ids))))
+        if len(self.growth) > MAX_POINTS:
+            self.growth, self._every = self.growth[1::2], 2 * self._every
+
+
+Uses = dict[str, IdUses]
+
+
+def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
+    """What a page says of them: heading, note, content."""
+    names = sorted(uses, key=lambda name: -int(uses[name].times.sum()))
+    shown = {name: uses[name] for name in names[:MAX_LEGEND]}
+
+    def drawn(points: Mapping[str, Points], x: str, y: str, log: bool) -> str:
+        return lines(points, x, y, log_x=log, log_y=log)
+
+    yield (
+        "How often ids come",
+        "share of the table's rows by the id's rank, both logarithmic: a straight line is a power law",
+        drawn({name: frequencies(of.times) for name, of in shown.items()}, "rank", "share of rows", True),
+    )
+    yield (
+        "What the hottest ids make up",
+        "the share of all rows that the most frequent ids have together",
+        drawn({name: covered(of.times) for name, of in shown.items()}, "hottest ids, %", "of rows, %", False),
+    )
+    yield (
+        "How many new ids keep coming",
+        "distinct ids over rows read: where it bends, what comes has mostly been seen",
+        drawn({name: [(0.0, 0.0), *of.growth] for name, of in shown.items()}, "rows read", "distinct ids", False),
+    )
+    yield (
+        "Tables",
+        "uses: rows for each distinct id",
+        table(("table", "rows", "ids", "uses", "hottest"), _rows(uses, names)),
+    )
+
+
+def _rows(uses: Mapping[str, IdUses], names: list[str]) -> Iterator[tuple[str, ...]]:
+    for name in names:
+        times = uses[name].times
+        rows = int(times.sum())
+        if rows:
+            hottest = f"{100 * times.max() / rows:.2g} %"
+            yield name, count(rows), count(len(times)), f"{rows / len(times):.2f}", hottest

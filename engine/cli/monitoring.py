@@ -1,0 +1,151 @@
+"""``--metrics``, ``--metrics-file``, ``--ui``, ``--report``: what a command shows of its engine at work, and after."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.html_report import run_sections, write_page
+from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
+from penstock.cli.output import writing
+from penstock.engine import Engine
+from penstock.gate import Gate
+from penstock.metrics import Metrics
+from penstock.run import Progress
+from penstock.sampling import thinned
+from penstock.stats import Counters, Report, hottest, summed
+
+ANY_PORT = "127.0.0.1:0"
+LINE_EVERY_S = 1.0
+MAX_HOT = 12
+MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
+
+
+def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) -> None:
+    """ends : the work has an end, of which a page can be written"""
+    group = command.add_argument_group("watching")
+    group.add_argument(
+        "--ui",
+        nargs="?",
+        const=ANY_PORT,
+        metavar="HOST:PORT",
+        help="show a live page in a browser while it works (default 127.0.0.1, any free port)",
+    )
+    group.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus' metrics there, at /metrics")
+    if ends:
+        group.add_argument(
+            "--report", type=Path, metavar="DIR", help="write a page with plots of the run to DIR at the end"
+        )
+    else:
+        command.set_defaults(report=None)
+    group.add_argument("--metrics-file", type=Path, metavar="FILE", help="append the metrics, a JSON line a second")
+
+
+class Watching:
+    """Around the work of one engine: shows it as the flags ask, and costs nothing where they ask for nothing."""
+
+    def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
+        self._engine, self._metrics = engine, Metrics(engine)
+        self._addresses = {
+            flag: address_of(given, f"--{flag}") for flag in ("ui", "metrics") if (given := getattr(args, flag))
+        }
+        self._path: Path | None = args.metrics_file
+        self.servers: list[Server] = []
+        self._written_s = 0.0
+        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has only the latter
+        self.title = " ".join(map(str, ["penstock", args.command, *words]))
+        self._report: Path | None = args.report
+        if args.report or args.ui:
+            engine.watch.look_closer()
+
+    def __enter__(self) -> Watching:
+        metrics: dict[str, tuple[str, Callable[[], str]]] = {
+            "/metrics": (TEXT, self._metrics.text),
+            "/health": (PLAIN, self.health),
+        }
+        page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: as_json(self.live()))}
+        for flag, address in self._addresses.items():
+            server = Server(address, metrics | (page if flag == "ui" else {}))
+            self.servers.append(server)
+            # On stderr, at once: who started us reads the port from it.
+            print(f"{flag:9} {server.url}{'/' if flag == 'ui' else '/metrics'}", file=sys.stderr, flush=True)
+        if self._path is not None:
+            self._write()  # that it cannot be written is said before the work
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.servers:
+            server.close()
+        if self._path is not None:
+            self._write()
+
+    def beside(self, progress: Progress) -> Progress:
+        """A progress that also writes a line of metrics where it is time for one."""
+        if self._path is None:
+            return progress
+
+        def both(counters: Counters, gate: Gate, share: float | None) -> None:
+            progress(counters, gate, share)
+            self.tick()
+
+        return both
+
+    def tick(self) -> None:
+        """Write a line of metrics where it is time for one."""
+        if self._path is not None and time.monotonic() - self._written_s >= LINE_EVERY_S:
+            self._write()
+
+    def health(self) -> str:
+        """One line while steps can be made. Raises StateError where none can. Waits for nothing."""
+        self._engine._check_whole()
+        return f"ok, step {self._engine.global_step}\n"
+
+    def live(self) -> dict[str, Any]:
+        """What the page draws, of one moment."""
+        engine = self._engine
+        with engine.gate.still():
+            watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
+            moments = list(probe.moments) if probe else []
+            hot = hottest(engine.processes, MAX_HOT) if engine.processes else probe.hot.most(MAX_HOT) if probe else []
+            errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
+            metrics = self._metrics.plain()
+        errors += [f"stale: {stale.last}"] if stale.last else []
+        shown = list(engine.config.sizes)[:MAX_SHOWN_TABLES]
+        return {
+            "title": self.title,
+            "metrics": metrics,
+            "hot": hot,
+            "errors": errors,
+            "tables": shown,
+            "moments": [
+                asdict(m) | {"norms": {name: m.norms[name] for name in shown if name in m.norms}}
+                for m in thinned(moments, MAX_SHOWN_MOMENTS)
+            ],
+        }
+
+    def report(self, report: Report) -> list[Path]:
+        """Write the page that was asked for. Returns what was written."""
+        watch = self._engine.watch
+        if self._report is None or watch.probe is None:
+            return []
+        probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
+        updated = summed(report.processes)[1] if report.processes else watch.updated
+        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, updated)
+        return [write_page(self._report, self.title, sections, numbers)]
+
+    def _write(self) -> None:
+        assert self._path is not None
+        self._written_s = time.monotonic()
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"time": time.time(), **self._metrics.plain()}, allow_nan=False) + "\n")
+
+
+def page_text() -> str:
+    return files("penstock.cli").joinpath("page.html").read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""What is legal in a configuration but looks like a mistake, or will be refused later: findings, never errors.
+
+The rules about the whole stand here, those about one table's optimizer in lint_optimizers.py, their codes in
+findings.py. A configuration that loading refuses gets that said, and nothing else: no other rule could be trusted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.lint.findings import RULES, Finding, finding
+from penstock.config.lint.optimizer_rules import lint_table
+from penstock.config.lint.proto_rules import broken
+from penstock.config.lint.runnable import refusals
+from penstock.config.lint.source_text import Scan
+from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+
+__all__ = ["RULES", "Finding", "lint"]
+
+
+def lint(
+    message: EngineConfig,
+    written: Mapping[str, float] | None = None,
+    programs: Collection[str] = (),
+    scan: Scan | None = None,
+) -> list[Finding]:
+    """All findings about ``message``: the whole first, then table by table.
+
+    written : path -> number as it was written; programs : the tables that Python gave a program; scan : of the text
+    that the message was read from
+    """
+    found = list(broken(message)) or list(_legal(message, written or {}, programs))
+    if scan is None:
+        return found
+    return [dataclasses.replace(one, line=scan.line_of(one.where)) for one in found]
+
+
+def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collection[str]) -> Iterator[Finding]:
+    config = message.tpu_embedding_configuration
+    yield from _mode(config)
+    yield from _features(config)
+    yield from _hosts(config)
+    for index in range(len(config.table_descriptor)):
+        yield from refusals(message, index, programs)
+        yield from lint_table(message, index, written)
+
+
+def _mode(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
+    if config.mode == TPUEmbeddingConfiguration.UNSPECIFIED:
+        yield finding("PS101", "mode", "mode is UNSPECIFIED, which TensorFlow refuses to run", "set mode: TRAINING")
+    if config.mode == TPUEmbeddingConfiguration.INFERENCE:
+        yield finding(
+            "PS102", "mode", "mode is INFERENCE: updates are refused", "set mode: TRAINING if the tables are to change"
+        )
+    if config.pipeline_execution_with_tensor_core and config.mode != TPUEmbeddingConfiguration.TRAINING:
+        mode = TPUEmbeddingConfiguration.Mode.Name(config.mode)
+        yield finding(
+            "PS107",
+            "pipeline_execution_with_tensor_core",
+            f"pipeline_execution_with_tensor_core means nothing in mode {mode}",
+            "set mode: TRAINING, or remove it",
+        )
+
+
+def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
+    if not config.feature_descriptor:
+        counted = [table.num_features > 0 for table in config.table_descriptor]
+        counted.append(config.batch_size_per_tensor_core > 0)
+        if any(counted) and not all(counted):
+            yield finding(
+                "PS104",
+                "feature_descriptor",
+                "batch_size_per_tensor_core and num_features are set in part, which TensorFlow refuses",
+                "list the features in feature_descriptor, or set both for every table, or neither",
+            )
+        return
+    used = {feature.table_id for feature in config.feature_descriptor}
+    for index, table in enumerate(config.table_descriptor):
+        if index not in used:
+            yield finding(
+                "PS103",
+                f"table_descriptor[{index}]",
+                f"table '{table.name}' is used by no feature, which TensorFlow refuses",
+                f"add a feature_descriptor with table_id: {index}, or remove the table",
+            )
+
+
+def _hosts(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
+    for index, table in enumerate(config.table_descriptor):
+        if table.vocabulary_size < config.num_hosts:
+            yield finding(
+                "PS106",
+                f"table_descriptor[{index}].vocabulary_size",
+                f"table '{table.name}' has {table.vocabulary_size} rows for {config.num_hosts} hosts; TensorFlow "
+                "cannot load a table of which some host has no row",
+                f"set vocabulary_size: {config.num_hosts}, as TensorFlow's own classes do",
+            )

@@ -1,0 +1,113 @@
+"""FTRL and the two Yogi optimizers: a regularised problem is solved for each weight.
+
+Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import InitVar
+from typing import ClassVar
+
+from penstock.config.optimizers.optimizer_class import (
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    SlotFunction,
+    not_negative,
+    optimizer_class,
+    positive,
+    share,
+)
+
+
+@optimizer_class
+class FTRL(Optimizer):
+    """FTRL-proximal. Slots: accumulators, linears (from 0). Source: tf.tpu.experimental.embedding.FTRL.
+
+    ``p = -learning_rate_power; a' = a + g²; z' = z + g - (a'^p - a^p)*w/lr;
+    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``; with multiply_linear_by_learning_rate z holds lr times
+    as much. allow_zero_accumulator is kept for the proto; accumulators of 0 work with and without it.
+    """
+
+    parameters_field = "ftrl"
+    slot_names = ("accumulators", "linears")
+    initial: ClassVar[Mapping[str, str]] = {"accumulators": "initial_accumulator_value"}
+    attribute_of: ClassVar[Mapping[str, str]] = {
+        "l1": "l1_regularization_strength",
+        "l2": "l2_regularization_strength",
+        "lr_power": "learning_rate_power",
+        "multiply_linear_by_lr": "multiply_linear_by_learning_rate",
+    }
+    not_in_equation = frozenset({"allow_zero_accumulator"})
+
+    learning_rate: LearningRate = 0.001
+    learning_rate_power: float = -0.5
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    multiply_linear_by_learning_rate: bool = False
+    allow_zero_accumulator: bool = False
+    low_dimensional_packing_status: bool | int = False
+
+    def check(self) -> None:
+        positive(initial_accumulator_value=self.initial_accumulator_value)
+
+
+@optimizer_class
+class OnlineYogi(KeywordOptimizer):
+    """FTRL (power -0.5) whose accumulator is Yogi's second moment. Slots: vs (from 0.1), linears (from 0).
+
+    ``v' = v + (1-beta2)*sign(g² - v)*g²``. Source: comments of OnlineYogiParameters in TensorFlow's proto, and
+    Zaheer et al., NeurIPS 2018; the formula of the device is not public. Defaults: that paper's (0.01, 0.999).
+    """
+
+    parameters_field = "online_yogi"
+    slot_names = ("vs", "linears")
+    initial: ClassVar[Mapping[str, str]] = {"vs": "initial_v_value"}
+
+    learning_rate: LearningRate = 0.01
+    l1: float = 0.0
+    l2: float = 0.0
+    beta2: float = 0.999
+    initial_v_value: float = 0.1
+
+    def check(self) -> None:
+        not_negative(l1=self.l1, l2=self.l2, initial_v_value=self.initial_v_value)
+        share(beta2=self.beta2)
+
+
+@optimizer_class
+class ProximalYogi(KeywordOptimizer):
+    """Yogi with a proximal step for l1 and l2. Slots: v (from 0.1), m (from 0): the second moment comes first.
+
+    ``m' = beta1*m + (1-beta1)*g; v' = v + (1-beta2)*sign(g² - v)*g²; e = lr/(sqrt(v') + epsilon); p = w - e*m';
+    w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Source: comments of ProximalYogiParameters in TensorFlow's proto;
+    the formula of the device is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
+    """
+
+    parameters_field = "proximal_yogi"
+    slot_names = ("v", "m")
+    initial: ClassVar[Mapping[str, str]] = {"v": "initial_v_value"}
+
+    learning_rate: LearningRate = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-3
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_v_value: float = 0.1
+
+    def check(self) -> None:
+        positive(epsilon=self.epsilon)
+        not_negative(l1=self.l1, l2=self.l2, initial_v_value=self.initial_v_value)
+        share(beta1=self.beta1, beta2=self.beta2)

@@ -1,0 +1,107 @@
+"""SGD, assignment, the frequency estimator, and a program of the user's own: no statistics of gradients.
+
+Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar
+from typing import Any
+
+from penstock.config.optimizers.optimizer_class import (
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    global_step,
+    optimizer_class,
+    positive,
+)
+from penstock.errors import ConfigError
+
+
+@optimizer_class
+class SGD(Optimizer):
+    """``w' = w - lr*g``. No slots. Source: tf.tpu.experimental.embedding.SGD."""
+
+    parameters_field = "stochastic_gradient_descent"
+
+    learning_rate: LearningRate = 0.01
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+
+@optimizer_class
+class Assign(KeywordOptimizer):
+    """``w' = g``: the (summed) gradient becomes the row. No slots; the learning rate is not used.
+
+    Source: AssignParameters in TensorFlow's proto, which has no class for it.
+    """
+
+    parameters_field = "assign"
+
+    learning_rate: LearningRate = 1.0
+
+
+@optimizer_class
+class FrequencyEstimator(KeywordOptimizer):
+    """How many steps lie between two hits of a row: the table holds that average D. Slot: last_hit_step, from 0.
+
+    ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c``. The step
+    is the learning rate, so that must be dynamic: by default the engine's own step number. Made for tables of
+    width 1; the gradient is not looked at. A table without an initializer of its own starts at max_delta.
+    Source: FrequencyEstimatorParameters in TensorFlow's proto. Defaults are ours: tau as in Yi et al., RecSys 2019
+    (0.01); no outliers before a distance of ten averages; weight_exponent 1 reads D/max_delta out as it is.
+    """
+
+    parameters_field = "frequency_estimator"
+    slot_names = ("last_hit_step",)
+    not_in_equation = frozenset({"weight_exponent"})
+
+    learning_rate: LearningRate = global_step
+    tau: float = 0.01
+    max_delta: float = 1000.0
+    outlier_threshold: float = 10.0
+    weight_exponent: float = 1.0
+
+    def check(self) -> None:
+        positive(max_delta=self.max_delta)
+        if self.tau <= 0 or self.tau >= 1:
+            raise ConfigError(f"tau must be above 0 and below 1, got {self.tau!r}")
+
+
+@optimizer_class
+class UserDefinedProgram(KeywordOptimizer):
+    """``(w', *slots') = program(g, w, *slots)``: a Python function of arrays, elementwise, traced by JAX.
+
+    program : takes the gradient, the weights and every slot, all float32 of one shape; returns the new weights and
+        the new slots as a tuple (weights alone may be bare). It does not see the learning rate
+    initial_slot_values : one per slot; the slots are called Slot_0, Slot_1, …, as in TensorFlow
+    A Python function is in no file: such a configuration cannot be saved or become a proto. The program of a loaded
+    proto, XLA's own form, is kept and saved, and cannot be run.
+    Source: UserDefinedProgramParameters in TensorFlow's proto.
+    """
+
+    parameters_field = "user_defined_program"
+
+    program: Callable[..., Any]
+    learning_rate: LearningRate = 0.01
+    initial_slot_values: Sequence[float] = ()
+
+    def check(self) -> None:
+        if not callable(self.program):
+            raise ConfigError(f"program must be a function (gradient, weights, *slots), got {self.program!r}")
+        # A tuple, so that optimizers can be hashed.
+        self.initial_slot_values = tuple(self.initial_slot_values)
+        # Beside the slots there are the weights and, with accumulation, the accumulated gradient; 7 arrays at most.
+        if len(self.initial_slot_values) > 6:
+            raise ConfigError(f"a program has at most 6 slots, got {len(self.initial_slot_values)}")
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        return tuple((f"Slot_{index}", value) for index, value in enumerate(self.initial_slot_values))

@@ -1,0 +1,75 @@
+"""What can be read straight off an EngineConfig, whatever its optimizers are and whether or not they can be run.
+
+No checks, no Python objects of tables or features: those are specs.py's and embedding.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
+from penstock.config.optimizers.proto_conversion import dynamic_tag
+from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+
+
+class MessageView:
+    """A copy of one EngineConfig message, read by name."""
+
+    def __init__(self, message: EngineConfig) -> None:
+        self._message = EngineConfig()
+        self._message.CopyFrom(message)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: without what was worked out on the way, which not every pickle takes."""
+        kinds = {name: kind for cls in type(self).__mro__ for name, kind in vars(cls).items()}
+        return {name: value for name, value in vars(self).items() if not isinstance(kinds.get(name), cached_property)}
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables by id; works whatever their optimizers are."""
+        return tuple(table.name for table in self._tables)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """name -> (vocabulary_size, dim); works whatever the optimizers are."""
+        return MappingProxyType({table.name: (table.vocabulary_size, table.dimension) for table in self._tables})
+
+    @cached_property
+    def num_tags(self) -> int:
+        """How many values each step brings with it: learning rates, and step counters."""
+        tags = set()
+        for table in self._tables:
+            parameters = table.optimization_parameters
+            tags.add(dynamic_tag(parameters))
+            if parameters.frequency_aware_adagrad.HasField("step_counter"):
+                tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
+        return len(tags - {None})
+
+    @cached_property
+    def mode(self) -> str:
+        """ "UNSPECIFIED", "INFERENCE", "TRAINING" or "BACKWARD_PASS_ONLY"."""
+        return TPUEmbeddingConfiguration.Mode.Name(self._message.tpu_embedding_configuration.mode)
+
+    @property
+    def sharding_strategy(self) -> str:
+        """ "DIV" (contiguous ranges of ids) or "MOD" (id % shards)."""
+        strategy = self._message.tpu_embedding_configuration.sharding_strategy
+        return "MOD" if strategy == TPUEmbeddingConfiguration.MOD else "DIV"
+
+    @property
+    def gate_num_required(self) -> int | None:
+        """Frames that open the gate; None where the configuration does not say."""
+        gate = self._message.gate
+        return gate.num_required if gate.HasField("num_required") else None
+
+    @property
+    def gate_reduction(self) -> str | None:
+        """ "mean" or "sum"; None where the configuration does not say."""
+        return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
+
+    @property
+    def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
+        return self._message.tpu_embedding_configuration.table_descriptor

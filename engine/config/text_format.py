@@ -1,0 +1,233 @@
+"""Configurations as files: text or binary, TPUEmbeddingConfiguration or EngineConfig, told apart by their content.
+
+Bytes to message and back, with errors that name the file and the place; what the message means is not asked here.
+Bad content is a ConfigError, always one line. A path that cannot be written is an OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from penstock.config import engine_config_pb2
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.lint.findings import near
+from penstock.config.lint.source_text import Scan, scan
+from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
+from penstock.errors import ConfigError
+from penstock.io.storage import atomic_files
+
+TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
+
+MAX_BYTES = 2**31 - 1  # protobuf's own bound
+
+# Files that people hand over by mistake, by their first bytes.
+MAGIC = {
+    b"ARROW1": "an Arrow file",
+    b"\xff\xff\xff\xff": "an Arrow stream",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "gzip-compressed",
+    b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+
+# A text never has these, and a binary table always does: the tags of vocabulary_size and dimension are 0x10, 0x18.
+CONTROL = bytes(c for c in range(32) if c not in b"\t\n\v\f\r")
+
+# Only above the first field: a message pasted into another brings its own header along.
+HEADER = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\r?\n)*?[ \t]*#[ \t]*proto-message:[ \t]*(\S+)")
+KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
+    "TPUEmbeddingConfiguration": TPUEmbeddingConfiguration,
+    "EngineConfig": EngineConfig,
+}
+
+
+def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
+    """The configuration in a file, as an EngineConfig message that need not make sense yet; of a text its scan, too."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            content = file.read(8)
+            for magic, what in MAGIC.items():
+                if content.startswith(magic):
+                    raise ConfigError(f"{name}: this is {what}; a configuration is a text or binary proto message")
+            content += file.read(MAX_BYTES)
+            if len(content) > MAX_BYTES:
+                raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file; give the path of a configuration") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{name}: is a directory; give the path of a configuration file") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(_line(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}")) from None
+    if not content.strip():
+        raise ConfigError(f"{name}: is empty; a configuration needs at least one table_descriptor")
+    try:
+        return _parse_text(_decode(content)) if _is_text(content) else (parse_binary(content), None)
+    except _AtError as error:
+        raise ConfigError(_line(f"{name}:{error.line}:{error.column}: {error}")) from None
+    except ConfigError as error:
+        raise ConfigError(_line(f"{name}: {error}")) from None
+
+
+class _AtError(ConfigError):
+    """A problem at a place in a text; line and column count from 1."""
+
+    def __init__(self, problem: str, line: int, column: int) -> None:
+        super().__init__(problem)
+        self.line, self.column = line, column
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _is_text(content: bytes) -> bool:
+    return len(content.translate(None, CONTROL)) == len(content)
+
+
+def _decode(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        raise _AtError("not UTF-8; save the text as UTF-8", before.count(b"\n") + 1, column) from None
+
+
+def parse_binary(content: bytes) -> EngineConfig:
+    """An EngineConfig from the bytes of either message; unknown fields stay."""
+    try:
+        engine = EngineConfig.FromString(content)
+        if engine.ListFields():
+            return engine
+        config = TPUEmbeddingConfiguration.FromString(content)
+    except (DecodeError, UnicodeDecodeError):  # the second from the pure-Python runtime
+        raise ConfigError(
+            "neither text nor a whole binary TPUEmbeddingConfiguration or EngineConfig; "
+            "is it another kind of file, or cut off?"
+        ) from None
+    if not config.ListFields():
+        raise ConfigError("has no field of a TPUEmbeddingConfiguration or EngineConfig; is it another kind of file?")
+    return EngineConfig(tpu_embedding_configuration=config)
+
+
+def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
+    kinds = list(KINDS.values())
+    header = HEADER.search(text)
+    if header is not None:
+        kind = KINDS.get(header[1].rsplit(".", 1)[-1])
+        if kind is None:
+            line = text.count("\n", 0, header.end()) + 1
+            raise _AtError(f"proto-message is {header[1]}; expected TPUEmbeddingConfiguration or EngineConfig", line, 1)
+        kinds = [kind]
+    failures = []
+    for kind in kinds:
+        try:
+            message = text_format.Parse(text, kind())
+        except text_format.ParseError as error:
+            failures.append(_at(error, text))
+        except Exception as error:  # the parser lets some of Python's own errors through
+            failures.append(_AtError(f"cannot be parsed: {error}", 1, 1))
+        else:
+            whole = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
+            return whole, scan(text, kind)
+    # The kind that got further is the one that was meant.
+    raise max(failures, key=lambda failure: (failure.line, failure.column))
+
+
+def _at(error: text_format.ParseError, text: str) -> _AtError:
+    """The parser's error without its copy of the line, and with the names that may have been meant."""
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    problem = str(error).removeprefix(f"{line}:{column} : ")
+    source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
+    problem = problem.removeprefix(f"'{source}': ").rstrip(".")
+    field = re.search(r'Message type "([\w.]+)" has no field named "(\w+)', problem)
+    value = re.search(r'Enum type "([\w.]+)" has no value named (\w+)', problem)
+    if field is not None and (message := _descriptor(field[1])) is not None:
+        problem = f"{message.name} has no field '{field[2]}'; " + near(field[2], message.fields_by_name)
+    elif value is not None and (owner := _descriptor(value[1].rsplit(".", 1)[0])) is not None:
+        enum = owner.enum_types_by_name[value[1].rsplit(".", 1)[1]]
+        problem = f"{enum.name} has no value '{value[2]}'; " + near(value[2], enum.values_by_name)
+    return _AtError(problem.replace("penstock.tpu.", ""), line, column)
+
+
+def _descriptor(name: str) -> Descriptor | None:
+    pool = engine_config_pb2.DESCRIPTOR.pool
+    with contextlib.suppress(KeyError):
+        return pool.FindMessageTypeByName(name)
+    return None
+
+
+def kept_config(content: bytes) -> EngineConfig:
+    """The message that somebody kept as its bytes. Raises ValueError."""
+    try:
+        return EngineConfig.FromString(content)
+    except DecodeError as error:
+        raise ValueError(f"its configuration cannot be read: {error}") from None
+
+
+def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
+    """Write the whole of ``message``: as TensorFlow's message where that can hold it, as text by the path's suffix."""
+    name = os.fspath(path)
+    settings = EngineConfig()
+    settings.CopyFrom(message)
+    settings.ClearField("tpu_embedding_configuration")
+    whole: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
+    if Path(name).suffix.lower() not in TEXT_SUFFIXES:
+        return _replace(name, whole.SerializeToString(deterministic=True))
+    where = unknown_fields(whole)
+    if where is not None:
+        raise ConfigError(
+            _line(
+                f"{name}: {where} has fields that this version does not know, which text would lose; "
+                "save as binary, to a path that ends in .pb"
+            )
+        )
+    return _replace(name, _text(name, whole).encode())
+
+
+def _text(name: str, message: Message) -> str:
+    if isinstance(message, EngineConfig):
+        header = f"# proto-file: {engine_config_pb2.DESCRIPTOR.name}\n# proto-message: penstock.EngineConfig\n"
+    else:
+        header = "# proto-message: tensorflow.tpu.TPUEmbeddingConfiguration\n"
+    text = header + text_format.MessageToString(message)
+    again = text_format.Parse(text, type(message)())
+    if again.SerializeToString(deterministic=True) != message.SerializeToString(deterministic=True):
+        raise ConfigError(
+            _line(f"{name}: text would not give back the same message; save as binary, to a path that ends in .pb")
+        )
+    return text
+
+
+def unknown_fields(message: Message, path: str = "") -> str | None:
+    """Where ``message`` holds fields outside our schema, None where it holds none."""
+    if len(UnknownFieldSet(message)):
+        return path or message.DESCRIPTOR.name
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        singular = isinstance(value, Message)
+        for index, child in enumerate([value] if singular else value):
+            step = f"{path}.{field.name}".lstrip(".") + ("" if singular else f"[{index}]")
+            found = unknown_fields(child, step)
+            if found is not None:
+                return found
+    return None
+
+
+def _replace(name: str, content: bytes) -> None:
+    """Whole or not at all, and on disk; a link stays one, what it leads to is replaced."""
+    with atomic_files.appearing(Path(os.path.realpath(name))) as file:
+        file.write(content)

@@ -1,0 +1,137 @@
+"""Who may talk to the service, and over what: addresses, certificates, tokens, and how many calls at once.
+
+An open service on an address that others reach is refused unless it was said in so many words.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+
+from penstock.errors import UsageError
+from penstock.io.flight.connection import Address
+from penstock.service.connections import Connections
+
+
+def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
+    """Raise UsageError where others could reach the service unseen or unasked, and nobody said that they may."""
+    if insecure or address.is_loopback:
+        return
+    lacks = [
+        *([] if address.tls else ["encryption (grpc+tls:// with --tls-cert and --tls-key)"]),
+        *([] if has_token else ["a token (--token-file)"]),
+    ]
+    if lacks:
+        raise UsageError(
+            f"--listen {address.uri}: others can reach this address, and it lacks {' and '.join(lacks)}; "
+            "give it, listen on 127.0.0.1, or say --insecure"
+        )
+
+
+def certificates(address: Address, cert: Path | None, key: Path | None) -> list[tuple[bytes, bytes]]:
+    """What gRPC wants of them: none without TLS. Raises UsageError where scheme and files do not go together."""
+    if not address.tls:
+        if cert is not None or key is not None:
+            raise UsageError(f"--tls-cert and --tls-key go with --listen grpc+tls://…, not {address.uri}")
+        return []
+    if cert is None or key is None:
+        raise UsageError(f"--listen {address.uri}: give --tls-cert FILE and --tls-key FILE")
+    pair = (_read(cert, "--tls-cert"), _read(key, "--tls-key"))
+    try:  # gRPC would only say that it cannot listen
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+    except (ssl.SSLError, ValueError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(
+            f"--tls-cert {cert}, --tls-key {key}: not a PEM certificate with its key, unencrypted ({reason})"
+        ) from None
+    return [pair]
+
+
+def tokens_of(file: Path | None) -> tuple[bytes, ...]:
+    """The tokens of a file, one per line; any of them lets a caller in. Raises UsageError."""
+    if file is None:
+        return ()
+    found = tuple(filter(None, (line.strip() for line in _read(file, "--token-file").splitlines())))
+    if not found or not all(token.isascii() and b" " not in token for token in found):
+        raise UsageError(f"--token-file {file}: expected one token per line, ASCII without spaces")
+    return found
+
+
+def _read(file: Path, flag: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{flag} {os.fspath(file)}: cannot be read ({error.strerror})") from None
+
+
+class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Asks every call for a token, and lets in so many at once.
+
+    tokens : any of them will do; none: everybody may come in
+    connections : counts the calls that are let in, by connection
+    """
+
+    def __init__(self, tokens: Sequence[bytes], max_calls: int, connections: Connections) -> None:
+        super().__init__()
+        self.connections = connections
+        self._tokens = tuple(tokens)
+        self._max_calls = max_calls
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self.num_calls = 0
+        self.num_refused = 0
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _Visit:
+        with self._lock:
+            if not self._is_welcome(headers):
+                self.num_refused += 1
+                raise flight.FlightUnauthenticatedError("the token is missing or wrong")
+            if self.num_calls >= self._max_calls:
+                self.num_refused += 1
+                raise flight.FlightUnavailableError(f"busy with {self.num_calls} calls (--max-calls); try again")
+            self.num_calls += 1
+        return _Visit(self)
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Whether nobody is in, after at most so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.num_calls == 0, timeout_s)
+
+    def leave(self) -> None:
+        with self._changed:
+            self.num_calls -= 1
+            self._changed.notify_all()
+
+    def _is_welcome(self, headers: Mapping[str, list[Any]]) -> bool:
+        if not self._tokens:
+            return True
+        given = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
+        # Every token is compared, in a time that does not depend on how much of one was right.
+        fits = [hmac.compare_digest(value, b"Bearer " + token) for value in given for token in self._tokens]
+        return any(fits)
+
+
+class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
+    """One call, from the door to the door."""
+
+    def __init__(self, door: Doorkeeper) -> None:
+        super().__init__()
+        self._door = door
+        self._peer: str | None = None
+
+    def comes_from(self, peer: str) -> None:
+        """The other end of its connection, which ``start_call`` does not see."""
+        self._door.connections.began(peer)
+        self._peer = peer
+
+    def call_completed(self, exception: BaseException | None) -> None:
+        if self._peer is not None:
+            self._door.connections.ended(self._peer)
+        self._door.leave()

@@ -1,0 +1,189 @@
+"""Connections to the service: how many there may be, and how long one may stay without a call.
+
+gRPC accepts every connection, and pyarrow passes none of gRPC's settings for servers on. So this looks twice a second
+at the sockets that the process has accepted on the service's port, and shuts down those that are too many or idle for
+too long. gRPC sees the other side leave, and closes the descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from penstock.io.storage import descriptors
+from penstock.service.limits import Limits
+
+# A connection from which no call has been admitted may stay this long.
+FIRST_CALL_S = 10.0
+LOOK_EVERY_S = 0.5
+# Connections may take this share of the descriptors that the process may have.
+SHARE = 0.75
+# Descriptors held in reserve for commits, which open a few at a time.
+RESERVE = 16
+
+Peer = tuple[str, int]  # address and port
+
+
+@dataclass
+class _Connection:
+    """since_s : when it was first seen, or its last call ended; is_known : a call from it has been admitted"""
+
+    since_s: float
+    is_known: bool = False
+    num_calls: int = 0
+
+
+class Connections:
+    """The connections of one port. A call that was admitted is reported by ``began`` and ``ended``, with its peer."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = max(1, min(limits.connections, int(SHARE * descriptors.limit())))
+        self._idle_s = limits.idle_s
+        self._lock = threading.Lock()
+        self._known: dict[Peer, _Connection] = {}
+        self._sockets = _Sockets()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        descriptors.reserve.hold(RESERVE)
+
+    @property
+    def num_open(self) -> int:
+        """How many there were at the last look."""
+        return len(self._known)
+
+    def watch(self, port: int) -> None:
+        """Look from now on."""
+        self._port = port
+        self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
+        self._thread.start()
+
+    def began(self, peer: str) -> None:
+        with self._lock:
+            connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
+            connection.is_known = True
+            connection.num_calls += 1
+
+    def ended(self, peer: str) -> None:
+        with self._lock:
+            connection = self._known[_peer_of(peer)]
+            connection.num_calls -= 1
+            connection.since_s = time.monotonic()
+
+    def cut(self) -> None:
+        """Shut down every connection there is now, also those with calls."""
+        if self._over.is_set():
+            return
+        with self._sockets.open_on(self._port) as found:
+            for peer in found:
+                self._sockets.shut_down(found[peer], peer)
+
+    def close(self) -> None:
+        """Look no more; once is enough."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._sockets.close()
+        descriptors.reserve.release(RESERVE)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self._look()
+            descriptors.reserve.fill()
+
+    def _look(self) -> None:
+        with self._sockets.open_on(self._port) as found:
+            for peer in self._unwanted(found):
+                self._sockets.shut_down(found[peer], peer)
+
+    def _unwanted(self, found: Iterable[Peer]) -> list[Peer]:
+        """Of these connections, those that are idle for too long, or too many: first those without any call so far."""
+        now_s = time.monotonic()
+        with self._lock:
+            known = {peer: self._known.get(peer) or _Connection(now_s) for peer in found}
+            surplus = len(known) - self._most
+            # A call may have begun before its connection was found.
+            known |= {peer: each for peer, each in self._known.items() if each.num_calls}
+            self._known = known
+            idle = sorted((each.is_known, each.since_s, peer) for peer, each in known.items() if not each.num_calls)
+        first_call_s = min(FIRST_CALL_S, self._idle_s)
+        return [
+            peer
+            for place, (is_known, since_s, peer) in enumerate(idle)
+            if place < surplus or now_s - since_s > (self._idle_s if is_known else first_call_s)
+        ]
+
+
+class _Sockets:
+    """The sockets that this process has accepted.
+
+    One descriptor refers to them in turn. So a look takes no new descriptor, which there may not be; and whatever gRPC
+    closes meanwhile, the socket that is shut down is the one that was looked at.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Of this family, because its addresses are the longest.
+        self._probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, socket.socket(socket.AF_UNIX).detach())
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextmanager
+    def open_on(self, port: int) -> Iterator[dict[Peer, int]]:
+        """The descriptors of connections to a port, by peer; they may be shut down while this is entered."""
+        with self._lock:
+            try:
+                found = {}
+                for descriptor in _descriptors():
+                    if (peer := self._peer(descriptor, port)) is not None:
+                        found[peer] = descriptor
+                yield found
+            finally:  # the last one is not to stay open for us
+                os.dup2(self._nothing, self._probe.fileno(), False)
+
+    def shut_down(self, descriptor: int, peer: Peer) -> None:
+        with suppress(OSError):
+            os.dup2(descriptor, self._probe.fileno(), False)
+            if _plain(self._probe.getpeername()) == peer:
+                self._probe.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            self._probe.close()
+            os.close(self._nothing)
+
+    def _peer(self, descriptor: int, port: int) -> Peer | None:
+        """None for what is no accepted connection to the port."""
+        if descriptor == self._probe.fileno():
+            return None
+        try:
+            os.dup2(descriptor, self._probe.fileno(), False)
+            here = self._probe.getsockname()
+            return _plain(self._probe.getpeername()) if isinstance(here, tuple) and here[1] == port else None
+        except OSError:
+            return None
+
+
+def _descriptors() -> Iterable[int]:
+    """Of this process, as far as the system lists them; some may be closed by now."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError as error:
+        return range(descriptors.limit()) if error.errno in (errno.EMFILE, errno.ENFILE) else []
+
+
+def _peer_of(peer: str) -> Peer:
+    """As gRPC writes it: ``ipv4:127.0.0.1:40000``, ``ipv6:%5B::1%5D:40000``."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _plain((host.strip("[]"), int(port)))
+
+
+def _plain(address: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
+    return address[0].removeprefix("::ffff:").partition("%")[0], address[1]

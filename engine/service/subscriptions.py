@@ -1,0 +1,171 @@
+"""What readers get: tables, rows by id, deltas. They pull: a slow one keeps nobody waiting, and holds a batch at most.
+
+A table is read in blocks between steps, and then what changed meanwhile is sent: at its end it is as it was at one
+step, which no crash can undo, and nobody had to hold a copy of it or to stop the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import DeltasGoneError, UsageError
+from penstock.io.flight.messages import DELTAS, TABLE, encoded
+from penstock.service.delta_log import DeltaLog
+from penstock.service.limits import Limits
+from penstock.service.sequencer import Intake
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+BLOCK_BYTES = 4 << 20
+# A table that changes faster than its deltas can be kept is read so often before its reader is refused.
+PASSES = 3
+Messages = Iterator[tuple[pa.RecordBatch, bytes]]
+
+
+class Answer(NamedTuple):
+    """A stream of batches with their app_metadata, if any. Nothing is read before the first is asked for."""
+
+    schema: pa.Schema
+    messages: Messages
+
+
+class Readers:
+    """Everything that goes out."""
+
+    def __init__(self, engine: Engine, intake: Intake, log: DeltaLog, limits: Limits) -> None:
+        self._engine, self._intake, self._log, self._limits = engine, intake, log, limits
+
+    def get(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
+        """What a ticket asks for. gone : whether the reader has left. Raises UsageError and DeltasGoneError."""
+        if DELTAS in asked:
+            return self._deltas(asked[DELTAS] if isinstance(asked[DELTAS], Mapping) else {}, gone)
+        name = asked.get(TABLE)
+        if not isinstance(name, str):
+            raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, asked)) or 'nothing'}")
+        self._engine._state.table(name)
+        if "ids" in asked:
+            return self._rows(name, asked["ids"])
+        return Answer(self.table_schema(name), self._table(name))
+
+    def table_schema(self, name: str) -> pa.Schema:
+        """Of a table's rows. Raises UsageError for one that there is not."""
+        dim = self._engine._state.table(name).layout.dim
+        fields = [pa.field("id", pa.int64(), False), pa.field("row", pa.list_(pa.float32(), dim), False)]
+        return pa.schema(fields, metadata={b"penstock.table": name.encode()})
+
+    @property
+    def delta_schema(self) -> pa.Schema:
+        said = {**(self._log.schema.metadata or {}), b"penstock.lineage": self._intake.lineage.encode()}
+        return self._log.schema.with_metadata(said)
+
+    def _deltas(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
+        since, lineage, follow = asked.get("since"), asked.get("lineage"), asked.get("follow", False)
+        if since is not None and type(since) is not int:
+            raise UsageError(f"since: expected a step, got {since!r}")
+        if lineage is not None and lineage != self._intake.lineage:
+            raise DeltasGoneError(
+                "this service's state is another one than that of the step asked for (it was restarted without its "
+                "checkpoint, or with another one); take the tables anew, and go on from their step"
+            )
+        with self._engine.gate.still():
+            self._log.tell_all()
+        since = self._log.first_step if since is None else since
+        until = None if follow else self._log.step
+        self._log.check(since)
+        return Answer(self.delta_schema, self._told(since, until, gone))
+
+    def _told(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
+        with self._log.followed() if until is None else nullcontext():
+            for told in self._log.after(since, until, gone):
+                for batch in told.batches:
+                    yield batch, b""
+
+    def _rows(self, name: str, ids: Any) -> Answer:
+        if isinstance(ids, list) and len(ids) > self._limits.rows_asked:
+            raise UsageError(f"ids: {len(ids)} rows in one call; ask for {self._limits.rows_asked} at most")
+        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+            raise UsageError("ids: expected a list of whole numbers")
+        size = self._engine._state.table(name).layout.vocabulary_size
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got ids from {min(ids)} to {max(ids)}")
+        with self._engine.gate.still():
+            batch = self._batch(name, np.array(ids, np.int64))
+            said = {"step": self._engine.global_step, "told_step": self._log.step}
+        return Answer(batch.schema, iter([(batch, encoded(said))]))
+
+    def _table(self, name: str) -> Messages:
+        """All rows, again where too much changed meanwhile, then the step that all of it is of."""
+        for number in range(PASSES):
+            made_before = self._log.made_bytes
+            try:
+                until = yield from self._pass(name, again=number > 0)
+                break
+            except DeltasGoneError:
+                made = self._log.made_bytes - made_before
+        else:
+            raise UsageError(
+                f"table '{name}': {made:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
+                "are kept: start the service with a larger --delta-memory"
+            )
+        end = {"step": until, "lineage": self._intake.lineage}
+        yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
+
+    def _pass(self, name: str, again: bool) -> Generator[tuple[pa.RecordBatch, bytes], None, int]:
+        """Blocks, then what changed while they were read; returns the step that all of it is of.
+
+        Raises DeltasGoneError where what changed is no longer kept.
+        """
+        layout = self._engine._state.table(name).layout
+        at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
+        with self._engine.gate.still():
+            self._log.tell_all()
+            # Where more changed than is kept, what is told next leads on from here.
+            since = step = max(self._log.step, self._log.first_step)
+        for first in range(0, layout.vocabulary_size, at_once):
+            with self._engine.gate.still():
+                self._engine._check_whole()
+                step = self._engine.global_step
+                block = self._batch(name, np.arange(first, min(first + at_once, layout.vocabulary_size)))
+            yield block, encoded({"changed": again})
+        self._settle(step)
+        until = self._log.step
+        for told in self._log.after(since, until):
+            for batch in told.batches:
+                changed = _of_table(batch, name, self.table_schema(name))
+                if changed.num_rows:
+                    yield changed, encoded({"changed": True})
+        return until
+
+    def _settle(self, step: int) -> None:
+        """What was read, of this step at most, is told by deltas, and nothing takes it back."""
+        if self._intake.is_durable:
+            if self._log.step < step:
+                self._intake.ask_for_commit()
+                self._log.wait_for(step)
+            return
+        with self._engine.gate.still():
+            self._log.tell_all()
+
+    def _batch(self, name: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
+        rows = self._engine._state.table(name).read(ids)
+        values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+        return pa.RecordBatch.from_arrays([pa.array(ids), values], schema=self.table_schema(name))
+
+
+def _of_table(delta: pa.RecordBatch, name: str, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of one table, as a table's batches have them."""
+    tables = delta.column("table")
+    place = tables.dictionary.to_pylist().index(name)
+    mine = delta.filter(pc.equal(tables.indices, place))
+    values = mine.column("row").flatten()
+    dim = schema.field("row").type.list_size
+    return pa.RecordBatch.from_arrays(
+        [mine.column("id"), pa.FixedSizeListArray.from_arrays(values, dim)], schema=schema
+    )

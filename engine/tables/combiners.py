@@ -1,0 +1,103 @@
+"""Combiners: looked-up rows → activations, and what gradients of activations are to the rows' gradients.
+
+A lookup is one id that one sample names. Its gain is what its row is multiplied by on the way out, and the sample's
+gradient on the way back: weight times the combiner's scale of the sample, each rounded to float32, as TensorFlow's
+SparseCore preprocessing has it. The gradients of rows are never written out: ``penstock.pyx.scaled_rows`` makes each
+while it sums. Twins in ``penstock.pyx.reference``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.pyx.scaled_rows import combine as add_rows
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+Index = npt.NDArray[Any]  # of any integer type
+
+_FLOATS_AT_ONCE = 1 << 16
+_LAST_WHOLE = 1 << 24  # a float32 that ones are added to stops here
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What one feature looks up for one batch.
+
+    ids : int64, shape (n,); samples : int64, shape (n,), ascending: whose lookup it is
+    gains : float32, shape (n,); None: all are 1
+    truncated : ids beyond a sequence's length, left out
+    """
+
+    ids: Int64
+    samples: Int64
+    gains: Float32 | None
+    truncated: int = 0
+
+
+def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32 | None:
+    """The gain of every lookup; None where all are 1.
+
+    samples : shape (n,), ascending; weights : float32, shape (n,), None: all 1; combiner : sum, mean or sqrtn
+    A sample whose weights (mean) or squared weights (sqrtn) sum to zero gets the scale 0, and never NaN. Where a sum is
+    so small that one over it is infinite, its weights are divided by it.
+    """
+    if combiner == "sum":
+        return weights
+    # Infinite and NaN weights are told by who reads them; here they only must not warn.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        totals = _totals(samples, weights, num_samples, combiner)
+        divisors = totals if combiner == "mean" else np.sqrt(totals)
+        scales = np.where(totals == 0, np.float32(0), np.float32(1) / divisors)
+        scaled: Float32 = scales[samples]
+        if weights is None:
+            return scaled
+        found: Float32 = weights * scaled
+        if not np.isfinite(scales).all():
+            found = np.where(np.isfinite(scaled), found, weights / divisors[samples])
+    return found
+
+
+def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32:
+    """Of every sample the sum of its weights, or of their squares: a left fold in float32."""
+    if weights is None:
+        return np.minimum(np.bincount(samples, minlength=num_samples), _LAST_WHOLE).astype(np.float32)
+    totals = np.zeros(num_samples, np.float32)
+    # add.at folds from the left; bincount would sum in float64 and reduceat in pairs.
+    np.add.at(totals, samples, weights if combiner == "mean" else weights * weights)
+    return totals
+
+
+def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int, which: Index | None = None) -> Float32:
+    """Activations: of every sample the sum of its rows times their gains, in order, in float32.
+
+    rows : float32, shape (r, dim); which : shape (n,), the row of every lookup; None: all rows in order
+    samples : shape (n,); by : gains, shape (n,) or None
+    Returns float32 (num_samples, dim), zeros for a sample that looks nothing up.
+    """
+    out = np.zeros((num_samples, rows.shape[1]), np.float32)
+    of = None if which is None else which.astype(np.int64, copy=False)
+    add_rows(np.ascontiguousarray(rows), of, samples.astype(np.int64, copy=False), by, out)
+    return out
+
+
+def not_finite(gradients: Float32, samples: Index, by: Float32 | None) -> Bool:
+    """Which lookups' gradients, their sample's times their gain, hold a value that is not finite: bool (n,).
+
+    gradients : float32, shape (num_samples, dim). Written out a block at a time.
+    """
+    at_once = max(_FLOATS_AT_ONCE // gradients.shape[1], 1)
+    found = np.zeros(len(samples), bool)
+    for start in range(0, len(samples), at_once):
+        block = slice(start, start + at_once)
+        rows = np.take(gradients, samples[block], axis=0)
+        if by is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows *= by[block, None]
+        found[block] = ~np.isfinite(rows).all(axis=1)
+    return found

@@ -1,0 +1,305 @@
+"""The tables of one engine, by name: made, updated, looked at, loaded, hashed, written.
+
+What the configuration calls a table, its slots and its start meets here what the bridge keeps on
+the devices. Knows nothing of gradients' sources, the gate or frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Constant, TruncatedNormal, Uniform
+from penstock.errors import ConfigError, UsageError, listed
+from penstock.frames import Coalesced, SummedArrays
+from penstock.io.storage.table_files import TablesWriter, check_table, read_table
+from penstock.masked_arrays import MASKED, is_masked
+from penstock.tables.initializers import truncated_normal, uniform
+from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
+from penstock.updates import Ops, quantize
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.bridge.device_tables import DeviceTable
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slots
+
+
+class Configured(Protocol):
+    """What tables are made from."""
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]: ...
+
+    @property
+    def sharding_strategy(self) -> str: ...
+
+
+class State:
+    """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
+
+    threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
+    """
+
+    is_share = False  # of several processes' tables
+
+    def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+        from penstock.bridge import backends
+        from penstock.bridge.device_tables import check_memory, make_mesh
+        from penstock.bridge.sharding import Layout
+        from penstock.bridge.table_group import Wanted, make_tables
+
+        self.specs = {spec.name: spec for spec in config.tables}
+        # What a step brings to a table that nothing touched, where its rows move all the same.
+        self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
+        outside, mesh = mesh, make_mesh(mesh)
+        mod = config.sharding_strategy == "MOD"
+        check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
+        lanes = backends.lanes(mesh)
+        layouts = {
+            name: Layout(
+                name,
+                spec.vocabulary_size,
+                spec.dim,
+                len(spec.slots),
+                mesh.size,
+                mod,
+                lanes,
+                bfloat16=spec.storage_dtype == "bfloat16",
+                among=self.among(name),
+            )
+            for name, spec in self.specs.items()
+        }
+        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
+        wanted = [
+            Wanted(layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate))
+            for name, spec in self.specs.items()
+        ]
+        self._together = make_tables(mesh, wanted, outside, threads)
+        made = {name: table for together in self._together for name, table in together.tables.items()}
+        self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
+        for name, spec in self.specs.items():
+            self._tables[name].fill(self.start_of(spec, seed))
+
+    def table(self, name: str) -> DeviceTable:
+        """The table on the devices. Raises UsageError for a name that the configuration has not."""
+        if not isinstance(name, str) or name not in self._tables:
+            raise UsageError(f"no table '{name}' in the configuration ({listed(self._tables)})")
+        return self._tables[name]
+
+    @property
+    def held(self) -> Mapping[str, TableSpec]:
+        """The tables as this process holds them: whole."""
+        return self.specs
+
+    def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+        """How a table that is held starts: (first, count) → rows."""
+        return start_of(spec, seed)
+
+    def among(self, name: str) -> tuple[int, int]:
+        """Which rows of the table these are: the first one, and how far apart neighbours are."""
+        return 0, 1
+
+    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+        """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
+        return sums
+
+    def parts(self, name: str) -> dict[str, int]:
+        """Name → part of the device table: the weights first, then the slots in TensorFlow's order."""
+        self.table(name)
+        return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
+
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
+        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
+        for together in self._together:
+            turns: list[list[tuple[str, Coalesced, float]]] = []
+            for name in together.tables:
+                several = coalesced.get(name)
+                if several is None:
+                    continue
+                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
+                    if turn == len(turns):
+                        turns.append([])
+                    turns[turn].append((name, rows, self._rate(name, rates)))
+            for turn, brought in enumerate(turns):
+                together.apply(brought, step, turn)
+
+    def _rate(self, name: str, rates: tuple[float, ...]) -> float:
+        spec = self.specs[name]
+        rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
+        assert rate is not None  # a valid configuration has one or the other
+        return rate
+
+    def warm(self) -> int:
+        """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
+        return sum(together.warm() for together in self._together)
+
+    def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
+        """Whether a step with these rows changes any."""
+        for name, several in coalesced.items():
+            if self.specs[name].rule.non_lazy:
+                return True
+            for rows in several:
+                if rows.num_ids:
+                    return True
+        return False
+
+    def prepare_thread(self) -> None:
+        """To be called once on a thread whose steps are not to need a descriptor. Raises OSError where none is left."""
+        from penstock.bridge.thread_setup import prepare_thread
+
+        prepare_thread()
+
+    def wait(self) -> None:
+        """Block until the devices are done; their errors come out here."""
+        for table in self._tables.values():
+            table.wait()
+
+    def lookup(self, name: str, ids: Any, forward: bool) -> Float32:
+        """Weights of ids, repeats allowed; forward: as a forward pass sees them."""
+        rows = self.table(name).read(self.valid_ids(name, ids))
+        seen = self.specs[name].quantization if forward else None
+        if seen is None:
+            return rows
+        return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
+
+    def retrieve(self, name: str) -> dict[str, Float32]:
+        """Weights and slots in id order."""
+        table = self.table(name)
+        return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
+
+    def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
+        """What ``load_parameters`` was given, as ids and part → values. Raises UsageError."""
+        table, parts = self.table(name), self.parts(name)
+        if set(slots) != set(parts) - {WEIGHTS}:
+            wanted = ", ".join(list(parts)[1:]) or "none"
+            raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
+        where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
+        if ids is not None and len(np.unique(where)) != len(where):
+            raise UsageError(f"table '{name}': an id occurs twice in ids")
+        shape = (len(where), table.layout.dim)
+        values = {}
+        for key, given in {WEIGHTS: rows, **slots}.items():
+            if is_masked(given):
+                raise UsageError(f"table '{name}', {key}: {MASKED}")
+            try:
+                value = np.array(given, np.float32, order="C")
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"table '{name}', {key}: expected floats of shape {shape}: {error}") from None
+            if value.shape != shape:
+                raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {value.shape}")
+            values[parts[key]] = value
+        return where, values
+
+    def hash(self, global_step: int) -> str:
+        """SHA-256 over all tables by name and the step; see ``Engine.state_hash``."""
+        digest = hashlib.sha256()
+        for name in sorted(self._tables):
+            table = self._tables[name]
+            digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
+            for part in range(table.num_parts):
+                for block in table.stream(part):
+                    digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
+        digest.update(struct.pack("<q", global_step))
+        return digest.hexdigest()
+
+    def write(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """One Parquet file per table, all of them or none."""
+        with TablesWriter(Path(directory)) as writer:
+            for name, table in self._tables.items():
+                slots = list(self.parts(name))[1:]
+                blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
+                writer.write(name, table.layout.dim, slots, blocks)
+        return writer.written
+
+    def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
+        """What sets every row that the files of ``write`` list, or all rows from an Orbax checkpoint.
+
+        Whether the files are there and of this form is looked at now; what is wrong with a row comes out of the call.
+        """
+        if is_orbax(directory):
+            return partial(self._set_whole, self._rows_of_orbax(directory))
+        for name, table in self._tables.items():
+            check_table(Path(directory), name, table.layout.dim, self._columns(name))
+        return partial(self._read_parquet, Path(directory))
+
+    def _columns(self, name: str) -> list[str]:
+        """Of a table's file, in the order of its parts."""
+        return ["row", *list(self.parts(name))[1:]]
+
+    def _read_parquet(self, directory: Path) -> None:
+        for name, table in self._tables.items():
+            columns, layout = self._columns(name), table.layout
+            for ids, found in read_table(directory, name, layout.vocabulary_size, layout.dim, columns):
+                for column, values in found.items():
+                    table.write(ids, values, columns.index(column))
+
+    def _rows_of_orbax(self, directory: str | os.PathLike[str]) -> dict[str, Tree]:
+        tree = load_tree(directory)
+        return {
+            name: parts_of(tree, directory, name, (t.layout.vocabulary_size, t.layout.dim), list(self.parts(name)))
+            for name, t in self._tables.items()
+        }
+
+    def _set_whole(self, rows_of: Mapping[str, Tree]) -> None:
+        for name, found in rows_of.items():
+            for key, rows in found[name].items():
+                self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
+
+    def valid_ids(self, name: str, ids: Any) -> Int64:
+        """ids as int64, shape (n,). Raises UsageError for one outside the table."""
+        size = self.table(name).layout.vocabulary_size
+        if is_masked(ids):
+            raise UsageError(f"table '{name}', ids: {MASKED}")
+        try:
+            given = np.asarray(ids).reshape(-1)
+        except ValueError as error:
+            raise UsageError(f"table '{name}': expected integer ids: {error}") from None
+        if given.size and not np.issubdtype(given.dtype, np.integer):
+            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
+        if given.size and (given.min() < 0 or given.max() >= size):
+            bad = given[(given < 0) | (given >= size)][0]
+            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
+        return given.astype(np.int64)
+
+
+def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+    """Rows as they are kept, little-endian: of 16 bits the upper half of the float32 that they are seen as."""
+    if not bfloat16:
+        return np.ascontiguousarray(block, "<f4")
+    return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
+
+
+def _no_rows(spec: TableSpec) -> Coalesced:
+    return Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
+
+
+def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+    """How a table starts: (first, count) → rows."""
+    start = spec.initializer
+    name, dim = spec.name, spec.dim
+    if isinstance(start, TruncatedNormal):
+        mean, stddev = start.mean, start.stddev
+        return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
+    if isinstance(start, Uniform):
+        low, high = start.minimum, start.maximum
+        return lambda first, count: uniform(seed, name, first, count, dim, low, high)
+    if isinstance(start, Constant):
+        value = start.value
+        return lambda first, count: np.full((count, dim), value, np.float32)
+    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
+    if rows.shape != (spec.vocabulary_size, dim):
+        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
+    return lambda first, count: rows[first : first + count]

@@ -1,0 +1,58 @@
+"""A few threads that share out tasks, the calling one among them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from penstock.validation import whole
+
+Task = Callable[[], bool]
+
+
+def num_threads(threads: int | None) -> int:
+    """None: as many as this process may use."""
+    if threads is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return whole("threads", threads, 1)
+
+
+class Crew:
+    """Runs tasks on so many threads. Tasks are native code that lets go of the interpreter, or they gain nothing."""
+
+    def __init__(self, threads: int | None) -> None:
+        self.threads = num_threads(threads)
+        self._pool = ThreadPoolExecutor(self.threads - 1, "penstock") if self.threads > 1 else None
+
+    def run(self, tasks: Iterable[Task], alone: bool = False) -> bool:
+        """All tasks, begun in the order given. Returns whether all returned True; one that raises is raised here,
+        when all have ended. alone : on the calling thread."""
+        if alone or self._pool is None:
+            return False not in [task() for task in tasks]
+        left = deque(tasks)
+        others = min(self.threads, len(left)) - 1
+        helping = [self._pool.submit(_work, left) for _ in range(others)]
+        try:
+            good = _work(left)
+        finally:
+            # Also after an error here: nobody may write to the sums any more when this returns.
+            left.clear()
+            wait(helping)
+            results = [helper.result() for helper in helping]
+        return good and all(results)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _work(left: deque[Task]) -> bool:
+    good = True
+    while True:
+        try:
+            task = left.popleft()
+        except IndexError:
+            return good
+        good &= task()

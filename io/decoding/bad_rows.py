@@ -1,0 +1,133 @@
+"""What a quarantine holds of bad rows: one Arrow batch per frame, each row as it came and why it was left out.
+
+Decides on columns and types only. Which rows are bad is told in ``decode``; where they go, in ``quarantine``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.io.decoding.columns import Gradients, Int64, Lists
+from penstock.io.decoding.rows import REASONS, Decoded
+from penstock.io.decoding.schema import Roles
+from penstock.io.sources.batch import arrow_errors
+
+MARK = b"penstock.quarantine"
+# No column is called ``step``: a mended row is applied by whoever asks for it now, and is never stale.
+SCHEMA = pa.schema(
+    [
+        ("source", pa.utf8()),
+        ("batch", pa.int64()),
+        ("row_index", pa.int64()),
+        ("table", pa.utf8()),
+        ("id", pa.int64()),
+        ("id_text", pa.utf8()),
+        ("origin_step", pa.int64()),
+        ("reason", pa.utf8()),
+        ("gradient", pa.list_(pa.float32())),
+    ],
+    metadata={MARK: b"1"},
+)
+_ROWS_AT_ONCE = 1 << 12  # so that the values of one block have room in 32-bit offsets
+
+
+def is_quarantine(schema: pa.Schema) -> bool:
+    """Whether a schema is that of a quarantine, also where another program has written it anew."""
+    names: list[str] = schema.names
+    return {"row_index", "origin_step"} <= set(names) and names.count("reason") == 1
+
+
+def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
+    """Rows of a quarantine by reason, whatever another program has made of the column."""
+    with arrow_errors("corrupt Arrow data", source):
+        column = batch.column("reason")
+        column.validate(full=True)
+        return {str(one["values"]): one["counts"] for one in column.cast(pa.utf8()).value_counts().to_pylist()}
+
+
+def bad_rows(
+    batch: pa.RecordBatch,
+    decoded: Decoded,
+    roles: Roles,
+    place: tuple[str, int | None, int],
+    bad: npt.NDArray[np.uint8],
+    start: int,
+) -> list[pa.RecordBatch]:
+    """The bad ones among the rows from ``start`` on, in order.
+
+    batch : what ``decoded`` was made of; place : source, batch and the number of its first row
+    bad : their reason codes, 0 for a good row
+    """
+    rows = start + np.flatnonzero(bad)
+    codes = bad[bad != 0]
+    blocks = range(0, len(rows), _ROWS_AT_ONCE)
+    with arrow_errors("bad rows cannot be put aside", place[0], place[1]):
+        return [
+            _block(batch, decoded, roles, place, rows[at : at + _ROWS_AT_ONCE], codes[at : at + _ROWS_AT_ONCE])
+            for at in blocks
+        ]
+
+
+def _block(
+    batch: pa.RecordBatch,
+    decoded: Decoded,
+    roles: Roles,
+    place: tuple[str, int | None, int],
+    rows: Int64,
+    codes: npt.NDArray[np.uint8],
+) -> pa.RecordBatch:
+    source, index, first_row = place
+    num_rows, at = len(rows), rows if decoded.examples is None else decoded.examples[rows]
+    ids, texts = _ids(decoded, rows)
+    steps = pa.nulls(num_rows, pa.int64()) if decoded.steps is None else pa.array(decoded.steps[rows])
+    columns = [
+        pa.repeat(source.encode("utf-8", "backslashreplace").decode(), num_rows),
+        pa.array([index] * num_rows, pa.int64()),
+        pa.array(at if index is not None else first_row + at, pa.int64()),
+        _tables(decoded, rows),
+        ids,
+        texts,
+        steps,
+        pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
+        _as_they_came(batch.column(roles.gradient.name), rows, roles.bfloat16)
+        if isinstance(decoded.gradients, Lists)
+        else _made(decoded.gradients, rows),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
+    """The ids as int64; those beyond it as text, and null."""
+    raw = decoded.raw_ids[rows]
+    missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
+    beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
+    texts = pa.array([str(one) if told else None for one, told in zip(raw, beyond, strict=True)], pa.utf8())
+    return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
+
+
+def _tables(decoded: Decoded, rows: Int64) -> pa.Array:
+    names = pa.array(decoded.tables, pa.utf8())
+    codes = np.zeros(len(rows), np.int64) if decoded.codes is None else decoded.codes[rows]
+    return names.take(pa.array(codes, mask=codes < 0))
+
+
+def _made(gradients: Gradients, rows: Int64) -> pa.Array:
+    """Of an example stream: the lookup's own, its sample's times its gain, so that a mended row is a row."""
+    null = gradients.null
+    values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]
+    return pa.array(values, pa.list_(pa.float32()))
+
+
+def _as_they_came(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
+    """As float32, of any length, holes kept."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    taken = column.take(pa.array(rows))
+    if not bfloat16:
+        return taken.cast(pa.list_(pa.float32()))
+    lists = taken.cast(pa.list_(pa.uint16()))
+    holes = lists.values.is_null().to_numpy(zero_copy_only=False)
+    values = (lists.values.fill_null(0).to_numpy().astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return pa.ListArray.from_arrays(lists.offsets, pa.array(values, mask=holes), mask=lists.is_null())

@@ -1,0 +1,280 @@
+"""What a batch of examples looks up, and the gradient rows that it stands for, none of which is written out.
+
+A gradient row is one lookup of one feature of one example: its sample's gradient times its gain. Rows come example by
+example, of an example feature by feature in the configuration's order, whatever the batches. Sound rows are taken table
+by table, and only numbered among all rows of the batch where one of them may be bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.frames import Rows
+from penstock.io.decoding.columns import Bool, Codes, Float32, Int64, Look
+from penstock.io.decoding.rows import Broken, Decoded
+from penstock.tables.combiners import not_finite
+
+
+@dataclass(frozen=True)
+class FeatureUses:
+    """One feature's lookups of one batch, in order.
+
+    table : of the feature; lengths : int64, shape (examples,), lookups of each
+    raw_ids : any integers, shape (n,), 0 where ids_null
+    gradients : float32, shape (m, dim), of samples; samples : int64, shape (n,), ascending: which is whose
+    gains : float32, shape (n,), None: all 1
+    null : whose gradient is missing, by example; None: nobody's that looks something up
+    truncated : int64, shape (examples,), ids left out beyond a sequence's length; None where there is no length
+    broken : the first example after which nothing of it can be read
+    """
+
+    table: str
+    lengths: Int64
+    raw_ids: npt.NDArray[Any]
+    ids_null: Bool | None
+    gradients: Float32
+    samples: Int64
+    gains: Float32 | None
+    null: Bool | None
+    truncated: Int64 | None
+    broken: Broken | None
+
+    @property
+    def ids(self) -> Int64:
+        """int64; what does not fit is out of range of any table, and stays so."""
+        raw = self.raw_ids
+        if raw.dtype == np.uint64:
+            raw = np.minimum(raw, np.uint64(2**63 - 1))
+        ids: Int64 = raw.astype(np.int64, copy=False)
+        return ids
+
+    @property
+    def may_be_bad(self) -> bool:
+        """For another reason than an id's range or a value, which whoever sums them sees."""
+        return self.ids_null is not None or self.null is not None
+
+
+@dataclass(frozen=True)
+class TableUses:
+    """The lookups of one table's features, in the order of rows. As in FeatureUses.
+
+    ends : int64, shape (examples + 1,), lookups before each example
+    """
+
+    ids: Int64
+    gradients: Float32
+    samples: Int64
+    gains: Float32 | None
+    ends: Int64
+
+    def look(self, at: slice | Int64) -> Look:
+        return self.gradients, self.samples[at], None if self.gains is None else self.gains[at]
+
+    def rows(self, first: int, last: int) -> Rows:
+        """Those of the examples first to last."""
+        at = slice(int(self.ends[first]), int(self.ends[last]))
+        return Rows(self.ids[at], *self.look(at))
+
+
+class ExampleBatch:
+    """A batch of examples as numpy. What is said once per example, steps and the like, is so here; see ``Content``.
+
+    uses : of every feature that has a column, in the configuration's order
+    ends : int64, shape (examples + 1,), gradient rows before each example
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[FeatureUses],
+        steps: Int64 | None,
+        contributors: tuple[Codes, list[Any]] | None,
+        rates: Float32 | None,
+        no_step: Broken | None,
+        no_rates: Broken | None,
+    ) -> None:
+        self.steps, self.contributors, self.rates = steps, contributors, rates
+        self.no_step, self.no_rates = no_step, no_rates
+        self._uses = uses
+        self.ends = _ends(sum(of.lengths for of in uses))
+        by_table: dict[str, list[FeatureUses]] = {}
+        for of in uses:
+            by_table.setdefault(of.table, []).append(of)
+        self._tables = {table: _joined(of_table) for table, of_table in by_table.items()}
+        cut = [of.truncated for of in uses if of.truncated is not None]
+        self._truncated: Int64 | None = np.sum(cut, axis=0) if cut else None
+
+    @property
+    def num_rows(self) -> int:
+        """Gradient rows."""
+        return int(self.ends[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Of its samples' gradients."""
+        return sum(of.gradients.nbytes for of in self._uses)
+
+    @property
+    def may_be_bad(self) -> bool:
+        return any(of.may_be_bad for of in self._uses)
+
+    def truncated(self, units: slice) -> int:
+        """Ids left out of those examples."""
+        return 0 if self._truncated is None else int(self._truncated[units].sum())
+
+    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
+        """The rows meant: all of some neighbouring examples, or those of any that are listed."""
+        if not isinstance(rows, slice):
+            yield from self.by_row().by_table(rows, sizes)
+            return
+        first, last = np.searchsorted(self.ends, [rows.start, rows.stop]).tolist()
+        for name, table in self._tables.items():
+            block = table.rows(first, last)
+            if len(block.ids):
+                yield name, block
+
+    def by_row(self) -> Decoded:
+        """The same with every row by itself, as a batch of gradient rows is decoded."""
+        return self._by_row
+
+    @cached_property
+    def _by_row(self) -> Decoded:
+        tables, examples = tuple(self._tables), self.examples
+        table_of = np.array([tables.index(of.table) for of in self._uses], np.int64)
+        codes = table_of[self.feature_of]
+        raw_ids = self._ordered([of.raw_ids for of in self._uses])
+        null = self._ordered([_missing(of.ids_null, len(of.raw_ids)) for of in self._uses])
+        return Decoded(
+            num_rows=self.num_rows,
+            tables=tables,
+            codes=None if len(tables) == 1 else codes,
+            raw_ids=raw_ids,
+            ids=self._ordered([of.ids for of in self._uses]),
+            ids_null=null if null.any() else None,
+            gradients=self._gradients(codes),
+            steps=None if self.steps is None else self.steps[examples],
+            contributors=None,
+            rates=None,
+            examples=examples,
+        )
+
+    @cached_property
+    def examples(self) -> Int64:
+        """int64, shape (rows,): whose each is."""
+        return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
+
+    @cached_property
+    def feature_of(self) -> Int64:
+        """int64, shape (rows,): the number of each row's feature, among those that have a column."""
+        return self._ordered([np.full(len(of.raw_ids), number) for number, of in enumerate(self._uses)])
+
+    @cached_property
+    def _places(self) -> list[Int64]:
+        """Of every feature, where its lookups stand among all rows."""
+        return _interleaved([of.lengths for of in self._uses])
+
+    def _ordered(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """One array of what every feature has, in the order of rows."""
+        kinds = {of.dtype for of in values}
+        # No integer type holds both signs and all of uint64.
+        kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
+        out = np.empty(self.num_rows, kind)
+        for places, of in zip(self._places, values, strict=True):
+            out[places] = of
+        return out
+
+    def _gradients(self, codes: Int64) -> LookedUp:
+        # Where each row stands among its table's.
+        at = np.empty(self.num_rows, np.int64)
+        for code, table in enumerate(self._tables.values()):
+            at[codes == code] = np.arange(len(table.ids))
+        null = self._ordered([_of_lookups(of.null, of.lengths) for of in self._uses])
+        return LookedUp(tuple(self._tables.values()), codes, at, null if null.any() else None)
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """A gradient per row that is made when it is looked at (``Gradients``).
+
+    codes, at : int64, shape (rows,): in which of the tables each row's lookup stands, and where in it
+    null : whose sample has no gradient; None: none
+    """
+
+    tables: tuple[TableUses, ...]
+    codes: Int64
+    at: Int64
+    null: Bool | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the samples' gradients."""
+        return sum(table.gradients.nbytes for table in self.tables)
+
+    def look(self, rows: slice | Int64, dim: int) -> Look:
+        at = self.at[rows]
+        return self.tables[int(self.codes[rows][0])].look(at)
+
+    def of_row(self, row: int) -> Float32:
+        table, at = self.tables[int(self.codes[row])], int(self.at[row])
+        return Rows(table.ids, *table.look(slice(None))).gradient(at)
+
+    def length(self, row: int) -> int:
+        return int(self.tables[int(self.codes[row])].gradients.shape[1])
+
+    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
+        return np.asarray(False)  # an example whose gradient has another length stops the reading
+
+    def all_of(self, dim: int, start: int, stop: int) -> bool:
+        return True
+
+    def not_finite(self) -> Bool | None:
+        found = np.zeros(len(self.at), bool)
+        for code, table in enumerate(self.tables):
+            # In order, a table's rows are all of its lookups.
+            found[self.codes == code] = not_finite(table.gradients, table.samples, table.gains)
+        return found if found.any() else None
+
+
+def _joined(uses: Sequence[FeatureUses]) -> TableUses:
+    """The lookups of the features of one table as those of one."""
+    ends = _ends(sum(of.lengths for of in uses))
+    if len(uses) == 1:
+        (of,) = uses
+        return TableUses(of.ids, of.gradients, of.samples, of.gains, ends)
+    ids, samples = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
+    gains = None if all(of.gains is None for of in uses) else np.ones(ends[-1], np.float32)
+    before = 0
+    for places, of in zip(_interleaved([of.lengths for of in uses]), uses, strict=True):
+        ids[places], samples[places] = of.ids, of.samples + before
+        if gains is not None and of.gains is not None:
+            gains[places] = of.gains
+        before += len(of.gradients)
+    return TableUses(ids, np.concatenate([of.gradients for of in uses]), samples, gains, ends)
+
+
+def _interleaved(lengths: Sequence[Int64]) -> list[Int64]:
+    """Of every feature, where its lookups stand when they come example by example, then feature by feature."""
+    table = np.stack(lengths, axis=1)
+    starts = np.cumsum(table).reshape(table.shape) - table
+    places = []
+    for feature, of in enumerate(lengths):
+        shift = starts[:, feature] - (np.cumsum(of) - of)
+        places.append(np.repeat(shift, of) + np.arange(of.sum()))
+    return places
+
+
+def _ends(lengths: Any) -> Int64:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _missing(null: Bool | None, number: int) -> Bool:
+    return np.zeros(number, bool) if null is None else null
+
+
+def _of_lookups(null: Bool | None, lengths: Int64) -> Bool:
+    return np.repeat(_missing(null, len(lengths)), lengths)

@@ -1,0 +1,229 @@
+"""The example stream: one row per training example, one struct column per feature.
+
+A feature's struct holds the ids that the example looked up, perhaps their weights, and the gradient of the activation
+they were combined into. Its columns are checked and read here; what gradient rows they stand for is told in
+``example_rows``, so that frames and errors are those of the row stream. The arithmetic is in
+``penstock.tables.combiners``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.config.specs import FeatureSpec
+from penstock.errors import ConfigError, InputError
+from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, coded, float_lists, integers
+from penstock.io.decoding.example_gradients import ExampleBatch, FeatureUses
+from penstock.io.decoding.framing import Piece, Place
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.rows import Broken, rates_of, steps_of, valid_column
+from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
+from penstock.tables.combiners import gains
+
+CHILDREN = ("ids", "weights", "gradient")
+
+
+@dataclass(frozen=True)
+class ExampleRoles(Roles):
+    """The columns of an example stream. ``id`` and ``gradient`` are those of its first feature, for messages.
+
+    features : the features that have a column, in the configuration's order
+    """
+
+    features: tuple[FeatureSpec, ...] = ()
+
+    def names(self) -> list[str]:
+        fields = (self.step, self.contributor, self.learning_rates)
+        return [feature.path for feature in self.features] + [f.name for f in fields if f is not None]
+
+
+@dataclass(eq=False)
+class ExamplePlace(Place):
+    """Where a batch of examples stood."""
+
+    content: ExampleBatch
+    columns: tuple[str, ...]  # of its features
+
+    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
+        """row : a bad gradient row where there is a reason, else an example"""
+        if reason is not None:
+            row, column = int(self.content.examples[row]), self.columns[int(self.content.feature_of[row])]
+        return super().error(row, problem, column, reason)
+
+
+def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> ExampleRoles | None:
+    """The roles of an example stream; None where the schema is not one. Raises InputError or ConfigError."""
+    structs = [field for field in schema if _is_feature(field.type)]
+    if not structs or {"id", "gradient"} <= set(schema.names):
+        return None
+    columns = {field.name for field in structs}
+    known = [feature for feature in options.features if feature.path in columns]
+    if not known:
+        paths = [feature.path for feature in options.features]
+        wanted = f"one of its features ({', '.join(paths)})" if paths else "any feature"
+        near = suggestion(structs[0].name, paths)
+        if paths and not any(feature.name for feature in options.features):
+            near += "; features without a name go by their key path; name them as their columns"
+        problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
+        raise InputError(problem, source=source, column=structs[0].name)
+    for feature in known:
+        field_of(schema, source, feature.path, feature.path)  # one column has this name
+        _check(feature, schema.field(feature.path), options, source)
+    first = schema.field(known[0].path)
+    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:]}
+    return ExampleRoles(
+        **fields,
+        id=first,
+        gradient=first,
+        table=None,
+        default_table=known[0].table,
+        bfloat16=False,
+        features=tuple(known),
+    )
+
+
+def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExamplePlace:
+    """A batch of examples, which must not be empty, with where it stood."""
+    where = {"source": place.source, "batch": place.batch}
+    columns = {name: valid_column(batch, name, where) for name in roles.names()}
+    uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
+    steps, no_step = steps_of(columns, roles)
+    rates, no_rates = rates_of(columns, roles, options.num_tags)
+    content = ExampleBatch(
+        uses,
+        steps,
+        None if roles.contributor is None else coded(columns[roles.contributor.name]),
+        rates,
+        min(filter(None, [no_step, *(of.broken for of in uses)]), key=lambda b: b.row, default=None),
+        no_rates,
+    )
+    return ExamplePlace(
+        place.source, place.batch, place.first_row, content, tuple(feature.path for feature in roles.features)
+    )
+
+
+def of_examples(piece: Piece, ends: Int64) -> Piece:
+    """A piece cut by examples as one of their gradient rows. ends : ``ExampleBatch.ends``"""
+    start, stop = int(ends[piece.start]), int(ends[piece.stop])
+    return replace(piece, start=start, stop=stop, ends=ends, first=piece.start, last=piece.stop)
+
+
+def _is_feature(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind):
+        return False
+    return {"ids", "gradient"} <= {kind.field(i).name for i in range(kind.num_fields)}
+
+
+def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: str) -> None:
+    """Types of a feature's struct, and that it can be combined."""
+    kinds = {child.name: storage_type(child.type) for child in field.type}
+    for child, kind in kinds.items():
+        fits = is_list(kind) and pa.types.is_integer(kind.value_type) if child == "ids" else is_float_list(kind)
+        if child in CHILDREN and not fits:
+            wanted = "a list of integers" if child == "ids" else "a list of floats"
+            raise InputError(f"expected {wanted} in '{child}', got {kind}", source=source, column=field.name)
+    if feature.sequence_length and "weights" in kinds:
+        raise InputError("a sequence feature takes no weights", source=source, column=field.name)
+    if not feature.sequence_length and feature.combiner is None:
+        by = f"name: '{feature.name}'" if feature.path == feature.name else f"feature_id: {_index(feature, options)}"
+        raise ConfigError(
+            f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
+            f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
+        )
+    gradient, wanted_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
+    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != wanted_floats:
+        problem = f"expected {wanted_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
+        raise InputError(problem, source=source, column=field.name)
+
+
+def _index(feature: FeatureSpec, options: ReadOptions) -> int:
+    return next(index for index, of in enumerate(options.features) if of.path == feature.path)
+
+
+def _combined(feature: FeatureSpec) -> str:
+    """Why a feature with a max_sequence_length is no sequence."""
+    if not feature.max_sequence_length or feature.sequence_length:
+        return ""
+    length, shape = feature.max_sequence_length, list(feature.input_shape)
+    return f"; its ids are combined, since its shape {shape} does not end in max_sequence_length {length}"
+
+
+def _width(feature: FeatureSpec, dim: int) -> int:
+    return dim * (feature.sequence_length or 1)
+
+
+def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses:
+    names = [child.name for child in column.type]
+    # What a null struct holds is null.
+    children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
+    flat, lengths = _flat(children["ids"])
+    raw_ids, ids_null = integers(flat)
+    gradients, null, broken = _dense(float_lists(children["gradient"]), _width(feature, dim), lengths, feature.path)
+    samples = np.repeat(np.arange(len(column)), lengths)
+    by, truncated = None, None
+    if feature.sequence_length:
+        kept, samples, truncated = _positions(samples, lengths, feature.sequence_length)
+        raw_ids, ids_null = raw_ids[kept], None if ids_null is None else ids_null[kept]
+        lengths, gradients = lengths - truncated, gradients.reshape(-1, dim)
+    else:
+        weights = None
+        if "weights" in children:
+            weights, mismatch = _weights(children["weights"], lengths, feature.path)
+            broken = min(filter(None, (broken, mismatch)), key=lambda b: b.row, default=None)
+        by = gains(samples, weights, len(column), feature.combiner or "")
+    if null is not None and not (null & (lengths > 0)).any():
+        null = None
+    return FeatureUses(feature.table, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken)
+
+
+def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:
+    """Of a sequence: which ids are kept, of which position each of those is, and how many are cut by example."""
+    positions = np.arange(len(examples)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    kept = positions < most
+    return kept, (examples * most + positions)[kept], np.maximum(lengths - most, 0)
+
+
+def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
+    """The values of all lists, and the length of each; a null list is an empty one."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return column.flatten(), lengths
+
+
+def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Broken | None]:
+    """A weight per id; a missing one is NaN, and makes its gradient row bad."""
+    flat, found = _flat(column)
+    if flat.type != pa.float32():
+        flat = flat.cast(pa.float64())  # float16 has no null that can be filled
+    with np.errstate(over="ignore"):
+        values = pc.fill_null(flat, float("nan")).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    if not values.flags.aligned:  # as its producer laid it out
+        values = values.copy()
+    if np.array_equal(found, lengths):
+        return values, None
+    row = int(np.argmax(found != lengths))
+    whole = np.full(int(lengths.sum()), np.nan, np.float32)  # what comes before the row is right
+    before = int(lengths[:row].sum())
+    whole[:before] = values[:before]
+    return whole, Broken(row, f"expected {lengths[row]} weights, one per id, got {found[row]}", name)
+
+
+def _dense(lists: Lists, width: int, lengths: Int64, name: str) -> tuple[Float32, Bool | None, Broken | None]:
+    """float32 (examples, width); which are null; the first that looks something up and is of another length."""
+    null = np.zeros(lists.num_rows, bool) if lists.null is None else lists.null
+    wrong = np.broadcast_to(lists.differ_from(width), null.shape) | null
+    if not wrong.any():
+        return lists.take(slice(0, lists.num_rows), width), None, None
+    dense = np.zeros((lists.num_rows, width), np.float32)
+    dense[~wrong] = lists.take(np.flatnonzero(~wrong), width)
+    short = wrong & ~null & (lengths > 0)
+    if not short.any():
+        return dense, null, None
+    row = int(np.argmax(short))
+    return dense, null, Broken(row, f"expected {width} floats in 'gradient', got {lists.length(row)}", name)

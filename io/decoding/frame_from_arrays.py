@@ -1,0 +1,131 @@
+"""Arrays in memory → one frame, through the same checks as a stream; no other way in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InputError, listed
+from penstock.frames import Frame, Rows
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.schema import suggestion
+from penstock.masked_arrays import MASKED, is_masked
+
+# Made once: comparing with a type makes one each time.
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+def one_frame(
+    gradients: Mapping[str, tuple[Any, Any]],
+    sizes: Mapping[str, tuple[int, int]],
+    local_step: int | None,
+    contributor: int | str | None = None,
+) -> Frame:
+    """table → (ids, gradients) as a Frame.
+
+    ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
+    Raises InputError as a stream would, or its audit does; the source is then ``apply('table')``.
+    """
+    rows: dict[str, tuple[Rows, ...]] = {}
+    num_rows = 0
+    for table, (ids, values) in gradients.items():
+        block = _as_they_are(ids, values, sizes.get(table))
+        if block is None:
+            return _checked(gradients, sizes, local_step, contributor)
+        if len(ids):
+            rows[table] = (block,)
+            num_rows += len(ids)
+    audit = partial(_checked, gradients, sizes, local_step, contributor)
+    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
+
+
+def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
+    """NumPy arrays of the very types and shapes that are summed; None for everything else. size : of the table"""
+    if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+        return None
+    if is_masked(ids) or is_masked(values):
+        return None
+    if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
+        return None
+    of_ids, of_values = ids.flags, values.flags
+    lies_so = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
+    return Rows(ids, values) if lies_so else None
+
+
+def _checked(
+    gradients: Mapping[str, tuple[Any, Any]],
+    sizes: Mapping[str, tuple[int, int]],
+    local_step: int | None,
+    contributor: int | str | None,
+) -> Frame:
+    """The same through Arrow, every value looked at."""
+    rows: dict[str, tuple[Rows, ...]] = {}
+    num_rows = 0
+    for table, (ids, values) in gradients.items():
+        if table not in sizes:
+            wanted = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
+            near = suggestion(str(table), list(sizes))
+            raise InputError(wanted + near, source="apply()", reason="unknown_table")
+        source = f"apply('{table}')"
+        columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
+        if len(columns["id"]) != len(columns["gradient"]):
+            lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
+            raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
+        batch = pa.RecordBatch.from_pydict(columns)
+        options = ReadOptions(sizes, table=table)
+        try:
+            for frame in FrameReader([batch], options):
+                rows[table] = frame.rows[table]
+                num_rows += frame.num_rows
+        except InputError as error:
+            raise InputError(
+                error.problem, source=source, row=error.row, column=error.column, reason=error.reason
+            ) from None
+    return Frame(rows, num_rows, local_step, contributor, source="apply()")
+
+
+def _ids(ids: Any, source: str) -> pa.Array:
+    if isinstance(ids, pa.ChunkedArray):
+        return ids.combine_chunks()
+    if isinstance(ids, pa.Array):
+        return ids
+    array = _array(ids, source)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"expected integers of shape (n,), got {array.dtype} of shape {array.shape}", source=source)
+    return pa.array(array)
+
+
+def _gradients(values: Any, source: str) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    array = _array(values, source)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
+        got = f"{array.dtype} of shape {array.shape}"
+        raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        with np.errstate(over="ignore"):  # what is finite as longdouble only is told as not finite
+            array = array.astype(np.float64)
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+
+
+def _array(given: Any, source: str) -> npt.NDArray[Any]:
+    """In this machine's byte order: Arrow takes no other."""
+    if is_masked(given):
+        raise InputError(MASKED, source=source)
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:  # lists of several lengths
+        raise InputError(f"expected an array: {error}", source=source) from None
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,0 +1,59 @@
+"""How sources are to be read, checked when it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+
+from penstock.config.specs import FeatureSpec
+from penstock.errors import UsageError, listed
+from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How sources are to be read.
+
+    sizes : table → (vocabulary_size, dim)
+    features : of the configuration, for example streams
+    num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
+    table : of rows that do not say theirs
+    columns : role → name, where the streams use other names
+    contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
+    merge : "step" merges sources that are sorted by step, "round" takes a frame of each source in turn
+    on_bad_row : "error" (stop before the frame), "drop" (leave the row out, count it) or "quarantine" (also hand it on)
+    gradient_dtype : what the gradient's values must be; None: whatever they are
+    unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
+    """
+
+    sizes: Mapping[str, tuple[int, int]]
+    features: tuple[FeatureSpec, ...] = ()
+    num_tags: int = 0
+    rates_needed: tuple[int, ...] = ()
+    table: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    contribution_rows: int | None = None
+    merge: str | None = None
+    on_bad_row: str = "error"
+    gradient_dtype: str | None = None
+    allow_missing_end: bool = False
+    unseen: bool = False
+
+    def __post_init__(self) -> None:
+        check_columns(self.columns)
+        choices = {
+            "merge": (self.merge, (None, "step", "round")),
+            "on_bad_row": (self.on_bad_row, ("error", "drop", "quarantine")),
+            "gradient_dtype": (self.gradient_dtype, (None, "bfloat16", *FLOATS)),
+        }
+        for name, (value, allowed) in choices.items():
+            if value not in allowed:
+                wanted = ", ".join(repr(a) for a in allowed)
+                raise UsageError(f"{name}: expected one of {wanted}, got {value!r}")
+        rows = self.contribution_rows
+        if rows is not None and (not isinstance(rows, Integral) or rows < 1):
+            raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")
+        if self.table is not None and self.table not in self.sizes:
+            near = suggestion(self.table, self.sizes)
+            raise UsageError(f"table '{self.table}' is not in the configuration ({listed(self.sizes)}){near}")

@@ -1,0 +1,233 @@
+"""Sources → frames, each validated to its end before it is handed out, or with an audit that does the rest.
+
+A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch
+is a frame where batches mean something, and a change of contributor ends one too;
+``contribution_rows`` cuts wherever that many rows have come. The last frame of a source is held
+back until the source's end has been seen to be whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import count
+from typing import Any
+
+import penstock.interrupts as interrupts
+from penstock.errors import ConfigError, InputError, listed
+from penstock.frames import Frame
+from penstock.io.decoding.examples import ExampleRoles, decode_examples, of_examples, resolve_examples
+from penstock.io.decoding.fast_path import PlainColumns, plain_columns
+from penstock.io.decoding.framing import FrameBuilder, Piece, Place, run_keys
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.rows import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
+from penstock.io.decoding.schema import Roles, column_hint, resolve
+from penstock.io.sources.opening import Batch, Part, Source, open_sources
+
+__all__ = ["FrameReader", "ReadOptions", "run_keys"]
+
+Frames = Generator[Frame, None, None]
+Numbered = Generator[tuple[int, Frame], None, None]
+
+
+class FrameReader:
+    """Iterate to get the frames of a source, or of several in the order given, merged by step, or in turn.
+
+    first_bad : the first row dropped for each reason, as an error message
+    checksums : of what has been read, whether it carries checksums: True, False or both
+    """
+
+    def __init__(self, source: Any, options: ReadOptions) -> None:
+        self.options = options
+        self.sources = open_sources(source, options.allow_missing_end)
+        self.first_bad: dict[str, str] = {}
+        self._reading = 0
+        self._verified: list[bool] = []  # of the sources read to their end
+        self.checksums: set[bool] = set()
+
+    def __iter__(self) -> Frames:
+        with closing(self.numbered()) as numbered:
+            for _, frame in numbered:
+                yield frame
+
+    def numbered(self) -> Numbered:
+        """The frames, each with the number of its source."""
+        self._verified = []
+        self.checksums = set()
+        by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
+        if self.options.merge == "step":
+            by_source = [sorted_by_step(frames) for frames in by_source]
+        return in_order(by_source, self.options.merge)
+
+    @property
+    def verified(self) -> bool:
+        """Whether every source was read to its end and carried checksums, which all fitted."""
+        return len(self._verified) == len(self.sources) > 0 and all(self._verified)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why it is not verified; None where it is."""
+        if self.verified:
+            return None
+        if False not in self.checksums:
+            return "it was not read to its end"
+        return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
+
+    def fraction(self) -> float | None:
+        """Share of the input read so far, where that is known."""
+        if self.options.merge is not None:
+            shares = [source.fraction() for source in self.sources]
+            return None if None in shares else sum(s or 0.0 for s in shares) / len(shares)
+        share = self.sources[self._reading].fraction()
+        return None if share is None else (self._reading + share) / len(self.sources)
+
+    def _frames(self, number: int, source: Source) -> Frames:
+        self._reading = number
+        builder = FrameBuilder(self.options)
+        builder.first_bad = self.first_bad
+        verified: list[bool] = []
+        with closing(source.parts()) as parts:
+            for part in parts:
+                roles = self._roles(part)
+                plain = self._plain(roles)
+                with closing(part.batches(roles.names())) as batches:
+                    for batch in batches:
+                        interrupts.check()
+                        self.checksums.add(part.has_checksums)
+                        for piece in self._pieces(part, batch, roles, plain):
+                            yield from builder.add(piece)
+                        if batch.ends_frame or self._batch_is_frame(part, roles):
+                            yield from builder.end()
+                self.checksums.add(part.has_checksums)
+                verified.append(part.verified)
+        self._verified.append(bool(verified) and all(verified))
+        yield from builder.end()
+
+    def _batch_is_frame(self, part: Part, roles: Roles) -> bool:
+        means_something = part.has_boundaries and not part.ends_are_told
+        return roles.step is None and self.options.contribution_rows is None and means_something
+
+    def _roles(self, part: Part) -> Roles:
+        options = self.options
+        roles = resolve_examples(part.schema, part.name, options) or resolve(
+            part.schema, part.name, options.columns, options.gradient_dtype
+        )
+        if roles.table is None and self._default_table(roles) is None:
+            raise InputError(
+                "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
+                f"and the configuration has several ({listed(options.sizes)}); give --table"
+                + column_hint("table", part.schema),
+                source=part.name,
+            )
+        if options.rates_needed and roles.learning_rates is None:
+            raise ConfigError(
+                "the configuration has dynamic learning rates and nothing gives the value of tag "
+                f"{', '.join(map(str, options.rates_needed))}: add --learning-rate {options.rates_needed[0]}=VALUE, "
+                f"or a 'learning_rates' column ({part.name})"
+            )
+        return roles
+
+    def _default_table(self, roles: Roles) -> str | None:
+        if roles.default_table is not None:
+            return roles.default_table
+        if self.options.table is not None:
+            return self.options.table
+        return next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
+
+    def _plain(self, roles: Roles) -> PlainColumns | None:
+        """What batches are decoded by where they are plain, if they may be."""
+        if isinstance(roles, ExampleRoles) or not self.options.unseen:
+            return None
+        return plain_columns(roles, self._default_table(roles), self.options.sizes)
+
+    def _pieces(self, part: Part, batch: Batch, roles: Roles, plain: PlainColumns | None = None) -> Iterator[Piece]:
+        """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
+        if batch.data.num_rows == 0:
+            return
+        self._check_frames_are_known(part, roles)
+        place, ends = Place(part.name, batch.index, batch.first_row), None
+        decoded: Content
+        seen = None if plain is None else plain.decode(batch.data, lambda: self._decoded(part, batch, roles))
+        if seen is not None:
+            for start, stop, key in run_keys(seen):
+                yield Piece(seen, None, start, stop, key, roles, place, batch.data, True)
+            return
+        if isinstance(roles, ExampleRoles):
+            place = decode_examples(batch.owned(), roles, self.options, place)
+            decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
+        else:
+            decoded = rows = self._decoded(part, batch, roles)
+            doubtful = may_be_bad(rows, self.options.sizes)
+        unseen = self.options.unseen and not doubtful
+        bad = None if unseen else find_bad_rows(decoded.by_row(), self.options.sizes)
+        unknown = decoded.no_step
+        for start, stop, key in run_keys(decoded, batch.data.num_rows if unknown is None else unknown.row):
+            piece = Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
+            yield piece if ends is None else of_examples(piece, ends)
+        if unknown is not None:
+            raise place.error(unknown.row, unknown.problem, unknown.column)
+
+    def _decoded(self, part: Part, batch: Batch, roles: Roles) -> Decoded:
+        where = {"source": part.name, "batch": batch.index}
+        return decode_rows(batch.owned(), roles, self._default_table(roles), self.options.num_tags, where)
+
+    def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
+        if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
+            raise InputError(
+                f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
+                "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
+                + column_hint("step", part.schema),
+                source=part.name,
+            )
+
+
+def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
+    """The frames of several sources in the order that ``merge`` says, each with the number of its source.
+
+    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn, one
+        that has ended sits out; None: one source after the other
+    """
+    with ExitStack() as stack:
+        for frames in sources:
+            stack.enter_context(closing(frames))
+        if merge == "step":
+            yield from heapq.merge(*map(_with_number, count(), sources), key=_by_step)
+        elif merge == "round":
+            going = dict(enumerate(sources))
+            while going:
+                for number, frames in list(going.items()):
+                    frame = next(frames, None)
+                    if frame is None:
+                        del going[number]
+                    else:
+                        yield number, frame
+        else:
+            for number, frames in enumerate(sources):
+                yield from _with_number(number, frames)
+
+
+def sorted_by_step(frames: Frames) -> Frames:
+    """The same frames. Raises InputError at one that has no step, or an earlier one than the frame before it."""
+    last: int | None = None
+    with closing(frames):
+        for frame in frames:
+            if frame.local_step is None:
+                raise InputError("--merge step needs a step column in every source", source=frame.source)
+            if last is not None and frame.local_step < last:
+                raise InputError(
+                    f"--merge step needs sources sorted by step: {frame.local_step} comes after {last}",
+                    source=frame.source,
+                )
+            last = frame.local_step
+            yield frame
+
+
+def _with_number(number: int, frames: Frames) -> Iterator[tuple[int, Frame]]:
+    for frame in frames:
+        yield number, frame
+
+
+def _by_step(numbered: tuple[int, Frame]) -> tuple[int | None, int]:
+    number, frame = numbered
+    return frame.local_step, number

@@ -1,0 +1,171 @@
+"""The row stream's schema: which column plays which role, and what is said when a schema differs.
+
+Decides on types and names only; the rows themselves are looked at in decode.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from penstock.errors import InputError, UsageError
+from penstock.io.sources.batch import arrow_errors
+
+ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates")
+REQUIRED = ("id", "gradient")
+TABLE_KEY = b"penstock.table"
+FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
+
+WANTED = {
+    "id": "any integer type",
+    "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
+    "table": "a string or a dictionary of strings",
+    "step": "an integer (int64)",
+    "contributor": "an integer, a string or a dictionary of strings",
+    "learning_rates": "a list of float32",
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which field of a schema plays which role; a role that no field plays is None."""
+
+    id: pa.Field
+    gradient: pa.Field
+    table: pa.Field | None
+    step: pa.Field | None
+    contributor: pa.Field | None
+    learning_rates: pa.Field | None
+    default_table: str | None  # from the schema's metadata
+    bfloat16: bool  # the gradient's uint16 values are bfloat16
+
+    def names(self) -> list[str]:
+        """Names of the columns that are used, each once: a column may play two roles."""
+        return self.used
+
+    @cached_property
+    def used(self) -> list[str]:
+        """The same, found out once."""
+        fields = [getattr(self, role) for role in ROLES]
+        return list(dict.fromkeys(f.name for f in fields if f is not None))
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """``columns=`` may only name roles. Raises UsageError."""
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
+        raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
+    for role in columns:
+        if role not in ROLES:
+            raise UsageError(f"column role '{role}': expected one of {', '.join(ROLES)}{suggestion(role, ROLES)}")
+
+
+def resolve(
+    schema: pa.Schema, source: str, columns: Mapping[str, str] | None = None, gradient_dtype: str | None = None
+) -> Roles:
+    """Find the roles in a schema and check their types.
+
+    columns : role → name, for streams that use other names
+    gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
+    Raises InputError naming the column, what was expected and a near miss.
+    """
+    with arrow_errors("corrupt Arrow schema", source):
+        return _resolve(schema, source, columns or {}, gradient_dtype)
+
+
+def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None) -> Roles:
+    fields = {role: field_of(schema, source, role, columns.get(role)) for role in ROLES}
+    gradient = fields["gradient"]
+    assert gradient is not None
+    bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
+    for role, found in fields.items():
+        if found is not None and not _fits(role, found.type, bfloat16):
+            wanted = f"expected {WANTED[role]}, got {found.type}"
+            if role == "gradient" and gradient_dtype == "bfloat16" and is_float_list(storage_type(found.type)):
+                wanted = f"declared as bfloat16, which Arrow holds as uint16, but it is {found.type}: do not declare it"
+            raise InputError(wanted, source=source, column=found.name)
+    if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
+        wanted = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
+        raise InputError(wanted, source=source, column=gradient.name)
+    default = (schema.metadata or {}).get(TABLE_KEY)
+    return Roles(
+        **fields,
+        default_table=None if default is None else default.decode("utf-8", "replace"),
+        bfloat16=bfloat16,
+    )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` where something close is known, else nothing."""
+    near = _nearest(name, known)
+    return f"; did you mean '{near}'?" if near is not None else ""
+
+
+def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
+    """``; did you mean --column role=x?`` where a column's name is close, else nothing."""
+    near = _nearest(role if name is None else name, schema.names)
+    return f"; did you mean --column {role}={near}?" if near is not None else ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """Upper and lower case do not count."""
+    folded = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    return folded[near[0]] if near else None
+
+
+def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
+    """The field that plays a role, under its own name or ``name``; None where an optional one is absent."""
+    wanted = name if name is not None else role
+    found = schema.get_all_field_indices(wanted)
+    if len(found) == 1:
+        return schema.field(found[0])
+    if len(found) > 1:
+        raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=wanted)
+    if name is None and role not in REQUIRED:
+        return None
+    hint, has = column_hint(role, schema, wanted), ", ".join(schema.names) or "no columns"
+    raise InputError(f"no column '{wanted}' for the role '{role}'{hint} (the stream has: {has})", source=source)
+
+
+def _declares_bfloat16(gradient: pa.Field) -> bool:
+    """Whether its values are uint16 and the field, or that of its values, says what they are."""
+    storage = storage_type(gradient.type)
+    if not is_list(storage) or storage.value_type != pa.uint16():
+        return False
+    return any((f.metadata or {}).get(b"dtype") == b"bfloat16" for f in (gradient, storage.value_field))
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type under an extension type (``arrow.fixed_shape_tensor``)."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def is_list(kind: pa.DataType) -> bool:
+    found: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return found
+
+
+def is_float_list(kind: pa.DataType) -> bool:
+    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    found: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return found
+
+
+def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:
+    if role in ("id", "step"):
+        return bool(pa.types.is_integer(kind))
+    if role == "gradient":
+        kind = storage_type(kind)
+        return is_list(kind) and bool(kind.value_type == pa.uint16()) if bfloat16 else is_float_list(kind)
+    if role == "learning_rates":
+        return is_float_list(kind)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) or (role == "contributor" and bool(pa.types.is_integer(kind)))

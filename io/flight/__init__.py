@@ -1,0 +1,267 @@
+"""A client of ``penstock serve``: gradients in, deltas, tables and rows out, over connections that may break.
+
+    with connect("grpc://127.0.0.1:8815", token=…) as service:
+        done = service.position("worker-0")  # after a restart of the trainer; else 0
+        service.put(frames[done:], "worker-0", first=done + 1)
+        for delta in service.deltas(since=step, follow=True): …
+
+Whatever breaks is made anew for ``patience_s``, and goes on from what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import PenstockError, ServiceError, UsageError
+from penstock.io.flight.connection import PASSING, Address, Patience, dial
+from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
+from penstock.io.flight.producer import WINDOW_BYTES, Producer
+from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
+from penstock.masked_arrays import MASKED, is_masked
+
+T = TypeVar("T")
+Float32 = npt.NDArray[np.float32]
+
+
+class Delta(NamedTuple):
+    """What one delta tells, of all tables (docs/deltas.md). since : the step of the delta before it"""
+
+    since: int
+    step: int
+    batches: tuple[pa.RecordBatch, ...]
+
+
+class TableAt(NamedTuple):
+    """A table as it was at a step. rows : float32 (vocabulary_size, dim); lineage : to be given with the step"""
+
+    rows: Float32
+    step: int
+    lineage: str
+
+
+def connect(
+    uri: str,
+    token: str | None = None,
+    *,
+    roots: str | None = None,
+    patience_s: float = 30.0,
+    share_memory: bool = True,
+) -> Client:
+    """A client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
+
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
+    roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
+    patience_s : how long a service that is away is waited for
+    share_memory : whether gradients go to a service on this machine through memory that both share, where it has some
+    Raises UsageError; whether anybody is there shows the first call.
+    """
+    return Client(Address.of(uri), token, roots, patience_s, share_memory)
+
+
+class Client:
+    """One service. For one thread at a time; make another one for another thread."""
+
+    def __init__(
+        self, address: Address, token: str | None, roots: str | None, patience_s: float, share_memory: bool
+    ) -> None:
+        self._address, self._token, self._roots, self._patience_s = address, token, roots, patience_s
+        self.shares_memory = share_memory and address.is_loopback
+        self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
+
+    # ---- gradients in
+
+    def put(
+        self,
+        frames: Iterable[Frame] | ArrowStream,
+        contributor: str,
+        *,
+        first: int | None = None,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> Ack:
+        """Push frames and wait until the service holds them for good.
+
+        frames : each a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list of
+            them; a single table is cut into frames where its ``step`` or ``contributor`` changes
+        contributor : who sends them; the service numbers the frames of each name from 1
+        first : the number of the first frame; None: the one after ``position(contributor)``
+        window_bytes : of frames kept until they are acknowledged
+        Returns the last acknowledgement: what became of these frames (``applied``, ``stale``, ``dropped``).
+
+        Only numbers tell that a frame is sent again. Without ``first`` the same frames are new ones: they are dropped
+        as stale if their step is behind, and applied a second time if they have no step. A trainer that starts anew
+        reads ``position(contributor)``, skips that many frames and gives ``first=position + 1``; the service skips
+        frames that it has under their numbers.
+        Raises InputError for a bad frame; those before it are applied. Raises ServiceError where the service stays
+        away.
+        """
+        with self.producer(contributor, first=first, window_bytes=window_bytes) as producer:
+            for frame in frames_of(frames):
+                producer.send(frame)
+        return producer.acked
+
+    def producer(self, contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES) -> Producer:
+        """The same, frame by frame: ``send``, and ``close`` to wait for the last acknowledgement."""
+        return Producer(self, contributor, first, window_bytes, self._patience_s)
+
+    def position(self, contributor: str) -> int:
+        """How many frames of a producer nothing can take back: a producer that starts anew sends the next one first."""
+        return int(self.act("position", {"contributor": contributor})["durable_position"])
+
+    # ---- tables out
+
+    def deltas(self, since: int | None = None, *, lineage: str | None = None, follow: bool = False) -> Iterator[Delta]:
+        """What changed after a step, in order and each once.
+
+        since : None: whatever is kept; lineage : which state that step was of, as ``table`` said
+        follow : go on with what comes, also over broken connections
+        Raises DeltasGoneError where they are no longer kept: take the tables anew.
+        """
+        breaks = Patience(self._patience_s)
+        while True:
+            try:
+                for delta in self._deltas(since, lineage, follow):
+                    since = delta.step
+                    breaks.good()
+                    yield delta
+                if not follow:
+                    return
+                # The service has ended in order, and may be back.
+                breaks.wait(ServiceError(f"{self.where}: the service has ended"))
+            except PASSING as error:
+                self._drop()
+                breaks.wait(from_flight(error, self.where))
+            except (flight.FlightError, pa.ArrowException) as error:
+                raise from_flight(error, self.where) from error
+
+    def table(self, name: str) -> TableAt:
+        """A table, all rows of one step."""
+        return self.again(lambda: self._table(name))
+
+    def rows(self, name: str, ids: Any) -> Float32:
+        """Some rows as they are now: float32 (n, dim), repeats allowed."""
+        if is_masked(ids):
+            raise UsageError(f"table '{name}', ids: {MASKED}")
+        ticket = flight.Ticket(encoded({TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}))
+        return self.again(lambda: _matrix(self._first(ticket, name)))
+
+    # ---- the service itself
+
+    def status(self) -> dict[str, Any]:
+        return self.act("status")
+
+    def explain(self) -> str:
+        """What the gate waits for."""
+        return str(self.act("explain")["gate"])
+
+    def checkpoint(self) -> int:
+        """Commit, wait for it; its step."""
+        return int(self.act("checkpoint")["committed_step"])
+
+    def drain(self) -> None:
+        """Let the service commit and end."""
+        self.act("drain")
+
+    def close(self) -> None:
+        self._drop()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- for this package
+
+    @property
+    def where(self) -> str:
+        """The address, for messages."""
+        return self._address.uri
+
+    def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
+        """An action's answer."""
+
+        def once() -> dict[str, Any]:
+            client, options = self.opened()
+            (answer,) = client.do_action(flight.Action(kind, encoded(said or {})), options)
+            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
+            return found
+
+        return self.again(once)
+
+    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+        """The connection."""
+        if self._open is None:
+            self._open = dial(self._address, self._token, self._roots)
+        return self._open
+
+    def again(self, attempt: Callable[[], T]) -> T:
+        """Try, over new connections where one breaks, for as long as there is patience."""
+        breaks = Patience(self._patience_s)
+        while True:
+            try:
+                return attempt()
+            except PenstockError:
+                raise
+            except PASSING as error:
+                self._drop()
+                breaks.wait(from_flight(error, self.where))
+            except (flight.FlightError, pa.ArrowException) as error:
+                raise from_flight(error, self.where) from error
+
+    def _drop(self) -> None:
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+    def _get(self, ticket: flight.Ticket) -> flight.FlightStreamReader:
+        client, options = self.opened()
+        return client.do_get(ticket, options)
+
+    def _first(self, ticket: flight.Ticket, name: str) -> pa.RecordBatch:
+        """The one batch of an answer."""
+        for chunk in self._get(ticket):
+            return chunk.data
+        raise ServiceError(f"{self.where}: rows of table '{name}' were asked for, and none came")
+
+    def _deltas(self, since: int | None, lineage: str | None, follow: bool) -> Iterator[Delta]:
+        asked = {"since": since, "lineage": lineage, "follow": follow}
+        reader = self._get(flight.Ticket(encoded({DELTAS: asked})))
+        try:
+            batches: list[pa.RecordBatch] = []
+            for chunk in reader:
+                batches.append(chunk.data)
+                if not chunk.data.column("rows_left")[-1].as_py():
+                    since, step = (chunk.data.column(name)[0].as_py() for name in ("parent", "step"))
+                    yield Delta(since, step, tuple(batches))
+                    batches = []
+        finally:
+            reader.cancel()
+
+    def _table(self, name: str) -> TableAt:
+        blocks: list[Float32] = []
+        rows: Float32 | None = None
+        for chunk in self._get(flight.Ticket(encoded({TABLE: name}))):
+            said = decoded(chunk.app_metadata, "a table's metadata")
+            if "step" in said:
+                return TableAt(np.concatenate(blocks) if rows is None else rows, said["step"], said["lineage"])
+            if not said["changed"]:
+                blocks.append(_matrix(chunk.data))
+                continue
+            rows = np.concatenate(blocks) if rows is None else rows
+            rows[chunk.data.column("id").to_numpy()] = _matrix(chunk.data)
+        raise ServiceError(f"{self.where}: the table '{name}' ended before its last row")
+
+
+def _matrix(batch: pa.RecordBatch) -> Float32:
+    """The rows of a table's batch: float32 (n, dim)."""
+    rows = batch.column("row")
+    flat: Float32 = rows.flatten().to_numpy()
+    return flat.reshape(-1, rows.type.list_size)

@@ -1,0 +1,115 @@
+"""Flight addresses, and the one place where a client's connection is opened."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+
+from penstock.errors import PenstockError, UsageError
+from penstock.io.flight.messages import flight_errors
+
+TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS"
+
+_ADDRESS = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://(\[[0-9a-fA-F:.]+\]|[^/:\[\]@?#\s]+):(\d{1,5})(?:/([^?#]*))?")
+
+# What a new connection may help against; everything else is told at once.
+PASSING = (
+    flight.FlightUnavailableError,
+    flight.FlightCancelledError,
+    flight.FlightTimedOutError,
+    flight.FlightInternalError,
+    OSError,
+)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+# gRPC keeps how long it waits before it tries an address again for the whole process: a new connection starts anew.
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+
+
+@dataclass(frozen=True)
+class Address:
+    """``grpc://HOST:PORT/PATH`` taken apart. tls : whether the scheme is ``grpc+tls``"""
+
+    host: str
+    port: int
+    tls: bool
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, uri: str) -> Address:
+        found = _ADDRESS.fullmatch(uri)
+        if found is None or int(found[3]) > 65535:
+            raise UsageError(f"{uri}: expected an address such as grpc://127.0.0.1:8815, or grpc+tls://HOST:PORT")
+        path = tuple(step for step in (found[4] or "").split("/") if step)
+        return cls(found[2], int(found[3]), found[1] == "grpc+tls", path)
+
+    @property
+    def uri(self) -> str:
+        """Without the path."""
+        return f"{'grpc+tls' if self.tls else 'grpc'}://{self.host}:{self.port}"
+
+    def may_pass_token_to(self, other: Address) -> bool:
+        """Whether a token for this address may be sent to the other: the same host, and no less encryption."""
+        return other.host.lower() == self.host.lower() and other.tls >= self.tls
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it can only be this machine's."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def dial(
+    address: Address, token: str | None = None, roots: str | os.PathLike[str] | None = None
+) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+    """A client, and what every call of it is given. Nothing is sent yet.
+
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
+    roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
+    """
+    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    roots = roots or os.environ.get(ROOTS_VARIABLE)
+    tls: dict[str, Any] = {}
+    if address.tls and roots:
+        try:
+            tls["tls_root_certs"] = Path(roots).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{os.fspath(roots)}: cannot read the certificates ({error.strerror})") from None
+    headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
+    with flight_errors(address.uri):
+        client = flight.FlightClient(address.uri, generic_options=_OPTIONS, **tls)
+    return client, flight.FlightCallOptions(headers=headers)
+
+
+class Patience:
+    """How long a service that is away is waited for, in pauses that grow. What fails after a long while begins anew."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._failed_s = -float("inf")
+        self.good()
+
+    def good(self) -> None:
+        """It is there."""
+        self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
+
+    def wait(self, error: PenstockError) -> None:
+        """Pause before the next attempt. Raises the error where patience is over."""
+        now = time.monotonic()
+        if now - self._failed_s > self._patience_s:
+            self.good()
+        if self._until_s == -float("inf"):
+            self._until_s = now + self._patience_s
+        if now + self._pause_s > self._until_s:
+            raise error
+        time.sleep(self._pause_s)
+        self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)

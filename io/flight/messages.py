@@ -1,0 +1,255 @@
+"""What the Flight service and its client say to each other beside Arrow batches: JSON, and errors with their kind.
+
+One place for both sides. Opens nothing; knows neither the engine nor a connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+import penstock.interrupts as interrupts
+from penstock.errors import (
+    ConfigError,
+    DeltasGoneError,
+    InputError,
+    PenstockError,
+    ServiceError,
+    StateError,
+    UsageError,
+)
+
+END = "penstock.end"
+FRAME = "penstock.frame"
+PLACE = "penstock.place"
+COLUMNS = "penstock.columns"
+GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
+
+MAX_NAME = 256
+
+# What is said beside Arrow: in a batch's metadata, and in a ticket, command or action. Beyond it nobody reads it.
+MAX_WORDS_BYTES, MAX_SAID_BYTES = 4096, 2 << 20
+
+# RecursionError: brackets in brackets, deeper than anybody means.
+_NO_JSON = (ValueError, RecursionError)
+
+# An error's kind travels as its class's name, so that both sides raise the same.
+_KINDS: dict[str, type[PenstockError]] = {
+    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
+}
+
+
+@dataclass(frozen=True)
+class PutRequest:
+    """What a stream of gradients says of itself, in its descriptor.
+
+    kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
+    contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
+    first : the number of the stream's first frame, counted from 1
+    stream : an identifier; a request with that of the contributor's last stream continues its counts
+    ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
+    memory : whether memory is wanted that both share
+    """
+
+    kind: str = GRADIENTS
+    contributor: str | None = None
+    first: int | None = None
+    ends: bool = False
+    memory: bool = False
+    stream: str | None = None
+
+    def descriptor(self) -> flight.FlightDescriptor:
+        said = {name: value for name, value in vars(self).items() if name != "kind"}
+        return flight.FlightDescriptor.for_command(encoded({self.kind: said}))
+
+    @classmethod
+    def of(cls, descriptor: flight.FlightDescriptor) -> PutRequest:
+        """From a command, or from a path: ("gradients",) or ("gradients", contributor)."""
+        path = path_of(descriptor)
+        if path is not None:
+            if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
+                return cls(path[0], path[1] if len(path) == 2 else None)
+            raise UsageError(f"path {'/'.join(path)}: expected gradients, gradients/NAME or exchange/NAME")
+        said = decoded(descriptor.command, "the descriptor's command")
+        kind = next((k for k in (GRADIENTS, EXCHANGE) if k in said), None)
+        if kind is None or not isinstance(said[kind], dict):
+            raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {encoded(said)[:100]!r}')
+        contributor, first, stream = (said[kind].get(word) for word in ("contributor", "first", "stream"))
+        for word, name in (("contributor", contributor), ("stream", stream)):
+            if name is not None and not _is_name(name):
+                raise UsageError(f"{word}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
+        if first is not None and (type(first) is not int or first < 1):
+            raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
+        ends, memory = (bool(said[kind].get(word, False)) for word in ("ends", "memory"))
+        return cls(kind, contributor, first, ends, memory, stream)
+
+
+@dataclass(frozen=True)
+class Ack:
+    """How far a producer's frames have come, and what became of those of this stream.
+
+    position : of its frames, how many are held
+    durable : by a commit on disk; else in memory, in a service without a checkpoint
+    step : the global step of that commit, or of now
+    closing : the service is about to end: send no more
+    applied, stale : frames of this stream that entered the gate, and that were dropped because their step was behind;
+        a frame that the service recognizes by its number counts as neither
+    pending : frames that the gate holds, of all producers; dropped : reason → rows of this stream's frames
+
+    All counts refer to the frames up to ``position``.
+    """
+
+    position: int
+    durable: bool
+    step: int
+    closing: bool = False
+    applied: int = 0
+    stale: int = 0
+    pending: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def said(self) -> dict[str, Any]:
+        return {"ack": vars(self)}
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Ack:
+        """Words that are not known here are ignored."""
+        return cls(**{word: value for word, value in said["ack"].items() if word in cls.__dataclass_fields__})
+
+
+class Place(NamedTuple):
+    """Where in shared memory a batch lies: an Arrow IPC stream of its own, schema and dictionaries included."""
+
+    offset: int
+    length: int
+
+
+class Columns(NamedTuple):
+    """Where in shared memory the values of every column of a batch lie, as Arrow lays them out: numbers, none null."""
+
+    num_rows: int
+    places: tuple[Place, ...]
+
+
+class Words(NamedTuple):
+    """What a producer says with a batch.
+
+    ends : whether it closes its frame; number : that frame's, where it is said; place : where the batch lies instead
+    """
+
+    ends: bool = False
+    number: int | None = None
+    place: Place | Columns | None = None
+
+    def encoded(self) -> bytes:
+        said: dict[str, Any] = {END: self.ends or None, FRAME: self.number}
+        if isinstance(self.place, Columns):
+            said[COLUMNS] = [self.place.num_rows, *self.place.places]
+        else:
+            said[PLACE] = self.place
+        return encoded({word: value for word, value in said.items() if value is not None})
+
+
+def _is_name(name: Any) -> bool:
+    """Names are kept in checkpoints: text that UTF-8 can write, and not much of it."""
+    try:
+        return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def read_words(metadata: Any) -> Words:
+    """The text ``penstock.end`` alone does as well as JSON; other programs' metadata says nothing to us."""
+    text = b"" if metadata is None else memoryview(metadata).tobytes()
+    if text == END.encode():
+        return Words(True)
+    try:
+        said = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_WORDS_BYTES else {}
+    except _NO_JSON:
+        said = {}
+    number = said.get(FRAME)
+    return Words(bool(said.get(END)), number if type(number) is int else None, _place(said))
+
+
+def _place(said: Mapping[str, Any]) -> Place | Columns | None:
+    whole, columns = said.get(PLACE), said.get(COLUMNS)
+    if _are_numbers(whole, 2):
+        return Place(*whole)
+    if not isinstance(columns, list) or not _are_numbers(columns[:1], 1):
+        return None
+    num_rows, *places = columns
+    if not all(_are_numbers(place, 2) for place in places):
+        return None
+    return Columns(num_rows, tuple(Place(*place) for place in places))
+
+
+def _are_numbers(said: Any, count: int) -> TypeGuard[list[int]]:
+    return isinstance(said, list) and [type(one) for one in said] == [int] * count
+
+
+def encoded(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def decoded(text: Any, what: str) -> dict[str, Any]:
+    """A JSON object. Raises UsageError."""
+    size = memoryview(text).nbytes
+    if size > MAX_SAID_BYTES:
+        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_SAID_BYTES:,} at most")
+    try:
+        said = json.loads(memoryview(text).tobytes())
+    except _NO_JSON as error:
+        raise UsageError(f"{what}: expected a JSON object ({error})") from None
+    if not isinstance(said, dict):
+        raise UsageError(f"{what}: expected a JSON object, got {type(said).__name__}")
+    return said
+
+
+def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:
+    """A descriptor's path; None where it is a command."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return None
+    path = [step.decode("utf-8", "replace") for step in descriptor.path or []]
+    return path or [""]
+
+
+def as_flight(error: BaseException) -> flight.FlightError:
+    """An error for the other side: one line and its kind."""
+    if isinstance(error, flight.FlightError):
+        return error
+    text = " ".join(str(error).split()) or type(error).__name__
+    for name, kind in _KINDS.items():
+        if isinstance(error, kind):
+            return flight.FlightServerError(text, extra_info=name.encode())
+    if isinstance(error, ServiceError):
+        return flight.FlightUnavailableError(text)
+    if isinstance(error, PenstockError | pa.ArrowException):
+        return flight.FlightServerError(text, extra_info=b"InputError")
+    return flight.FlightInternalError(f"{type(error).__name__}: {text}")
+
+
+def from_flight(error: BaseException, where: str) -> PenstockError:
+    """An error of the other side or of the connection, as one of ours."""
+    text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
+    kind = (getattr(error, "extra_info", None) or b"").decode("utf-8", "replace")
+    if kind == "InputError":
+        return InputError(text, source=where)
+    return _KINDS.get(kind, ServiceError)(f"{where}: {text}")
+
+
+@contextmanager
+def flight_errors(where: str) -> Iterator[None]:
+    """Around calls into a Flight client: what they raise is one of ours."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except (flight.FlightError, pa.ArrowException, OSError) as error:
+        interrupts.check()  # a signal ends the call
+        raise from_flight(error, where) from error

@@ -1,0 +1,276 @@
+"""One producer's frames on their way to a service: numbered, kept until acknowledged, sent again where need be."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import PenstockError, StateError, UsageError
+from penstock.io.flight.connection import PASSING, Patience
+from penstock.io.flight.messages import Ack, PutRequest, Words, decoded, from_flight
+from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
+from penstock.io.flight.shm_ring import Room
+
+if TYPE_CHECKING:
+    from penstock.io.flight import Client
+
+# What is kept until it is acknowledged.
+WINDOW_BYTES = 256 << 20
+# Where acknowledgements are awaited and none comes for so long, the service is asked to commit.
+ASK_AFTER_S = 0.2
+
+
+class _Numbered(NamedTuple):
+    """A frame and its number, cut to what is sent at once."""
+
+    number: int
+    pieces: list[pa.RecordBatch]
+    num_bytes: int
+
+
+class Producer:
+    """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
+
+    first : the number of the first frame, from 1; None: the one after those that nothing can take back
+
+    acked : what the service said last; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
+        broken connections and restarts of the service
+    """
+
+    def __init__(
+        self, client: Client, contributor: str, first: int | None, window_bytes: int, patience_s: float
+    ) -> None:
+        self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+        self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
+        self._patience = Patience(patience_s)
+        self._kept: dict[int, _Numbered] = {}  # by number, ascending
+        self._kept_bytes = 0
+        self._stream: _PutStream | None = None
+        self._schema: pa.Schema | None = None
+        self.acked = Ack(0, False, 0)
+        position = client.position(contributor)
+        if first is not None and not 1 <= first <= position + 1:
+            raise UsageError(
+                f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
+            )
+        self._last = position if first is None else first - 1
+
+    def send(self, frame: Frame) -> int:
+        """Send a frame (what ``Client.put`` takes for one); its number. Waits where too much is on its way."""
+        batches = batches_of(frame)
+        self._schema = self._schema or batches[0].schema
+        check_schema(batches, self._schema)
+        pieces = [piece for batch in batches for piece in cut(batch)]
+        size = sum(batch.nbytes for batch in batches)
+        while not self._is_done() and self._kept_bytes + size > self._window_bytes:
+            self._go_on()
+            self._hear(ask=True)
+        self._last += 1
+        self._kept[self._last] = _Numbered(self._last, pieces, size)
+        self._kept_bytes += size
+        self._go_on()
+        return self._last
+
+    def wait(self) -> Ack:
+        """Until everything that was sent is held for good."""
+        while not self._is_done():
+            self._go_on()
+            self._hear(ask=True)
+        return self.acked
+
+    def close(self) -> None:
+        """Wait for the last acknowledgement, and end."""
+        try:
+            while not self._is_done():
+                self._go_on().end()  # which asks for a commit by itself
+                self._hear(ask=False)
+        finally:
+            self._drop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._drop()
+
+    # ---- inside
+
+    def _is_done(self) -> bool:
+        """Whether everything that was sent is acknowledged."""
+        if self._stream is not None:
+            self._forget(self._stream)
+        return not self._kept
+
+    def _go_on(self) -> _PutStream:
+        """Everything that is kept is on its way, over a new connection where the old one broke."""
+        while True:
+            try:
+                stream = self._stream = self._stream or self._begin()
+                for number in range(stream.next, self._last + 1):
+                    stream.write(self._kept[number])
+                stream.check()
+                self._forget(stream)
+                return stream
+            except PASSING as error:
+                self._drop()
+                if isinstance(error, PenstockError):
+                    raise
+                self._patience.wait(from_flight(error, self._client.where))
+            except (flight.FlightError, pa.ArrowException) as error:
+                self._drop()
+                raise from_flight(error, self._client.where) from error
+
+    def _hear(self, ask: bool) -> None:
+        """Wait until something is said. ask : for a commit, where nothing is"""
+        stream = self._stream
+        assert stream is not None
+        if stream.hear(ASK_AFTER_S if ask else None):
+            self._forget(stream)
+        elif stream.acked is not None and stream.acked.durable:
+            self._client.checkpoint()
+
+    def _begin(self) -> _PutStream:
+        """A new stream, from the first frame that the service has not applied."""
+        position = int(self._client.act("position", {"contributor": self._contributor})["position"])
+        first = next(iter(self._kept), self._last + 1)
+        if position < first - 1:
+            raise StateError(
+                f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
+                "acknowledged: it was restarted without its checkpoint, or with an older one"
+            )
+        client, options = self._client.opened()
+        request = PutRequest(
+            contributor=self._contributor,
+            first=position + 1,
+            ends=True,
+            memory=self._client.shares_memory,
+            stream=self._identifier,
+        )
+        assert self._schema is not None
+        return _PutStream(client, options, request, self._schema)
+
+    def _forget(self, stream: _PutStream) -> None:
+        """What is acknowledged need not be sent again."""
+        if stream.acked is None:
+            return
+        if stream.acked.position > self.acked.position:
+            self._patience.good()
+        self.acked = stream.acked
+        while self._kept and (number := next(iter(self._kept))) <= self.acked.position:
+            self._kept_bytes -= self._kept.pop(number).num_bytes
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+            self._forget(stream)  # its last word may have come while it was let go
+
+
+class _PutStream:
+    """One DoPut: frames out, acknowledgements in on a thread of its own. next : the number of the frame to be sent"""
+
+    def __init__(
+        self, client: flight.FlightClient, options: flight.FlightCallOptions, request: PutRequest, schema: pa.Schema
+    ) -> None:
+        assert request.first is not None
+        self._writer, self._reader = client.do_put(request.descriptor(), schema, options)
+        self.next, self._name = request.first, request.contributor
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._over = self._ended = False
+        self.acked: Ack | None = None
+        self._heard: Ack | None = None
+        self._room: Room | None = None  # where the service shares memory with us
+        self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
+        self._listener.start()
+
+    def write(self, frame: _Numbered) -> None:
+        """Send the next frame."""
+        *before, last = frame.pieces
+        with self._writing:
+            if self._ended:
+                raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
+            for piece in before:
+                self._send(piece, Words())
+            self._send(last, Words(ends=True, number=frame.number))
+        self.next = frame.number + 1
+
+    def _send(self, batch: pa.RecordBatch, words: Words) -> None:
+        room = self._room
+        parcel = None if room is None else room.parcel(batch)
+        if room is None or parcel is None:
+            self._writer.write_with_metadata(batch, words.encoded())
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or room.has(parcel.size))
+            if self._is_over:
+                raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
+            place = room.put(parcel)
+        self._writer.write_metadata(words._replace(place=place).encoded())
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        with self._writing:
+            if not self._ended:
+                self._ended = True
+                self._writer.done_writing()
+
+    def hear(self, timeout_s: float | None) -> bool:
+        """Wait until something new was said, or the stream is over. False where neither came in time."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.acked is not self._heard or self._over, timeout_s)
+            self._heard = self.acked
+            return came
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over or (self.acked is not None and self.acked.closing)
+
+    def check(self) -> None:
+        """Raise what ended the stream, where something did."""
+        if self._is_over:
+            with self._writing:  # gRPC aborts the process where the listener ends what is closed already
+                self._ended = True
+            self._writer.close()
+            raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
+
+    def close(self) -> None:
+        """Whatever has not been sent will not be."""
+        # What it complains of is why it is given up. A frame that was cut here is left out by the service.
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self.end()
+        self._listener.join()  # the writer's end waits for whoever reads
+        with suppress(flight.FlightError, pa.ArrowException, OSError):
+            self._writer.close()
+
+    def _listen(self) -> None:
+        try:
+            while (said := self._reader.read()) is not None:
+                with self._changed:
+                    self._take(decoded(said, "an acknowledgement"))
+                    self._changed.notify_all()
+                if self.acked is not None and self.acked.closing:
+                    self.end()  # the service waits for this, and whoever sends may be busy elsewhere
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass  # the writer says what it was
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if "ack" in said:
+            self.acked = Ack.of(said)
+        if "memory" in said:
+            self._room = Room.found(said["memory"])
+        if "taken" in said and self._room is not None:
+            self._room.taken(said["taken"])

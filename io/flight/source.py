@@ -1,0 +1,109 @@
+"""Flight streams as sources: what a producer puts, and what is fetched from a service by its address.
+
+A batch's app_metadata says where its frame ends. gRPC tells a stream that ended from one that was
+cut: there is no end marker to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import InputError, ServiceError
+from penstock.io.flight.connection import Address, dial
+from penstock.io.flight.messages import flight_errors, from_flight, read_words
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
+from penstock.io.sources.opening import Parts, Source
+
+
+class Chunk(NamedTuple):
+    """A batch as it came, whether it ends its frame, and what Batch says of ``copied``."""
+
+    data: pa.RecordBatch | None
+    ends: bool
+    copied: Callable[[], pa.RecordBatch] | None = None
+
+
+def flight_source(uri: str, token: str | None = None) -> Source:
+    """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order.
+
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set. An endpoint may name another location: the
+        token is sent there only if the host is the same, and only over TLS if the address is TLS
+    """
+    address = Address.of(uri)
+    if not address.path:
+        raise InputError("say which flight: grpc://HOST:PORT/PATH", source=uri)
+
+    def parts() -> Parts:
+        client, options = dial(address, token)
+        with client:
+            try:
+                with flight_errors(uri):
+                    info = client.get_flight_info(flight.FlightDescriptor.for_path(*address.path), options)
+                for number, endpoint in enumerate(info.endpoints):
+                    name = f"{uri}#{number}" if len(info.endpoints) > 1 else uri
+                    if endpoint.locations:
+                        location = Address.of(endpoint.locations[0].uri.decode())
+                        yield from _part_elsewhere(address, location, endpoint.ticket, name, token)
+                    else:
+                        yield _part(client, options, endpoint.ticket, name)
+            except (ConnectionError, flight.FlightError) as error:
+                raise InputError(str(error).removeprefix(f"{uri}: "), source=uri) from error
+
+    return Source(uri, parts)
+
+
+def _part_elsewhere(asked: Address, location: Address, ticket: Any, name: str, token: str | None) -> Parts:
+    """From the location that an endpoint names."""
+    is_trusted = asked.may_pass_token_to(location)
+    client, options = dial(location, token if is_trusted else "")
+    with client:
+        try:
+            part = _part(client, options, ticket, name)
+        except ServiceError as error:
+            if is_trusted:
+                raise
+            raise ServiceError(
+                f"{error}; {location.uri} was sent no token: it goes only to the host that was asked, "
+                f"{asked.host}{', over TLS' if asked.tls else ''}"
+            ) from error
+        yield part
+
+
+def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket: Any, name: str) -> Part:
+    with flight_errors(name):
+        reader = client.do_get(ticket, options)
+    return chunks_part(reader, name)
+
+
+def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
+    """What is left of a Flight reader, or of what has a ``schema`` and a ``read_chunk`` that gives Chunks.
+
+    ends_are_told : see Part
+    """
+    with flight_errors(name), arrow_errors("no stream of record batches", name):
+        schema = reader.schema
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in schema], schema=schema)
+
+    def batches(columns: list[str]) -> Batches:
+        index = first_row = 0
+        while (chunk := _next_chunk(reader, name, index)) is not None:
+            data = empty if chunk.data is None else chunk.data
+            yield Batch(data, index, first_row, chunk.ends, chunk.copied)
+            index, first_row = index + 1, first_row + data.num_rows
+
+    return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
+
+
+def _next_chunk(reader: Any, name: str, index: int) -> Chunk | None:
+    try:
+        with arrow_errors("the stream broke off", name, index):
+            chunk = reader.read_chunk()
+    except StopIteration:
+        return None
+    except flight.FlightError as error:
+        raise InputError(f"the stream broke off: {from_flight(error, name)}", source=name, batch=index) from error
+    return chunk if isinstance(chunk, Chunk) else Chunk(chunk.data, read_words(chunk.app_metadata).ends)

@@ -1,0 +1,73 @@
+"""Files of a file system → parts: opens them and tells the container by its first bytes.
+
+A local file is mapped, so that rows are looked at where they lie and no file is read at once.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.errors import InputError
+from penstock.io.sources.batch import Part, arrow_errors
+from penstock.io.sources.checksums import Pieces
+from penstock.io.sources.decompression_limits import Messages
+from penstock.io.sources.ipc_file import ipc_file_part
+from penstock.io.sources.ipc_stream import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
+from penstock.io.sources.parquet import parquet_part
+from penstock.io.storage.pipes import open_reader
+
+_REMOTE_READ_BYTES = 1 << 20
+
+
+def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
+    """The part of one file; what is opened for it is put on the stack."""
+    local = isinstance(fs, pa.fs.LocalFileSystem)
+    if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
+        with arrow_errors("cannot open", name):
+            stream = stack.enter_context(open_reader(path))
+        return open_stream(stream, name, stack, allow_missing_end)
+    with arrow_errors("cannot open", name):
+        if local and not os.path.getsize(path):
+            raise InputError("the file is empty (0 bytes): not even a schema", source=name)
+        file = stack.enter_context(pa.memory_map(path) if local else fs.open_input_file(path))
+        size = file.size()
+        head = bytes(file.read(8))
+        file.seek(0)
+    if not head:
+        raise InputError("the file is empty (0 bytes): not even a schema", source=name)
+    if head.startswith(ARROW_FILE):
+        return ipc_file_part(file, size, name)
+    if head.startswith(PARQUET):
+        return parquet_part(file, size, name)
+    if local:
+        return ipc_stream_part(file, head, _Mapped(file, name), name, allow_missing_end, size)
+    forward = Forward(pa.BufferedInputStream(file, _REMOTE_READ_BYTES), name)
+    forward.expect_messages()
+    ahead = stack.enter_context(pa.PythonFile(forward, mode="r"))
+    return ipc_stream_part(ahead, head, forward, name, allow_missing_end, size)
+
+
+class _Mapped:
+    """The raw bytes of a mapped file, looked at where they lie."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self._messages, self._taken = file, Messages(name), 0
+
+    def check_next(self) -> None:
+        self._messages.check_next(self._file)
+
+    def last_read(self) -> bytes:
+        self._file.seek(self._file.tell() - 8)
+        return bytes(self._file.read(8))
+
+    def taken(self) -> Pieces:
+        start, self._taken = self._taken, self._file.tell()
+        self._file.seek(start)
+        return [self._file.read_buffer(self._taken - start)]
+
+    def forget(self) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,132 @@
+"""Objects → parts: readers, producers of the Arrow C stream interface, datasets and queries, iterables of batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import InputError, PenstockError
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+
+_FAILED = "the stream failed"
+
+
+def reader_of_capsule(source: Any, name: str) -> pa.RecordBatchReader:
+    """A reader over anything with ``__arrow_c_stream__``."""
+    with arrow_errors("no stream of record batches", name):
+        return pa.RecordBatchReader.from_stream(source)
+
+
+def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -> Part:
+    """What is left of a reader."""
+    next_batch = _next_of(reader)
+
+    def batches(columns: list[str]) -> Batches:
+        first_row = index = 0
+        while True:
+            try:
+                with arrow_errors(_FAILED, name, index):
+                    batch, metadata = next_batch()
+            except StopIteration:
+                return
+            yield Batch(batch, index, first_row, ends_frame(metadata))
+            index, first_row = index + 1, first_row + batch.num_rows
+
+    with arrow_errors(_FAILED, name):
+        return Part(name, reader.schema, has_boundaries, batches, container="Arrow stream")
+
+
+def scan_of(source: Any) -> Callable[[str], Part] | None:
+    """How a dataset, a scanner or a lazy frame becomes a part, given its name; None: the source is none of them.
+
+    Datasets and lazy frames are read without the columns that nobody wants.
+    """
+    module = sys.modules.get("pyarrow.dataset")  # slow to load; whoever has a dataset has loaded it
+    if module is not None and isinstance(source, module.Scanner):
+        return lambda name: _scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
+    if module is not None and isinstance(source, module.Dataset):
+        return lambda name: _scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
+    if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
+        return lambda name: _lazy_frame_part(source, name)
+    return None
+
+
+def _lazy_frame_part(source: Any, name: str) -> Part:
+    """A query that is Arrow data once it is collected, such as ``polars.LazyFrame``."""
+    with _query_errors(name):
+        nothing = source.head(0)
+        # In pieces as it is evaluated, where those are Arrow data (polars 2).
+        in_pieces = hasattr(nothing, "collect_batches") and hasattr(nothing.collect_batches(), "__arrow_c_stream__")
+        schema = pa.RecordBatchReader.from_stream(_collected(nothing, in_pieces)).schema
+    return _scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
+
+
+def _collected(query: Any, in_pieces: bool) -> Any:
+    found = query.collect_batches() if in_pieces else query.collect()
+    if not hasattr(found, "__arrow_c_stream__"):
+        raise TypeError(f"collect() gave {type(found).__name__}, which has no __arrow_c_stream__")
+    return found
+
+
+def _scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:
+    """scan : columns → what has ``__arrow_c_stream__``; its batches are cut as the scan pleased, and mean nothing"""
+
+    def batches(columns: list[str]) -> Batches:
+        with _query_errors(name):
+            reader = pa.RecordBatchReader.from_stream(scan(columns))
+        yield from stream_part(reader, name, has_boundaries=False).batches(columns)
+
+    return Part(name, schema, False, batches, container="query")
+
+
+@contextmanager
+def _query_errors(name: str) -> Iterator[None]:
+    """Libraries have errors of their own, whose first paragraph says what it is."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise InputError(f"the query failed: {str(error).strip().split(chr(10) * 2)[0]}", source=name) from error
+
+
+def _next_of(reader: pa.RecordBatchReader) -> Callable[[], tuple[pa.RecordBatch, Any]]:
+    if isinstance(reader, pa.ipc.RecordBatchStreamReader):  # the only kind that knows of custom metadata
+        return lambda: tuple(reader.read_next_batch_with_custom_metadata())
+    return lambda: (reader.read_next_batch(), None)
+
+
+def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None, None]:
+    """One part, or none where there is no batch to tell the schema."""
+    incoming = iter(batches)
+    first = next(incoming, None)
+    if first is None:
+        return
+    _check_batch(first, name, 0)
+
+    def read(columns: list[str]) -> Batches:
+        yield Batch(first, 0, 0)
+        first_row = first.num_rows
+        for index, batch in enumerate(incoming, 1):
+            _check_batch(batch, name, index)
+            if not batch.schema.equals(first.schema):
+                changed = f"the schema changed: expected {_one_line(first.schema)}; got {_one_line(batch.schema)}"
+                raise InputError(changed, source=name, batch=index)
+            yield Batch(batch, index, first_row)
+            first_row += batch.num_rows
+
+    yield Part(name, first.schema, True, read, container="record batches")
+
+
+def _check_batch(batch: Any, name: str, index: int) -> None:
+    if not isinstance(batch, pa.RecordBatch):
+        raise InputError(f"expected a pyarrow.RecordBatch, got {type(batch).__name__}", source=name, batch=index)
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema)

@@ -1,0 +1,164 @@
+"""Arrow IPC files, whose end is looked at before Arrow opens them.
+
+A file that was cut, or two files in one, would otherwise be read wrongly or blamed obscurely: of
+``cat a b`` pyarrow reads b's footer with a's bytes. The footer says where every batch ends; what
+follows the last one is at most an end marker and padding.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import InputError, TruncatedInputError
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.decompression_limits import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
+
+MAGIC = b"ARROW1"
+_FIRST_BYTES = 8  # magic, padding
+_TAIL_BYTES = 10  # int32 length of the footer, magic
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
+_MAX_GAP_BYTES = 64  # padding between two blocks, and an end marker before the footer
+_MAX_SCHEMA_BYTES = 1 << 24
+_NOT_READ = "corrupt Arrow IPC file"
+
+
+def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
+    dictionaries, starts = check_ipc_file(file, size, name)
+    messages = Messages(name)
+    with arrow_errors(_NOT_READ, name):
+        for start in dictionaries:
+            _check_at(file, start, messages)
+        reader = pa.ipc.open_file(file)
+        schema, num_batches = reader.schema, reader.num_record_batches
+    num_done = 0
+
+    def batches(columns: list[str]) -> Batches:
+        nonlocal num_done
+        first_row = 0
+        for index in range(num_batches):
+            with arrow_errors(_NOT_READ, name, index):
+                if index < len(starts):
+                    _check_at(file, starts[index], messages)
+                batch, metadata = reader.get_batch_with_custom_metadata(index)
+            num_done = index + 1
+            yield Batch(batch, index, first_row, ends_frame(metadata))
+            first_row += batch.num_rows
+
+    def fraction() -> float:
+        return num_done / num_batches if num_batches else 1.0
+
+    return Part(name, schema, True, batches, container="Arrow IPC file", fraction=fraction)
+
+
+def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], list[int]]:
+    """Raise unless the file ends with a footer that fits it. Leaves the position at 0.
+
+    Returns where the dictionaries lie, and where the record batches.
+    """
+    with arrow_errors(_NOT_READ, name):
+        tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+        if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
+            raise TruncatedInputError(
+                "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end",
+                source=name,
+            )
+        (length,) = struct.unpack("<i", tail[:4])
+        start = size - _TAIL_BYTES - length
+        if length <= 0 or start < _FIRST_BYTES:
+            raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
+        blocks = _blocks(_read(file, start, length))
+        every = np.sort(np.concatenate(blocks), order="offset")
+        ends = _ends_of_blocks(every, size)
+        first = _end_of_schema(file, int(every["offset"][0]) if len(every) else start)
+        end = max(first, int(ends.max(initial=0)))
+        file.seek(0)
+    if end > start:
+        raise TruncatedInputError(f"the footer names {end} bytes of batches, the file has {start}", source=name)
+    if start - end > _MAX_GAP_BYTES:
+        raise InputError(
+            f"{start - end} bytes that belong to no batch: two files in one? Give them as two sources", source=name
+        )
+    gaps = every["offset"] - np.concatenate([[first], ends])[: len(every)]
+    if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
+        what = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
+        raise InputError(f"{_NOT_READ}: the footer {what}", source=name)
+    return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
+
+
+def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
+    """A file that is far away is not read twice."""
+    if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):
+        file.seek(start)
+        messages.check_next(file)
+
+
+def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
+    file.seek(at)
+    return bytes(file.read(num_bytes))
+
+
+def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
+    """The end of the schema message before the batches: it has a length, after a marker since Arrow 0.15.
+
+    polars writes neither, and readers take the schema from the footer: such a message extends up to ``limit``.
+
+    limit : the offset of the first batch, or of the footer
+    """
+    marker, length = struct.unpack("<Ii", _read(file, _FIRST_BYTES, 8))
+    if marker == 0xFFFFFFFF:
+        return int(_FIRST_BYTES + 8 + length)
+    end, num_bytes = int(_FIRST_BYTES + 4 + marker), limit - _FIRST_BYTES
+    if end + _MAX_GAP_BYTES >= limit or num_bytes > _MAX_SCHEMA_BYTES:
+        return end
+    return limit if _is_only_a_schema(_read(file, _FIRST_BYTES, num_bytes)) else end
+
+
+def _is_only_a_schema(data: bytes) -> bool:
+    """Whether these bytes are a schema message without a length, and no batch that the footer leaves out follows it."""
+    if message_kind(data) != SCHEMA:
+        return False
+    prefixes = np.frombuffer(data, "<i4", len(data) // 8 * 2).reshape(-1, 2)  # a message begins at a multiple of 8
+    for number in np.flatnonzero((prefixes[:, 0] == -1) & (prefixes[:, 1] > 0)).tolist():
+        with suppress(struct.error, ValueError, IndexError):  # not a message
+            if message_kind(memoryview(data)[8 * number + 8 :]) in (BATCH, DICTIONARY):
+                return False
+    return True
+
+
+def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.int64]:
+    """Where the blocks of a Footer end."""
+    if not len(blocks):
+        return np.zeros(0, np.int64)
+    for name in ("offset", "metadata", "body"):
+        if blocks[name].min() < 0 or blocks[name].max() > size:  # so the sum below cannot wrap
+            raise ValueError(f"a batch's {name} lies outside the file")
+    ends: npt.NDArray[np.int64] = blocks["offset"] + blocks["metadata"] + blocks["body"]
+    return ends
+
+
+def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
+    """The blocks (where a message lies) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
+    table = _uint32(footer, 0)
+    vtable = table - struct.unpack_from("<i", footer, table)[0]
+    blocks = []
+    for number in (2, 3):  # Footer: version, schema, dictionaries, recordBatches
+        blocks.append(np.empty(0, _BLOCK))
+        slot = 4 + 2 * number
+        if vtable < 0 or slot + 2 > struct.unpack_from("<H", footer, vtable)[0]:
+            continue
+        offset = struct.unpack_from("<H", footer, vtable + slot)[0]
+        if offset:
+            vector = table + offset + _uint32(footer, table + offset)
+            blocks[-1] = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
+    return blocks
+
+
+def _uint32(data: bytes, at: int) -> int:
+    value: int = struct.unpack_from("<I", data, at)[0]
+    return value

@@ -1,0 +1,258 @@
+"""Binary streams that are read once, from front to back, and Arrow IPC streams, mapped ones too.
+
+Arrow IPC has no checksum and a stream cut at a batch boundary looks complete to Arrow: the end
+marker is looked for here. pyarrow stops silently both where the marker is and where the input ends;
+``tell()`` after the last batch and after the end tells the two apart (8 bytes, or 4 in files
+written before Arrow 0.15). penstock's own logs have checksums: ``checksums`` checks every batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import InputError, PenstockError, TruncatedInputError
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
+from penstock.io.sources.decompression_limits import Framing
+from penstock.io.sources.ipc_file import ipc_file_part
+from penstock.io.sources.parquet import parquet_part
+
+ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
+END_MARKER = CONTINUATION + bytes(4)
+# A stream of before Arrow 0.15 begins with the length of its schema message and where its root lies:
+# more than these is none.
+_MAX_SCHEMA_BYTES, _MAX_ROOT = 1 << 26, 256
+# A length is believed up to here; beyond, memory grows with what arrives.
+_READ_BYTES = 1 << 26
+_OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts that)"
+
+
+class Forward:
+    """A binary stream as Arrow wants to read it: reads are full, and the first and last bytes are remembered.
+
+    What was read is kept, uncopied, until ``taken`` or ``forget``.
+    """
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._ahead, self._last, self._at = b"", b"", 0
+        self._kept: list[bytes] | None = []
+        self._framing: Framing | None = None
+        self.closed = False
+
+    def peek(self, num_bytes: int) -> bytes:
+        """The first bytes, before any is read."""
+        self._ahead += self._pull(num_bytes - len(self._ahead))
+        return self._ahead
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        if not self._ahead:
+            out = self._pull(num_bytes)
+        elif 0 <= num_bytes <= len(self._ahead):
+            out, self._ahead = self._ahead[:num_bytes], self._ahead[num_bytes:]
+        else:
+            ahead, self._ahead = self._ahead, b""
+            out = ahead + self._pull(num_bytes - len(ahead) if num_bytes >= 0 else -1)
+        self._at += len(out)
+        self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
+        if self._kept is not None:
+            self._kept.append(out)
+        if self._framing is not None:
+            self._framing.seen(out)
+        return out
+
+    def expect_messages(self) -> None:
+        """From here on Arrow reads a stream; its batches are looked at before it gets them."""
+        self._framing = Framing(self._name)
+
+    def check_next(self) -> None:
+        """Done when the bytes come: they cannot be read twice."""
+
+    def last_read(self) -> bytes:
+        return self._last
+
+    def taken(self) -> Pieces:
+        pieces, self._kept = self._kept or [], []
+        return pieces
+
+    def forget(self) -> None:
+        self._kept = None
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self.closed = True  # the stream itself belongs to whoever opened it
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def _pull(self, num_bytes: int) -> bytes:
+        """That many bytes, fewer only at the end: a pipe or a socket gives them in pieces."""
+        pieces: list[bytes] = []
+        while num_bytes:
+            with arrow_errors("cannot be read", self._name):
+                piece = self._stream.read(min(num_bytes, _READ_BYTES) if num_bytes > 0 else _READ_BYTES)
+                if not isinstance(piece, bytes | bytearray | memoryview | None):
+                    got = f"one whose read() gives {type(piece).__name__}"
+                    raise InputError(f"expected a binary file, got {got}", source=self._name)
+                if piece and 0 < num_bytes < len(piece):
+                    raise InputError(f"read({num_bytes}) gives {len(piece)} bytes", source=self._name)
+            if not piece:
+                break
+            pieces.append(bytes(piece))
+            num_bytes -= len(piece) if num_bytes > 0 else 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
+    """A stream's part, whatever the container. What is opened for it is put on the stack; the stream stays open."""
+    forward = Forward(stream, name)
+    with arrow_errors("cannot be read", name):
+        seekable = bool(getattr(stream, "seekable", bool)()) and stream.tell() == 0
+    head = forward.peek(8)
+    if not head:
+        raise InputError("the input is empty (0 bytes): not even a schema", source=name)
+    if not head.startswith((ARROW_FILE, PARQUET)):
+        forward.expect_messages()
+        file = stack.enter_context(pa.PythonFile(forward, mode="r"))
+        return ipc_stream_part(file, head, forward, name, allow_missing_end)
+    # These two are read from their end.
+    if seekable:
+        with arrow_errors("cannot be read", name):
+            stream.seek(0, 2)
+            size = stream.tell()
+            stream.seek(0)
+        file = pa.PythonFile(stream, mode="r")  # not on the stack: closing it would close the caller's file
+    else:
+        forward.forget()
+        file, size = _spooled(forward, stack)
+    return (ipc_file_part if head.startswith(ARROW_FILE) else parquet_part)(file, size, name)
+
+
+def _spooled(forward: Forward, stack: ExitStack) -> tuple[pa.NativeFile, int]:
+    """The rest of a stream as a file without a name: on disk, not in memory. Raises OSError where there is no room."""
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
+        shutil.copyfileobj(forward, spool, 1 << 20)
+        spool.flush()
+        return stack.enter_context(pa.memory_map(spool.name)), spool.tell()
+
+
+def ipc_stream_part(
+    file: pa.NativeFile,
+    head: bytes,
+    raw: RawBytes,
+    name: str,
+    allow_missing_end: bool,
+    size: int | None = None,
+) -> Part:
+    """head : its first 8 bytes; raw : what was read of the file; size : None where unknown."""
+    _check_head(head, name)
+    with arrow_errors("not an Arrow IPC stream", name):
+        try:
+            reader = pa.ipc.open_stream(file)
+            schema = reader.schema
+        except Exception as error:
+            _raise_where_cut(file, error, TruncatedInputError("the stream was cut inside its schema", source=name))
+            raise
+
+    def batches(columns: list[str]) -> Batches:
+        index, first_row, end_of_last = 0, 0, file.tell()
+        check = log_check(raw, name, schema, None)
+        part.has_checksums = check is not None
+        while (read := _next_batch(reader, file, raw, name, index)) is not None:
+            batch, metadata = read
+            end_of_last = file.tell()
+            if not index and check is None and (check := log_check(raw, name, schema, metadata)) is None:
+                raw.forget()
+            part.has_checksums = check is not None
+            if check is not None and not check.is_data(metadata, index):
+                continue
+            yield Batch(batch, index, first_row, ends_frame(metadata))
+            index, first_row = index + 1, first_row + batch.num_rows
+        beyond = file.tell() - end_of_last
+        # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries that no batch follows.
+        has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)
+        where = f"after batch {index - 1}" if index else "after its schema"
+        if check is not None and not check.closed and not allow_missing_end:
+            raise TruncatedInputError(f"the log has no closing record {where}: {_OPEN_END}", source=name)
+        if not has_end and not allow_missing_end:
+            raise TruncatedInputError(f"the stream has no end marker {where}: {_OPEN_END}", source=name)
+        if has_end and not _at_end(file):
+            what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
+            raise InputError(what, source=name)
+        part.verified = check is not None and check.closed
+
+    def fraction() -> float | None:
+        if not size:
+            return None
+        try:
+            return float(file.tell()) / size
+        except (OSError, ValueError):  # closed, maybe by a thread that reads while another asks
+            return 1.0
+
+    container = "log with checksums (Arrow IPC stream)" if is_log(schema) else "Arrow IPC stream"
+    part = Part(name, schema, True, batches, container=container, fraction=fraction)
+    return part
+
+
+def _next_batch(
+    reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, raw: RawBytes, name: str, index: int
+) -> tuple[pa.RecordBatch, Any] | None:
+    with arrow_errors("corrupt Arrow IPC stream", name, index):
+        raw.check_next()
+        try:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            return None
+        except Exception as error:
+            problem = "the stream was cut inside this batch"
+            _raise_where_cut(file, error, TruncatedInputError(problem, source=name, batch=index))
+            raise
+        return batch, metadata
+
+
+def _raise_where_cut(file: pa.NativeFile, error: Exception, cut: TruncatedInputError) -> None:
+    """Where the input goes no further there is no end marker either. What Forward says of its stream stands."""
+    if not isinstance(error, PenstockError) and _at_end(file):
+        raise cut from error
+
+
+def _at_end(file: pa.NativeFile) -> bool:
+    try:
+        with arrow_errors("", ""):
+            return not file.read(1)
+    except InputError:
+        return True
+
+
+def _check_head(head: bytes, name: str) -> None:
+    if head.startswith(CONTINUATION):
+        return
+    if head.startswith(FEATHER_V1):
+        what = "a Feather V1 file; write it as Arrow IPC (Feather V2)"
+    elif head.startswith(GZIP):
+        what = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
+    elif len(head) < 8:
+        what = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
+    elif 0 < _uint32(head[:4]) < _MAX_SCHEMA_BYTES and _uint32(head[4:]) < _MAX_ROOT:
+        return
+    else:
+        what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
+    raise InputError(what, source=name)
+
+
+def _uint32(data: bytes) -> int:
+    return int.from_bytes(data, "little")

@@ -1,0 +1,172 @@
+"""Any source → its parts: decides how a source is read, and walks directories.
+
+A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs or of a flight, an open binary file,
+anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of record batches. It is read as
+parts (the files of a directory; most sources are one part), each with its own schema. How bytes become
+batches is the business of ``files`` and ``streams``, how objects do of ``objects``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.errors import InputError
+from penstock.io.sources.batch import Batch, Part, arrow_errors
+from penstock.io.sources.files import open_file
+from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
+from penstock.io.sources.ipc_stream import ARROW_FILE, CONTINUATION, FEATHER_V1, PARQUET, open_stream
+
+__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
+
+Parts = Generator[Part, None, None]
+
+
+@dataclass
+class Source:
+    """Parts in order. ``fraction`` of the bytes read so far, where the length is known.
+
+    parts : closing the generator closes what is open
+    """
+
+    name: str
+    parts: Callable[[], Parts]
+    fraction: Callable[[], float | None] = field(default=lambda: None)
+
+
+def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:
+    """One source, or a list or tuple of sources, in order. A list that holds record batches is one source."""
+    if isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source):
+        return [open_source(s, allow_missing_end) for s in source]
+    return [open_source(source, allow_missing_end)]
+
+
+def open_source(source: Any, allow_missing_end: bool = False) -> Source:
+    """Decide how a source is read; nothing is opened yet but what exists is checked."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return _named_source(os.fsdecode(source), allow_missing_end)
+    if isinstance(source, pa.RecordBatch):
+        return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"))
+    if isinstance(source, pa.RecordBatchReader):
+        return _one_part("<record batch reader>", lambda name, _: stream_part(source, name, has_boundaries=True))
+    name = f"<{type(source).__module__.split('.')[0]} {type(source).__name__}>"
+    if hasattr(source, "__arrow_c_stream__"):
+        reader = reader_of_capsule(source, name)
+        # Tables and query results are cut as their engine pleased: their batches mean nothing.
+        return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False))
+    if (scanned := scan_of(source)) is not None:
+        return _one_part(name, lambda name, _: scanned(name))
+    if callable(getattr(source, "read", None)):
+        known = getattr(source, "name", None)
+        return _stream_source(source, known if isinstance(known, str) else "<stream>", allow_missing_end)
+    if isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview | dict):
+        return Source("<batches>", lambda: parts_of_batches(source, "<batches>"))
+    raise InputError(
+        "expected a path, '-', a URI, an object with __arrow_c_stream__, a dataset, a lazy frame, a binary file or an "
+        f"iterable of record batches, got {type(source).__name__}"
+    )
+
+
+def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
+    """Whether a local file begins as Arrow IPC or Parquet does."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    return head.startswith((ARROW_FILE, PARQUET, CONTINUATION, FEATHER_V1))
+
+
+def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:
+    return _one_part(name, lambda name, stack: open_stream(stream, name, stack, allow_missing_end))
+
+
+def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
+    reading = _Reading(1)
+
+    def parts() -> Parts:
+        with ExitStack() as stack:
+            yield reading.begin(0, open_part(name, stack))
+
+    return Source(name, parts, reading.fraction)
+
+
+def _named_source(text: str, allow_missing_end: bool) -> Source:
+    if text == "-":
+        return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
+    if not text:
+        raise InputError("expected a path, got an empty name")
+    if text.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
+        from penstock.io.flight.source import flight_source  # loads gRPC
+
+        return flight_source(text)
+    with arrow_errors("cannot open", text):
+        fs, path = _filesystem(text)
+        kind = fs.get_file_info(path).type
+        if kind == pa.fs.FileType.NotFound:
+            raise InputError(f"no such file or directory{_near(text)}", source=text)
+        files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
+    reading = _Reading(len(files))
+
+    def parts() -> Parts:
+        for number, (name, at) in enumerate(files):
+            with ExitStack() as stack:
+                yield reading.begin(number, open_file(fs, at, name, stack, allow_missing_end))
+
+    return Source(text, parts, reading.fraction)
+
+
+def _near(text: str) -> str:
+    """What lies beside it under nearly the same name, or what to give."""
+    folder, name = os.path.split(text)
+    try:
+        beside = [] if "://" in text else os.listdir(folder or ".")
+    except OSError:
+        beside = []
+    near = difflib.get_close_matches(name, beside, 1, 0.75)
+    if near:
+        return f"; did you mean '{os.path.join(folder, near[0])}'?"
+    return "; give an Arrow or Parquet file, a directory of them, or a URI"
+
+
+def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:
+    if "://" in text:
+        fs, path = pa.fs.FileSystem.from_uri(text)
+        return fs, path
+    return pa.fs.LocalFileSystem(), os.path.abspath(text)
+
+
+def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str]]:
+    """A directory's files by name, those of its folders included; hidden ones and marks (_SUCCESS) left out."""
+    found = fs.get_file_info(pa.fs.FileSelector(path, recursive=True))
+    root = path.rstrip("/") + "/"
+    inside = sorted(f.path.removeprefix(root) for f in found if f.type == pa.fs.FileType.File)
+    inside = [f for f in inside if not any(step.startswith((".", "_")) for step in f.split("/"))]
+    if not inside:
+        raise InputError("the directory holds no files", source=name)
+    return [(f"{name.rstrip('/')}/{f}", root + f) for f in inside]
+
+
+class _Reading:
+    """How far the reading of a source's parts has come."""
+
+    def __init__(self, num_parts: int) -> None:
+        self._num_parts, self._done = num_parts, 0
+        self._part: Part | None = None
+
+    def begin(self, number: int, part: Part) -> Part:
+        self._done, self._part = number, part
+        return part
+
+    def fraction(self) -> float | None:
+        inside = 0.0 if self._part is None else self._part.fraction()
+        if inside is None and self._num_parts == 1:
+            return None
+        return (self._done + (inside or 0.0)) / self._num_parts

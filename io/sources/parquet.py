@@ -1,0 +1,98 @@
+"""Parquet files, read a few pages at a time; their batches mean nothing.
+
+Of ``cat a b`` any reader takes b's footer with a's bytes, which look the same where both came from one
+writer. So the bytes between the last column and the footer are accounted for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from penstock.errors import InputError, TruncatedInputError
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
+from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
+
+MAGIC = b"PAR1"
+_TAIL_BYTES = 8  # uint32 length of the footer, magic
+_READ_BYTES = 1 << 20
+_NOT_READ = "corrupt Parquet file"
+
+
+def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
+    with arrow_errors(_NOT_READ, name):
+        footer = _footer(file, size, name)
+        groups = read_groups(footer)
+        if _holds_two(file, size - _TAIL_BYTES - len(footer), groups):
+            raise InputError("two Parquet files in one? Give them as two sources", source=name)
+        if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # one that is far away is not read twice
+            check_pages(file, groups, name)
+        parquet = open_parquet(file)
+        schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
+    num_done = 0
+
+    def batches(columns: list[str]) -> Batches:
+        nonlocal num_done
+        num_done = 0
+        with arrow_errors(_NOT_READ, name):
+            incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)
+        while True:
+            with arrow_errors(f"{_NOT_READ} after row {num_done}", name):
+                batch = next(incoming, None)
+            if batch is None:
+                return
+            first_row, num_done = num_done, num_done + batch.num_rows
+            yield Batch(batch, None, first_row)
+
+    def fraction() -> float:
+        return num_done / num_rows if num_rows else 1.0
+
+    return Part(name, schema, False, batches, num_rows, "Parquet file", fraction)
+
+
+def open_parquet(file: Any) -> pa.parquet.ParquetFile:
+    """A mapped file is read where it lies; of others a buffer at a time, else a whole row group would be read at once.
+
+    file : a path, which is mapped, or an open file
+    """
+    mapped = not isinstance(file, pa.NativeFile) or isinstance(file, pa.MemoryMappedFile)
+    buffer_bytes = 0 if mapped else _READ_BYTES
+    return pa.parquet.ParquetFile(file, memory_map=mapped, buffer_size=buffer_bytes, pre_buffer=False)
+
+
+def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
+    """Leaves the position at 0."""
+    file.seek(max(0, size - _TAIL_BYTES))
+    tail = bytes(file.read(_TAIL_BYTES))
+    if size < len(MAGIC) + _TAIL_BYTES or not tail.endswith(MAGIC):
+        problem = "the Parquet file has no footer: it was cut, or its writer not closed"
+        raise TruncatedInputError(problem, source=name)
+    length = int.from_bytes(tail[:4], "little")
+    if not 0 < length <= size - _TAIL_BYTES - len(MAGIC):
+        raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
+    file.seek(size - _TAIL_BYTES - length)
+    footer = bytes(file.read(length))
+    file.seek(0)
+    return footer
+
+
+def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool:
+    """Whether a file ends inside this one: its magic and the next one's lie back to back.
+
+    Where a file of n bytes precedes, n bytes more lie between the last column and the footer than the
+    footer knows of; so the other's end is looked for in the first n bytes, which without page
+    indexes and filters are none.
+
+    num_bytes : up to the footer
+    """
+    chunks = [chunk for group in groups for chunk in group.chunks]
+    unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(MAGIC))
+    seam, found, at = MAGIC * 2, False, 0
+    while at < unknown and not found:
+        file.seek(at)
+        found = seam in bytes(file.read(_READ_BYTES + len(seam)))
+        at += _READ_BYTES
+    file.seek(0)
+    return found

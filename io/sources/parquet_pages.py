@@ -1,0 +1,98 @@
+"""What a Parquet file says of its columns and pages, read before Arrow reads them.
+
+pyarrow does not show all of it, ends the process on some damaged footers, and makes room for whatever a page says that
+it unpacks to. So the few fields that are needed are read here: where the chunks of the columns lie, how many values
+they have, and how large their pages claim to be.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.io.sources.decompression_limits import bomb, is_bomb
+from penstock.io.sources.thrift import measure_struct, read_struct
+
+_MAX_ROWS_AT_ONCE = 1 << 16
+_VALUES_AT_ONCE = 1 << 22  # 16 MiB of floats; reading holds several times that
+_HEADER_BYTES = 1 << 16  # of a page's header, which may hold the smallest and largest of its texts
+_FLOAT_BYTES = 4
+
+# Field numbers of the footer, down to where the chunks of the columns lie.
+_ROW_GROUPS, _COLUMNS, _NUM_ROWS, _META_DATA = 4, 1, 3, 3
+_VALUES, _BYTES, _DATA_PAGE, _DICTIONARY_PAGE = 5, 7, 9, 11
+_CHUNK = {_VALUES: int, _BYTES: int, _DATA_PAGE: int, _DICTIONARY_PAGE: int}
+_FOOTER = {_ROW_GROUPS: [{_COLUMNS: [{_META_DATA: _CHUNK}], _NUM_ROWS: int}]}
+
+# Of a page's header.
+_UNPACKED, _PACKED, _DATA_V1, _DATA_V2, _PAGE_VALUES = 2, 3, 5, 8, 1
+_PAGE = {_UNPACKED: int, _PACKED: int, _DATA_V1: {_PAGE_VALUES: int}, _DATA_V2: {_PAGE_VALUES: int}}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One column of one row group. start, end : bytes of the file"""
+
+    start: int
+    end: int
+    num_values: int
+
+
+@dataclass(frozen=True)
+class Group:
+    num_rows: int
+    chunks: tuple[Chunk, ...]
+
+
+def read_groups(footer: bytes) -> list[Group]:
+    """The row groups. Raises ValueError or IndexError where the footer is damaged."""
+    return [
+        Group(group.get(_NUM_ROWS, 0), tuple(_chunk(column.get(_META_DATA, {})) for column in group.get(_COLUMNS, [])))
+        for group in read_struct(footer, _FOOTER).get(_ROW_GROUPS, [])
+    ]
+
+
+def _chunk(fields: dict[int, Any]) -> Chunk:
+    start: int = fields.get(_DATA_PAGE, 0)
+    start = min(start, fields.get(_DICTIONARY_PAGE) or start)
+    return Chunk(start, start + int(fields.get(_BYTES, 0)), fields.get(_VALUES, 0))
+
+
+def rows_at_once(groups: list[Group]) -> int:
+    """How many rows to ask for: fewer where they are long."""
+    longest = max((c.num_values // max(1, g.num_rows) for g in groups for c in g.chunks), default=1)
+    return max(1, min(_MAX_ROWS_AT_ONCE, _VALUES_AT_ONCE // max(1, longest)))
+
+
+def check_pages(file: pa.NativeFile, groups: list[Group], source: str) -> None:
+    """Raise InputError where a page, or a row, unpacks to far more than it is. Leaves the position at 0."""
+    for group in groups:
+        for chunk in group.chunks:
+            num_values = _walk(file, chunk, source)
+            row_bytes = max(num_values, chunk.num_values) // max(1, group.num_rows) * _FLOAT_BYTES
+            if is_bomb(row_bytes, chunk.end - chunk.start):
+                raise bomb(row_bytes, chunk.end - chunk.start, source)
+    file.seek(0)
+
+
+def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
+    """How many values the pages hold, as far as they can be followed: Arrow will say what is wrong behind."""
+    at, num_values = chunk.start, 0
+    while 0 <= at < chunk.end:
+        try:
+            file.seek(at)
+            page, length = measure_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
+            unpacked, packed = page[_UNPACKED], page[_PACKED]
+        except (ValueError, LookupError, OSError, struct.error):
+            break
+        if is_bomb(unpacked, packed):
+            raise bomb(unpacked, packed, source)
+        if packed < 0:
+            break
+        for kind in (_DATA_V1, _DATA_V2):
+            num_values += page.get(kind, {}).get(_PAGE_VALUES, 0)
+        at += length + packed
+    return num_values

@@ -1,0 +1,235 @@
+"""Writes deltas where somebody else reads them: a file that appears whole and can be gone on with, a pipe or an object.
+
+What is written is penstock's own log (``log``): every byte under a checksum, and whole only with its closing record.
+While a run goes on the deltas stand in ``.FILE.part``; FILE appears when it ends, however it ends, with a checkpoint
+only where a commit counts it. What ``commit`` gives back belongs to a checkpoint: a later run that is handed it goes on
+from there, and what a killed run wrote after it, which that run writes once more, is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.errors import StateError, UsageError
+from penstock.io.log import LogWriter, schema_of_log
+from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at, part_of
+from penstock.io.storage.pipes import open_writer
+
+# What of the committed end of a file is looked at before it is gone on with.
+_TAIL_BYTES = 1 << 16
+
+
+class DeltaWriter:
+    """What a file and a stream have in common. Closed at the end of the ``with``, also where an error ends it.
+
+    is_new : a file that no commit counts yet
+    """
+
+    is_new = False
+
+    def __init__(self, name: str, log: LogWriter, step: int) -> None:
+        self.name, self._log, self._step = name, log, step
+        self.num_rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Raises OSError, which names the target; nothing is written any more then."""
+        with self._all_or_nothing():
+            self._log.write(batch)
+        self.num_rows += batch.num_rows
+        self._step = batch["step"][0].as_py()
+
+    def commit(self) -> Mapping[str, Any] | None:
+        """Everything written is on disk. Returns what a later run goes on from, as plain data."""
+        return None
+
+    def close(self) -> None:
+        """What was written is whole."""
+        raise NotImplementedError
+
+    def __enter__(self) -> DeltaWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        """After an error in here nothing more is written."""
+        raise NotImplementedError
+
+
+class DeltaFile(DeltaWriter):
+    """A file of deltas.
+
+    path : where there is none yet
+    committed : what ``commit`` said last, to go on from there; None for a new file
+    step : of the last step that changed a row
+    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+
+    Raises UsageError where the file exists, StateError where it is not what was committed, and OSError, which names
+    the file; after an OSError nothing more is written, and close leaves only what was committed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        step: int,
+        committed: Mapping[str, Any] | None = None,
+        is_counted: IsCounted = None,
+    ) -> None:
+        self._path, self._part = path, part_of(path)
+        if committed is None:
+            check_new(path)
+        else:
+            self._check_committed(committed, schema, step)
+        kept_bytes = committed["bytes"] if committed else None
+        self._growing = GrowingFile(path, kept_bytes, is_counted)
+        self.is_new = self._growing.is_new
+        log = LogWriter(self._growing.file, schema, committed if kept_bytes else None)
+        super().__init__(str(path), log, step)
+
+    def commit(self) -> Mapping[str, Any]:
+        self._growing.commit()
+        state = self._log.state
+        tail = _tail(self._part, state["bytes"])
+        return {**state, "tail": tail, "step": self._step, "name": self._path.name}
+
+    def close(self) -> None:
+        if self._growing.closed:
+            return
+        if not self._growing.gets_name:
+            self._growing.give_up()
+            return
+        with self._all_or_nothing():
+            self._log.close()
+        self._growing.finish()
+
+    def _all_or_nothing(self) -> AbstractContextManager[None]:
+        return self._growing.all_or_nothing()
+
+    def _check_committed(self, committed: Mapping[str, Any], schema: pa.Schema, step: int) -> None:
+        """Raise StateError where the file that is there is not what was committed. It stays as it is."""
+        file = found_at(self._path, check_new)
+        if committed["step"] != step:
+            raise StateError(
+                f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
+                "between went on without it; give another name, and take the tables anew where it is read"
+            )
+        try:
+            same = _tail(file, committed["bytes"]) == committed["tail"]
+            same_columns = not committed["bytes"] or _begins_with(file, schema_of_log(schema).serialize().to_pybytes())
+        except OSError as error:
+            raise StateError(f"{self._path}: the deltas of the checkpoint cannot be read: {error.strerror}") from error
+        if not same:
+            problem = "holds other deltas than the checkpoint says: give the file that it was made with"
+            raise StateError(f"{self._path}: {problem}")
+        if not same_columns:
+            raise StateError(f"{self._path}: its deltas have other columns; go on with the slots they were made with")
+
+
+class DeltaStream(DeltaWriter):
+    """Deltas into an open binary file, a pipe or an object: written as they come, and gone when they are."""
+
+    def __init__(self, name: str, stream: Any, schema: pa.Schema, step: int, own: bool = True) -> None:
+        self._stream, self._own, self._broken = stream, own, False
+        super().__init__(name, LogWriter(stream, schema), step)
+
+    def close(self) -> None:
+        if self._broken:
+            return
+        with self._all_or_nothing():
+            self._log.close()
+            if self._own:
+                self._stream.close()
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._broken = True
+            if self._own:
+                with contextlib.suppress(OSError):
+                    self._stream.close()
+            if isinstance(error, OSError):
+                error.filename = error.filename or self.name
+            raise
+
+
+def open_deltas(
+    target: str | os.PathLike[str],
+    schema: pa.Schema,
+    step: int,
+    committed: Mapping[str, Any] | None,
+    is_counted: IsCounted,
+) -> DeltaWriter:
+    """A writer for a file, a pipe, "-" (standard output) or a URI that pyarrow.fs opens.
+
+    committed : of the checkpoint that is gone on with
+    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+    Raises UsageError, StateError or OSError.
+    """
+    text = os.fspath(target)
+    path = Path(text)
+    if not is_stream(text):
+        known = committed if _is_known(path, committed) else None
+        return DeltaFile(path, schema, step, known, is_counted)
+    if is_counted is not None:
+        raise UsageError(
+            f"{text}: with a checkpoint deltas go into a file, which a later run can go on with; not into a stream"
+        )
+    if text == "-":
+        return DeltaStream("<stdout>", sys.stdout.buffer, schema, step, own=False)
+    if "://" not in text:
+        return DeltaStream(text, open_writer(path), schema, step)
+    try:
+        fs, inside = pa.fs.FileSystem.from_uri(text)
+        return DeltaStream(text, fs.open_output_stream(inside), schema, step)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"{text}: {str(error).splitlines()[0]}") from error
+
+
+def _is_known(path: Path, committed: Mapping[str, Any] | None) -> bool:
+    """Whether this may be the file that a checkpoint counts. Of a run that was killed before a commit counted its file
+    there is another name's ``.FILE.part``; commits of before there were names say none."""
+    if committed is None:
+        return False
+    return path.exists() or (part_of(path).exists() and committed.get("name", path.name) == path.name)
+
+
+def is_stream(target: str) -> bool:
+    """Whether what is written there is gone: standard output, a URI, a pipe or a device."""
+    path = Path(target)
+    return target == "-" or "://" in target or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def check_new(path: Path) -> None:
+    """Raise UsageError where there is such a file: its deltas may be all that somebody has to go by."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path}: exists; deltas are never written over: move them, or give another name")
+
+
+def _begins_with(path: Path, data: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(data)) == data
+
+
+def _tail(path: Path, num_bytes: int) -> int:
+    """CRC-32 of the last bytes of the first ``num_bytes`` of a file."""
+    with open(path, "rb") as file:
+        first = max(0, num_bytes - _TAIL_BYTES)
+        file.seek(first)
+        return zlib.crc32(file.read(num_bytes - first), num_bytes & 0xFFFFFFFF)

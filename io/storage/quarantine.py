@@ -1,0 +1,167 @@
+"""Writes bad rows into an Arrow file: one batch per frame that had some, whole when the run ends, however it ends.
+
+While a run goes on the rows stand in ``.FILE.part``; FILE appears at the end, and only whole, with a checkpoint only
+where a commit counts it. What ``commit`` gives back belongs to a checkpoint: a later run that is handed it goes on from
+there, and what a killed run wrote after it is cut off. Which rows are bad, and what is said of them, is told in
+``bad_rows``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import StateError, UsageError
+from penstock.io.decoding.bad_rows import SCHEMA
+from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at
+
+_MODE = "quarantine"
+_FILES = (".arrow", ".feather")
+_FIRST_BYTES = 8  # of an Arrow IPC file: magic, padding; a stream follows
+
+
+def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
+    """``error``, ``drop`` or ``quarantine=FILE`` → what the reader does, and the file. Raises UsageError."""
+    mode, equals, name = text.partition("=") if isinstance(text, str) else (repr(text), "", "")
+    if mode == _MODE and name:
+        return mode, _checked(Path(name))
+    if mode == _MODE:
+        raise UsageError("on_bad_row: quarantine needs the name of a file: quarantine=FILE")
+    if equals or mode not in ("error", "drop"):
+        raise UsageError(f"on_bad_row: expected error, drop or quarantine=FILE, got '{text}'")
+    return mode, None
+
+
+def check_new(path: Path) -> None:
+    """Raise UsageError where there is such a file: what it holds may be all that is left of someone's rows."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path}: exists; a quarantine is never written over: move it, or give another name")
+
+
+class QuarantineWriter:
+    """Appends bad rows; ``commit`` makes them last; ``close`` makes the file whole and gives it its name.
+
+    path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
+    committed : what ``commit`` said last, to go on from there; None for a new file
+    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+
+    Raises UsageError where the file exists, StateError where it is not what was committed, and OSError, which
+    names the file; after an OSError nothing more is written, and close leaves only what was committed.
+    """
+
+    def __init__(self, path: Path, committed: Mapping[str, int] | None = None, is_counted: IsCounted = None) -> None:
+        self._path = _checked(path)
+        self._is_file = path.suffix in _FILES
+        self._sink = _Sink()
+        self.num_rows = 0
+        self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
+        if committed is None:
+            check_new(path)
+        else:
+            self._take_up(committed)
+        self._last = dict(committed or {})  # what is on disk
+        self._growing = GrowingFile(path, None if committed is None else self._sink.num_bytes, is_counted)
+
+    @property
+    def is_new(self) -> bool:
+        """No commit counts it yet."""
+        return self._growing.is_new
+
+    def append(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """The bad rows of one frame, as one batch: read again, they are one frame."""
+        if not batches:
+            return
+        whole = pa.concat_batches(list(batches)) if len(batches) > 1 else batches[0]
+        self._writer.write_batch(whole)
+        self.num_rows += whole.num_rows
+        self._write()
+
+    def commit(self) -> dict[str, int]:
+        """Everything appended is on disk. Returns what a later run goes on from, as plain numbers."""
+        if self._position() != self._last:  # a run commits often, and bad rows are few
+            self._growing.commit()
+            self._last = self._position()
+        return self._last
+
+    def close(self) -> None:
+        """The file is whole, on disk and under its name. After an error only what was committed is left."""
+        if self._growing.closed:
+            return
+        if not self._growing.gets_name:
+            self._growing.give_up()
+            return
+        self._writer.close()
+        self._write()
+        self._growing.finish()
+
+    def _position(self) -> dict[str, int]:
+        return {"bytes": self._sink.num_bytes, "crc": self._sink.crc, "rows": self.num_rows}
+
+    def _write(self) -> None:
+        """What Arrow has made goes into the file."""
+        with self._growing.all_or_nothing():
+            for piece in self._sink.take():
+                self._growing.file.write(piece)
+
+    def _take_up(self, committed: Mapping[str, int]) -> None:
+        """Feed the writer what is in the file already, so that it knows where every batch lies."""
+        file = found_at(self._path, check_new)
+        wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
+        try:
+            if wanted["bytes"]:
+                self._feed(file, wanted["bytes"], wanted["crc"])
+        except (OSError, pa.ArrowException, EOFError) as error:
+            raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
+        if self._position() != wanted:
+            problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
+            raise StateError(f"{self._path}: the quarantine {problem}")
+
+    def _feed(self, file: Path, num_bytes: int, crc: int) -> None:
+        with pa.memory_map(str(file)) as mapped:
+            data = mapped.read_buffer(num_bytes)
+            if zlib.crc32(data) != crc:  # looked at before Arrow is
+                return
+            for batch in pa.ipc.open_stream(data.slice(_FIRST_BYTES if self._is_file else 0)):
+                self._writer.write_batch(batch)
+                self.num_rows += batch.num_rows
+        self._sink.take()
+
+
+class _Sink:
+    """A binary file that keeps what Arrow writes to it until it is taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.num_bytes = self.crc = 0
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        self.num_bytes += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def tell(self) -> int:
+        return self.num_bytes
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Arrow closes its sinks."""
+
+
+def _checked(path: Path) -> Path:
+    if path.suffix == ".parquet":
+        raise UsageError(f"{path}: a quarantine is written as Arrow IPC; name it .arrows (stream) or .arrow (file)")
+    return path

@@ -1,0 +1,211 @@
+"""Tables as Parquet, one file each: ``id`` int64, ``row``, then one column per slot, in id order.
+
+Whole tables only; what streams in is the business of the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+
+import penstock.interrupts as interrupts
+from penstock.errors import InputError
+from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
+from penstock.io.decoding.schema import is_float_list, storage_type
+from penstock.io.sources.batch import arrow_errors
+from penstock.io.sources.parquet import open_parquet
+from penstock.io.storage import atomic_files
+
+_ROWS_AT_ONCE = 1 << 16
+_NOT_READ = "cannot be read as Parquet"
+
+
+def table_path(directory: Path, table: str) -> Path:
+    """The file of a table; characters that no file name may hold are percent-encoded."""
+    return directory / f"{quote(table, safe=' ()[]{}@+=,;!#$&~-_.') if table.strip('.') else quote(table)}.parquet"
+
+
+class TablesWriter:
+    """Writes tables into a directory, all or none: the files get their names when the ``with`` ends well.
+
+    written : paths of the files, in the order of the tables
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._unfinished: list[tuple[Path, Path]] = []
+        self.written: list[Path] = []
+
+    def __enter__(self) -> TablesWriter:
+        atomic_files.make_folders(self._directory)
+        return self
+
+    def write(self, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]) -> None:
+        """Write one table to disk. blocks : (weights, slot, …) of rows in id order, each float32 (n, dim).
+
+        Raises OSError.
+        """
+        path = table_path(self._directory, table)
+        unfinished = atomic_files.unfinished(path)
+        self._unfinished.append((unfinished, path))
+        rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
+        fields = [pa.field("id", pa.int64(), nullable=False)]
+        fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
+        with atomic_files.written(unfinished, path) as file:
+            _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                for unfinished, path in self._unfinished:
+                    atomic_files.rename(unfinished, path)
+                    self.written.append(path)
+                atomic_files.sync_folder(self._directory)
+                for path in self.written:
+                    atomic_files.discard_orphans(path)
+        finally:
+            for unfinished, _path in self._unfinished:
+                atomic_files.discard(unfinished)
+
+
+def write_table(
+    directory: Path, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]
+) -> Path:
+    """Write one table; see ``TablesWriter``."""
+    with TablesWriter(directory) as writer:
+        writer.write(table, dim, slots, blocks)
+    return writer.written[0]
+
+
+def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
+    with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
+        first = 0
+        for block in blocks:
+            interrupts.check()
+            count = len(block[0])
+            columns: list[pa.Array] = [pa.array(np.arange(first, first + count))]
+            for values, kind in zip(block, schema.types[1:], strict=True):
+                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+                columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            first += count
+
+
+def read_table(
+    directory: Path, table: str, vocabulary_size: int, dim: int, columns: Sequence[str]
+) -> Iterator[tuple[Int64, dict[str, Float32]]]:
+    """Blocks of (ids, column → float32 (n, dim)) of one table's file.
+
+    columns : "row" and the slots; slots that the file lacks are left out of every block
+    Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
+    """
+    name = str(table_path(directory, table))
+    seen = np.zeros(vocabulary_size, bool)
+    first = 0
+    with ExitStack() as stack:
+        parquet, wanted = _opened(stack, directory, table, dim, columns)
+        with arrow_errors(_NOT_READ, name):
+            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
+        while True:
+            interrupts.check()
+            with arrow_errors(_NOT_READ, name):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)
+            ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
+            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
+            first += len(ids)
+
+
+def check_table(directory: Path, table: str, dim: int, columns: Sequence[str]) -> None:
+    """What ``read_table`` says of a file before it reads a row. Raises InputError."""
+    with ExitStack() as stack:
+        _opened(stack, directory, table, dim, columns)
+
+
+def _opened(
+    stack: ExitStack, directory: Path, table: str, dim: int, columns: Sequence[str]
+) -> tuple[pa.parquet.ParquetFile, list[str]]:
+    """One table's file, closed with the stack, and which of the columns it has."""
+    path = table_path(directory, table)
+    if not path.exists():
+        raise InputError(f"no file for table '{table}'", source=str(path))
+    with arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        return parquet, _check_schema(parquet.schema_arrow, columns, dim, str(path))
+
+
+def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
+    """Rows, dim, and the columns beside the id of one table's file, as its schema says. Raises InputError."""
+    path = table_path(directory, table)
+    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        schema = parquet.schema_arrow
+        columns = [name for name in schema.names if name != "id"]
+        if "row" not in columns or not pa.types.is_fixed_size_list(schema.field("row").type):
+            raise InputError("not a table that --out wrote: no column 'row' of lists of one size", source=str(path))
+        return parquet.metadata.num_rows, schema.field("row").type.list_size, columns
+
+
+def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
+    """Which of the columns there are."""
+    wanted = [c for c in columns if c in schema.names]
+    for needed in ("id", "row"):
+        if needed not in schema.names:
+            raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
+    for name in ("id", *wanted):
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise InputError("more than one column has this name", source=source, column=name)
+    if not pa.types.is_integer(schema.field("id").type):
+        raise InputError(f"expected any integer type, got {schema.field('id').type}", source=source, column="id")
+    for name in wanted:
+        kind = schema.field(name).type
+        if not is_float_list(storage_type(kind)):
+            raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
+    return wanted
+
+
+def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, first: int) -> Int64:
+    """Marks them as seen. first : row of the file that the column begins with"""
+    raw, null = integers(column)
+    if null is not None:
+        raise InputError("expected an id, got null", source=source, row=first + int(np.argmax(null)), column="id")
+    bad = (raw < 0) | (raw >= len(seen))
+    if bad.any():
+        row = int(np.argmax(bad))
+        wanted = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
+        raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
+    ids = raw.astype(np.int64, copy=False)
+    again = seen[ids]
+    seen[ids] = True
+    if not again.any() and not (np.diff(ids) > 0).all():
+        again[:] = True
+        again[np.unique(ids, return_index=True)[1]] = False
+    if again.any():
+        row = int(np.argmax(again))
+        raise InputError(f"id {ids[row]} occurs twice", source=source, row=first + row, column="id")
+    return ids
+
+
+def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
+    lists = float_lists(column)
+    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(dim)
+    for cause in (lists.null, lists.not_finite()):
+        bad = bad if cause is None else bad | cause
+    if not bad.any():
+        return lists.take(slice(0, lists.num_rows), dim)
+    row = int(np.argmax(bad))
+    if lists.null is not None and lists.null[row]:
+        got = "null"
+    else:
+        got = f"{lists.length(row)}" if lists.length(row) != dim else f"{lists.of_row(row)}"
+    raise InputError(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)

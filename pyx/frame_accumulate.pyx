@@ -1,0 +1,171 @@
+"""Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
+
+A task is a table, or one part of a table that is split. Each thread takes the next free task with an atomic counter,
+without the interpreter in between. This is the only driver of the accumulators: the engine's pipeline, the public
+accumulators, the kernel tests and the sanitizers all add frames through it.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+
+from ._types cimport index_t
+from .accumulator cimport Accumulator
+from .coalesce cimport Index, Part, Source, part_add, part_check
+
+
+cdef extern from *:
+    """
+    #define taken(next) __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)
+    #define is_set(flag) __atomic_load_n(flag, __ATOMIC_RELAXED)
+    #define set_flag(flag) __atomic_store_n(flag, 1, __ATOMIC_RELAXED)
+    """
+    Py_ssize_t taken(Py_ssize_t* next) nogil
+    int is_set(int* flag) nogil
+    void set_flag(int* flag) nogil
+
+
+cdef struct Task:               # one part of a table's rows
+    Part* part
+    const Index* index
+    const Source* sources
+    Py_ssize_t num_sources, dim, number, num_parts
+    bint wide
+
+
+cdef class Intake:
+    """One frame at a time: ``begin``; ``check`` and ``work`` where nothing may be added before all was looked at; ``add``
+    and ``work``; then ``end``, or ``undo`` where ``work`` said no.
+    """
+    cdef list accumulators
+    cdef Task* tasks
+    cdef Py_ssize_t num_tasks, room, next
+    cdef index_t frame
+    cdef bint adding, strict
+    cdef int bad
+
+    def __cinit__(self):
+        self.accumulators = []
+
+    def __dealloc__(self):
+        PyMem_Free(self.tasks)
+
+    def begin(self, list accumulators not None, list blocks not None, index_t frame, parts=None):
+        """Make room for a frame's rows in every accumulator, or in none.
+
+        blocks : per accumulator, in arrival order, objects with
+            ids : int64 (n,)
+            grads : the accumulator's dtype, (m, dim), rows contiguous
+            which : int64 (n,), the rows of grads that belong to the ids; None: all n of them
+            gains : float32 (n,), the factor of each row, only where float32 is summed; None: no factor
+        frame : its number; an id that occurs twice in frames of one number counts once
+        parts : per accumulator, a power of two: into how many tasks to split it from the next time on that it holds
+            nothing; None: one
+        Returns whether nothing was held before, so that the frame can be undone. Raises ValueError or MemoryError:
+        nothing has changed then.
+        """
+        cdef Accumulator accumulator
+        cdef Py_ssize_t at
+        cdef bint vacant = True
+        self.accumulators, self.frame = accumulators, frame
+        try:
+            for at in range(len(accumulators)):
+                accumulator = accumulators[at]
+                vacant = vacant and accumulator.held() == 0
+                accumulator.begin([(block.ids, block.grads, block.which, block.gains) for block in blocks[at]], frame,
+                                  1 if parts is None else parts[at])
+        except BaseException:
+            self.cancel()
+            raise
+        return vacant
+
+    def add(self, bint strict=True):
+        """Create the tasks that add the rows. Returns how many there are.
+
+        strict : a value that is not finite makes its row bad; an id outside the vocabulary always does
+        """
+        self.strict = strict
+        return self._share_out(0)
+
+    def check(self, Py_ssize_t num_parts):
+        """Create the tasks that validate the rows and add nothing, so many per accumulator."""
+        return self._share_out(num_parts)
+
+    def work(self):
+        """Work on the tasks until none is left. Returns False where a row is bad.
+
+        Any number of threads may call it at once; the frame is done when all calls have returned.
+        """
+        cdef Py_ssize_t at
+        cdef bint bad
+        with nogil:
+            at = taken(&self.next)
+            while at < self.num_tasks and not is_set(&self.bad):
+                if self._does(&self.tasks[at]):
+                    set_flag(&self.bad)
+                at = taken(&self.next)
+            bad = is_set(&self.bad)
+        return not bad
+
+    def end(self):
+        """Count the frame as added."""
+        for accumulator in self.accumulators:
+            (<Accumulator>accumulator).end()
+        self._forget()
+
+    cpdef cancel(self):
+        """Release the frame that was begun; nothing of it was added."""
+        for accumulator in self.accumulators:
+            (<Accumulator>accumulator).cancel()
+        self._forget()
+
+    def undo(self):
+        """Take the frame back, however much of it was added. Only where nothing was held before it."""
+        for accumulator in self.accumulators:
+            (<Accumulator>accumulator).undo()
+        self._forget()
+
+    cdef bint _does(self, const Task* t) noexcept nogil:
+        """Whether a row is bad."""
+        if self.adding:
+            return part_add(t.part, t.index, t.sources, t.num_sources, t.dim, t.wide, self.strict, self.frame, t.number,
+                            t.num_parts)
+        return part_check(t.index, t.sources, t.num_sources, t.dim, t.wide, t.number, t.num_parts)
+
+    cdef Py_ssize_t _share_out(self, Py_ssize_t num_checks) except -1:
+        cdef Accumulator a
+        cdef Task* task
+        cdef Py_ssize_t number, num_parts
+        self.num_tasks, self.next, self.bad, self.adding = 0, 0, 0, num_checks == 0
+        for accumulator in self.accumulators:
+            a = accumulator
+            num_parts = num_checks or a.num_parts
+            self._reserve(self.num_tasks + num_parts)
+            for number in range(num_parts):
+                task = &self.tasks[self.num_tasks]
+                task.part = &a.parts[number] if self.adding else NULL
+                task.index, task.sources, task.num_sources = (
+                    &a.index, a.arriving.sources, a.arriving.num_sources)
+                task.dim, task.wide, task.number, task.num_parts = a.dim, a.wide, number, num_parts
+                self.num_tasks += 1
+        return self.num_tasks
+
+    cdef int _reserve(self, Py_ssize_t num_tasks) except -1:
+        cdef Py_ssize_t wanted = max(num_tasks, 2 * self.room)
+        cdef Task* grown
+        if num_tasks > self.room:
+            grown = <Task*>PyMem_Realloc(self.tasks, wanted * sizeof(Task))
+            if grown == NULL:
+                raise MemoryError(f"no memory for {wanted} tasks")
+            self.tasks, self.room = grown, wanted
+        return 0
+
+    cdef int _forget(self) except -1:
+        self.accumulators, self.num_tasks = [], 0
+        return 0
+
+
+def bytes_held(list accumulators not None):
+    """``nbytes`` of all of them."""
+    cdef Py_ssize_t n = 0
+    for accumulator in accumulators:
+        n += (<Accumulator?>accumulator).num_bytes()
+    return n

@@ -1,0 +1,7 @@
+import numpy as np
+import numpy.typing as npt
+
+_Int64 = npt.NDArray[np.int64]
+_Float32 = npt.NDArray[np.float32]
+
+def combine(rows: _Float32, which: _Int64 | None, samples: _Int64, gains: _Float32 | None, out: _Float32) -> None: ...

@@ -1,0 +1,303 @@
+"""The handlers that XLA calls for a step on a CPU: rows of any number of tables are updated in place, where they lie.
+
+A handler gets the array that a device's tables lie in, and one small constant array that names a ``Step`` of
+update.pyx. The equations stand in update_rules.h, the threads in crew.h; here are the order of work and where a row
+lives (the arithmetic of partition.pyx). Nothing here calls Python.
+"""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from ._types cimport id_t
+from .update cimport CHUNK, READ_ALL, UPDATE, WRITE, Batch, Order, Rule, Segment, Sweep, Table, chunks
+
+
+cdef extern from "xla_ffi.h" nogil:
+    ctypedef struct FfiError
+    ctypedef struct FfiBuffer:
+        int dtype
+        void* data
+        int64_t rank
+        int64_t* dims
+    ctypedef struct FfiBuffers:
+        int64_t size
+        FfiBuffer** buffers
+    ctypedef struct FfiFrame:
+        int stage
+        FfiBuffers args
+        FfiBuffers rets
+    enum: FFI_STAGE_EXECUTE, FFI_INVALID_ARGUMENT, FFI_INTERNAL, FFI_RESOURCE_EXHAUSTED, FFI_F32, FFI_S32
+    bint ffi_answer_metadata(FfiFrame* frame)
+    FfiError* ffi_error(const FfiFrame* frame, int code, const char* message)
+
+
+cdef extern from "parallel_for.h" nogil:
+    void crew_run(const FfiFrame* frame, int64_t max_threads, int64_t num_claims,
+                  void (*work)(void*, int64_t) noexcept nogil, void* context)
+
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #endif
+    /* Huge pages for the whole ones inside untouched memory: a table's rows are met in no order, and each
+       would cost a TLB miss. Where the kernel has no such pages nothing changes. */
+    static inline void ask_for_huge_pages(void *memory, size_t num_bytes) {
+    #if defined(MADV_HUGEPAGE)
+        const uintptr_t huge = (uintptr_t)1 << 21;
+        uintptr_t first = ((uintptr_t)memory + huge - 1) & ~(huge - 1);
+        uintptr_t last = ((uintptr_t)memory + num_bytes) & ~(huge - 1);
+        if (last > first) (void)madvise((void *)first, last - first, MADV_HUGEPAGE);
+    #else
+        (void)memory, (void)num_bytes;
+    #endif
+    }
+    #define prefetch(address) __builtin_prefetch(address)
+    #define set_bit(words, bit) \
+        ((void)__atomic_fetch_or((words) + ((bit) >> 6), (uint64_t)1 << ((bit) & 63), __ATOMIC_RELAXED))
+    #define note(place, table) __atomic_store_n(place, table, __ATOMIC_RELAXED)
+    """
+    void ask_for_huge_pages(void* memory, size_t num_bytes) nogil
+    void prefetch(const void* address) nogil
+    void set_bit(uint64_t* words, int64_t bit) nogil
+    void note(const Table** place, const Table* table) nogil
+
+
+cdef enum:
+    FLOATS_PER_LINE = 16
+    MOST_SAID = 400             # bytes of an error
+
+
+cdef struct Pass:               # one step on one device
+    const Order* order
+    float* floats               # of all tables
+    int64_t device
+    uint64_t* touched           # a bit per row of the tables whose rule is not lazy
+    const Table* outside        # an id was no row of this one
+
+
+# ---- where a row lives
+
+
+cdef inline int64_t divided(int64_t a, int64_t b, double per_b) noexcept nogil:
+    """a // b for 0 <= a < 2**52: off by one at most after the multiplication, and a division costs ten times that."""
+    cdef int64_t quotient = <int64_t>(<double>a * per_b)
+    cdef int64_t left = a - quotient * b
+    if left < 0:
+        return quotient - 1
+    return quotient + 1 if left >= b else quotient
+
+
+cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
+    """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
+    cdef int64_t shard, row
+    if <uint64_t>key >= <uint64_t>t.vocabulary_size:
+        return -2
+    if t.mod:
+        row = divided(key, t.num_shards, t.per_shards)
+        shard = key - row * t.num_shards
+    elif key < t.longer:
+        shard = divided(key, t.quotient + 1, t.per_longer)
+        row = key - shard * (t.quotient + 1)
+    else:
+        shard = divided(key - t.longer, t.quotient, t.per_quotient)
+        row = key - t.longer - shard * t.quotient
+        shard += t.vocabulary_size - t.quotient * t.num_shards
+    shard -= first_shard
+    if <uint64_t>shard >= <uint64_t>t.shards_per_device:
+        return -1
+    return shard * t.rows_per_shard + row
+
+
+# ---- the work of one claim
+
+
+cdef inline const Segment* segment_of(const Order* o, int64_t claim) noexcept nogil:
+    """The last segment whose first claim is not behind this one: those without rows have none of their own."""
+    cdef int64_t low = 0, high = o.num_segments, middle
+    while high - low > 1:
+        middle = (low + high) // 2
+        if o.segments[middle].first_claim <= claim:
+            low = middle
+        else:
+            high = middle
+    return &o.segments[low]
+
+
+cdef void touch_chunk(void* context, int64_t claim) noexcept nogil:
+    """The rows of one chunk of a segment: found, asked for, then updated, written or read in order."""
+    cdef Pass* p = <Pass*>context
+    cdef const Order* o = p.order
+    cdef const Segment* segment = segment_of(o, claim)
+    cdef const Table* t = segment.table
+    cdef float* first_row = p.floats + t.first_float
+    cdef int64_t first_shard = p.device * t.shards_per_device
+    cdef uint64_t* touched = NULL
+    cdef float* rows[CHUNK]
+    cdef float* values[CHUNK]
+    cdef int64_t i, begin, end, row, n = 0
+    if p.touched != NULL and segment.sweep >= 0:
+        touched = p.touched + o.sweeps[segment.sweep].first_word
+    begin = (claim - segment.first_claim) * CHUNK
+    end = min(begin + CHUNK, segment.num_rows)
+    for i in range(begin, end):
+        row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
+        if row >= 0:
+            rows[n] = first_row + row * t.row_floats
+            values[n] = segment.values + i * t.dim
+            if n < t.ahead:
+                prefetch(rows[n])
+            n += 1
+            if touched != NULL:
+                set_bit(touched, row)
+        elif row == -2:
+            note(&p.outside, t)
+    if o.op == UPDATE:
+        update(t, segment.lr, rows, <const float**>values, n)
+    elif o.op == READ_ALL:
+        copy_all(t, o.plane_floats, rows, values, n)
+    else:
+        copy(t, o, rows, values, n)
+
+
+cdef void update(const Table* t, float lr, float** rows, const float** grads, int64_t n) noexcept nogil:
+    cdef Batch batch
+    cdef Rule rule = t.rule
+    rule.lr = lr
+    batch.rows, batch.grads, batch.num_rows = rows, grads, n
+    batch.dim, batch.ahead, batch.row_bytes = t.dim, t.ahead, t.row_floats * sizeof(float)
+    t.run(&rule, &batch)
+
+
+cdef void copy(const Table* t, const Order* o, float** rows, float** values, int64_t n) noexcept nogil:
+    """One part of the rows from or to the host's arrays."""
+    cdef int64_t i, offset = o.part * t.dim
+    for i in range(n):
+        if i + t.ahead < n:
+            prefetch(rows[i + t.ahead] + offset)
+        if o.op == WRITE:
+            memcpy(rows[i] + offset, values[i], t.dim * sizeof(float))
+        else:
+            memcpy(values[i], rows[i] + offset, t.dim * sizeof(float))
+
+
+cdef void copy_all(const Table* t, int64_t plane_floats, float** rows, float** values, int64_t n) noexcept nogil:
+    """Every part of the rows to the host's array, which has the parts one after the other."""
+    cdef int64_t i, line, part
+    for i in range(n):
+        if i + t.ahead < n:
+            # All of a row at once: where rows lie in no order, the processor guesses the next line too late.
+            for line in range((t.row_floats + FLOATS_PER_LINE - 1) // FLOATS_PER_LINE):
+                prefetch(rows[i + t.ahead] + line * FLOATS_PER_LINE)
+        for part in range(t.num_parts):
+            memcpy(values[i] + part * plane_floats, rows[i] + part * t.dim, t.dim * sizeof(float))
+
+
+cdef void sweep_chunk(void* context, int64_t claim) noexcept nogil:
+    """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
+    cdef Pass* p = <Pass*>context
+    cdef const Sweep* sweep = p.order.sweeps
+    cdef const Table* t
+    cdef const uint64_t* touched
+    cdef float* rows[CHUNK]
+    cdef const float* grads[CHUNK]
+    cdef int64_t row, first, n = 0
+    while claim >= sweep.first_claim + chunks(sweep.table.num_rows):
+        sweep += 1
+    t, touched, first = sweep.table, p.touched + sweep.first_word, (claim - sweep.first_claim) * CHUNK
+    for row in range(first, min(first + CHUNK, t.num_rows)):
+        if not touched[row >> 6] >> (row & 63) & 1:
+            rows[n] = p.floats + t.first_float + row * t.row_floats
+            grads[n] = t.zeros
+            n += 1
+    update(t, sweep.lr, rows, grads, n)
+
+
+cdef void start_chunk(void* context, int64_t claim) noexcept nogil:
+    """Every part of CHUNK rows of a table filled with the value it starts with."""
+    cdef Pass* p = <Pass*>context
+    cdef const Segment* segment = segment_of(p.order, claim)
+    cdef const Table* t = segment.table
+    cdef int64_t row, part, c, first = (claim - segment.first_claim) * CHUNK
+    cdef float* into
+    for row in range(first, min(first + CHUNK, t.num_rows)):
+        into = p.floats + t.first_float + row * t.row_floats
+        for part in range(t.num_parts):
+            for c in range(t.dim):
+                into[part * t.dim + c] = t.starts[part]
+
+
+# ---- the handlers
+
+
+cdef const char* begin_pass(Pass* p, FfiBuffer* floats, FfiBuffer* where) noexcept nogil:
+    """The step that ``where`` names, on the tables in ``floats``. Returns what is wrong, or NULL."""
+    cdef uint32_t* words = <uint32_t*>where.data
+    cdef int64_t axis, num_floats = 1
+    if where.dtype != FFI_S32 or where.rank != 2 or where.dims[0] != 1 or where.dims[1] != 3:
+        return "penstock: expected a step as int32[1, 3]"
+    p.order = <const Order*><uint64_t>(words[0] | <uint64_t>words[1] << 32)
+    p.device = words[2]
+    p.floats = <float*>floats.data
+    p.touched, p.outside = NULL, NULL
+    if floats.dtype != FFI_F32:
+        return "penstock: expected tables of float32"
+    for axis in range(floats.rank):
+        num_floats *= floats.dims[axis]
+    if num_floats != p.order.num_floats:
+        return "penstock: tables of another size than their step's"
+    return NULL
+
+
+cdef FfiError* touch(FfiFrame* frame) noexcept nogil:
+    """(tables, step) → the tables in place: the step's rows of this device."""
+    cdef Pass p
+    cdef const char* wrong
+    cdef char[MOST_SAID] said
+    if ffi_answer_metadata(frame) or frame.stage != FFI_STAGE_EXECUTE:
+        return NULL
+    if frame.args.size != 2 or frame.rets.size != 1:
+        return ffi_error(frame, FFI_INTERNAL, "penstock: expected tables and a step")
+    wrong = begin_pass(&p, frame.args.buffers[0], frame.args.buffers[1])
+    if wrong == NULL and frame.rets.buffers[0].data != frame.args.buffers[0].data:
+        wrong = "penstock: the tables were not given to be updated in place"
+    if wrong != NULL:
+        return ffi_error(frame, FFI_INTERNAL, wrong)
+    if p.order.num_words:
+        p.touched = <uint64_t*>calloc(p.order.num_words, sizeof(uint64_t))
+        if p.touched == NULL:
+            return ffi_error(frame, FFI_RESOURCE_EXHAUSTED, "penstock: no memory for one bit per row of a table")
+    crew_run(frame, p.order.threads, p.order.num_claims, touch_chunk, &p)
+    if p.touched != NULL:
+        crew_run(frame, p.order.threads, p.order.num_sweep_claims, sweep_chunk, &p)
+        free(p.touched)
+    if p.outside != NULL:
+        snprintf(said, MOST_SAID, "penstock: an id outside the table '%s'; all other rows were updated", p.outside.name)
+        return ffi_error(frame, FFI_INVALID_ARGUMENT, said)
+    return NULL
+
+
+cdef FfiError* create(FfiFrame* frame) noexcept nogil:
+    """(step) → the tables, every part filled with what it starts with."""
+    cdef Pass p
+    cdef const char* wrong
+    if ffi_answer_metadata(frame) or frame.stage != FFI_STAGE_EXECUTE:
+        return NULL
+    if frame.args.size != 1 or frame.rets.size != 1:
+        return ffi_error(frame, FFI_INTERNAL, "penstock: expected a step and room for tables")
+    wrong = begin_pass(&p, frame.rets.buffers[0], frame.args.buffers[0])
+    if wrong != NULL:
+        return ffi_error(frame, FFI_INTERNAL, wrong)
+    ask_for_huge_pages(p.floats, p.order.num_floats * sizeof(float))
+    crew_run(frame, p.order.threads, p.order.num_claims, start_chunk, &p)
+    return NULL
+
+
+def handlers():
+    """Name → capsule of every handler, for ``jax.ffi.register_ffi_target``."""
+    return {"penstock_touch": PyCapsule_New(<void*>touch, NULL, NULL),
+            "penstock_create": PyCapsule_New(<void*>create, NULL, NULL)}

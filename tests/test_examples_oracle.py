@@ -1,0 +1,172 @@
+"""Random example streams: the engine does, bit for bit, what a plain NumPy engine written from the contract does."""
+
+import io
+import re
+
+import numpy as np
+import oracle
+import pyarrow as pa
+import pytest
+from drawn import Drawn, DrawnTable, Stream, assert_same_state, configurations, streams
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+
+
+def assert_report(report, counts, bad, held):
+    got = (report.rows, report.frames, report.stale, report.steps, report.truncated, report.pending)
+    wanted = tuple(counts[name] for name in ("rows", "frames", "stale", "steps", "truncated"))
+    assert got == (*wanted, held)
+    assert report.dropped == dict(oracle.Counter(one.reason for one in bad))
+
+
+def place_of(batches, row):
+    """(batch, row in it) of a row counted over the batches."""
+    for number, batch in enumerate(batches):
+        if row < len(batch):
+            return number, row
+        row -= len(batch)
+    raise AssertionError(row)
+
+
+def read(path):
+    with pa.ipc.open_stream(path) as reader:
+        return [row for one in reader for row in one.to_pylist()]
+
+
+def assert_quarantine(path, batches, bad):
+    steps = [example.step for batch in batches for example in batch]
+    rows = read(path)
+    got = [(row["batch"], row["row_index"], row["table"], row["origin_step"], row["reason"]) for row in rows]
+    assert got == [(*place_of(batches, one.row), one.table, steps[one.row], one.reason) for one in bad]
+    for row, one in zip(rows, bad, strict=True):
+        assert row["id"] == (None if one.id is None or one.id >= 2**63 else one.id)
+        assert row["id_text"] == (str(one.id) if one.id is not None and one.id >= 2**63 else None)
+        assert (row["gradient"] is None) == (one.gradient is None)
+        if one.gradient is not None:
+            np.testing.assert_array_equal(row["gradient"], one.gradient)
+
+
+def assert_error(error, batches, bad):
+    """The message names one of the frame's bad rows: its place, its feature and what is wrong with it."""
+    found = re.search(r"batch (\d+), row (\d+), column '(\w+)'.*\[(\w+)\]", str(error))
+    assert found, error
+    named = int(found[1]), int(found[2]), found[3], found[4]
+    assert named in [(*place_of(batches, one.row), one.feature, one.reason) for one in bad]
+
+
+def as_source(batches, kind, folder):
+    """The same batches in memory, or in an Arrow IPC file or stream."""
+    if kind == "batches":
+        return batches
+    path = folder / "log.arrow"
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    batches = list(batches)
+    with new(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return path if kind == "file" else io.BytesIO(path.read_bytes())
+
+
+def changed(reader):
+    return [(row["table"], row["step"], row["id"], row["row"]) for one in reader for row in one.to_pylist()]
+
+
+@settings(max_examples=500, report_multiple_bugs=False)
+@given(st.data())
+def test_random_streams(mesh_of, tmp_path_factory, data):
+    configuration = data.draw(configurations())
+    stream = data.draw(streams(configuration, data.draw(st.booleans())))
+    mode = data.draw(st.sampled_from(["drop", "quarantine"]))
+    flush = data.draw(st.booleans())
+    mesh = mesh_of(data.draw(st.sampled_from([1, 3])))
+    engine = configuration.engine(mesh=mesh, threads=data.draw(st.integers(1, 2)))
+    wanted = configuration.oracle()
+    folder = tmp_path_factory.mktemp("bad")
+    for number, (batches, frames) in enumerate(zip(stream.parts, stream.cut, strict=True)):
+        counts, bad_rows = wanted.run(frames, True, stream.given, flush)
+        path = folder / f"{number}.arrows"
+        on_bad_row = f"quarantine={path}" if mode == "quarantine" else mode
+        source = as_source(stream.arrow(batches), data.draw(st.sampled_from(["batches", "file", "bytes"])), folder)
+        report = engine.run(source, on_bad_row=on_bad_row, flush=flush, **stream.options)
+        assert_report(report, counts, bad_rows, len(wanted.held))
+        assert_same_state(engine, wanted)
+        if mode == "quarantine":
+            assert_quarantine(path, batches, bad_rows)
+
+
+@settings(max_examples=100, report_multiple_bugs=False)
+@given(st.data())
+def test_random_streams_where_bad_rows_are_errors(data):
+    """The frames before the bad one are applied, and a run over what follows it goes on from there."""
+    configuration = data.draw(configurations())
+    stream = data.draw(streams(configuration, data.draw(st.booleans())))
+    engine, wanted = configuration.engine(), configuration.oracle()
+    for batches, frames in zip(stream.parts, stream.cut, strict=True):
+        while True:
+            try:
+                wanted.run(frames, False, stream.given)
+            except oracle.BadFrameError as stopped:
+                with pytest.raises(ps.InputError) as raised:
+                    engine.run(stream.arrow(batches), **stream.options)
+                assert_error(raised.value, batches, stopped.rows)
+                assert_same_state(engine, wanted)
+                batches, frames = oracle.after(batches, frames, stopped.frame)
+            else:
+                engine.run(stream.arrow(batches), **stream.options)
+                assert_same_state(engine, wanted)
+                break
+
+
+@settings(max_examples=50, report_multiple_bugs=False)
+@given(st.data())
+def test_random_streams_give_the_rows_that_each_step_changed(data):
+    configuration = data.draw(configurations())
+    stream = data.draw(streams(configuration, False))
+    engine, wanted = configuration.engine(), configuration.oracle()
+    for batches, frames in zip(stream.parts, stream.cut, strict=True):
+        wanted.deltas.clear()
+        wanted.run(frames, True, stream.given)
+        reader = engine.stage(stream.arrow(batches), on_bad_row="drop", **stream.options)
+        assert changed(reader) == wanted.deltas
+        assert_same_state(engine, wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_of_thousands_of_lookups(mesh_of, seed):
+    """More rows than one thread is given at once, and ids that hundreds of examples share."""
+    draws = np.random.default_rng(seed)
+    tables = [
+        DrawnTable("wide", 300, 33, "sqrtn", "adagrad", 0.1, None),
+        DrawnTable("narrow", 40, 5, "mean", "momentum", 0.5, None),
+    ]
+    features = [
+        oracle.Feature("f0", "wide", "sqrtn"),
+        oracle.Feature("f1", "wide", "sqrtn", 3),
+        oracle.Feature("f2", "narrow", "mean"),
+        oracle.Feature("f3", "wide", "sqrtn"),
+    ]
+    configuration = Drawn(tables, features, 2, "mean", False)
+    rows = []
+    for number in range(600):
+        looked = {}
+        for feature in features:
+            table = configuration.table(feature.table)
+            ids = draws.integers(table.rows, size=draws.integers(8)).tolist()
+            weights = draws.normal(size=len(ids)).tolist() if feature.name in ("f2", "f3") else None
+            gradient = draws.normal(size=table.dim * max(feature.length, 1)).tolist()
+            looked[feature.name] = oracle.Looked(ids, weights, gradient)
+        rows.append(oracle.Example(looked, number // 100))
+    batches = [rows[:250], [], rows[250:]]
+    width = {one.name: configuration.table(one.table).dim * max(one.length, 1) for one in features}
+    fields = [("ids", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
+    kinds = {name: pa.struct([*fields, ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f2", "f3")}
+    kinds |= {name: pa.struct([fields[0], ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f0", "f1")}
+    stream = Stream([batches], kinds, True, False, None, None, {}, [oracle.cut(batches)])
+    wanted = configuration.oracle()
+    wanted.run(stream.cut[0])
+    for devices, threads in ((1, 1), (1, 4), (3, 2)):
+        engine = configuration.engine(mesh=mesh_of(devices), threads=threads)
+        engine.run(stream.arrow(batches))
+        assert_same_state(engine, wanted)

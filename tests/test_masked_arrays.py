@@ -1,0 +1,114 @@
+"""Masked NumPy arrays are refused wherever arrays are taken: what the mask hides would be used."""
+
+import numpy as np
+import pytest
+from checkpoints import DIM, ROWS
+
+import penstock as ps
+
+SAYS = r"got a masked array \(numpy.ma\): fill it \(filled\(\)\) or leave out what it masks"
+
+
+def masked(values, dtype=None):
+    """An array whose first value is masked."""
+    array = np.asarray(values, dtype)
+    return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) == 0)
+
+
+IDS, GRADIENTS = np.array([1, 2]), np.ones((2, DIM), np.float32)
+
+
+@pytest.fixture
+def engine():
+    table = ps.TableConfig(ROWS, DIM, name="user", optimizer=ps.Adagrad(0.1), combiner="sum")
+    features = [ps.FeatureConfig(table, name="clicks"), ps.FeatureConfig(table, name="visits")]
+    return ps.Engine(ps.EmbeddingConfig.from_features(features, batch_size=2))
+
+
+def test_an_array_without_a_masked_value_is_refused_too(engine):
+    with pytest.raises(ps.InputError, match=SAYS):
+        engine.apply({"user": (np.ma.array(IDS), GRADIENTS)})
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (masked(IDS), GRADIENTS),
+        (masked(IDS, np.int32), GRADIENTS),
+        (IDS, masked(GRADIENTS)),
+        (IDS, masked(GRADIENTS, np.float64)),
+        (IDS, list(masked(GRADIENTS))),
+        ([masked(1), 2], GRADIENTS),
+    ],
+)
+@pytest.mark.parametrize("push", ["apply", "gate.push"])
+def test_apply(engine, pair, push):
+    before = engine.state_hash()
+    with pytest.raises(ps.InputError, match=rf"apply\('user'\): {SAYS}"):
+        (engine.apply if push == "apply" else engine.gate.push)({"user": pair})
+    assert engine.state_hash() == before
+
+
+@pytest.mark.parametrize("slot", [False, True])
+def test_load_parameters(engine, slot):
+    rows = np.ones((ROWS, DIM), np.float32)
+    rows, slots = (rows, masked(rows)) if slot else (masked(rows), rows)
+    before = engine.state_hash()
+    with pytest.raises(ps.UsageError, match=rf"table 'user', {'accumulators' if slot else 'parameters'}: {SAYS}"):
+        engine.load_parameters("user", rows, accumulators=slots)
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {SAYS}"):
+        engine.load_parameters("user", GRADIENTS, ids=masked(IDS), accumulators=GRADIENTS)
+    assert engine.state_hash() == before
+
+
+def test_lookup(engine):
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {SAYS}"):
+        engine.lookup("user", masked(IDS))
+
+
+def test_accumulators():
+    dense, sparse = ps.ConditionalAccumulator(), ps.SparseConditionalAccumulator()
+    for call in (
+        lambda: dense.apply_gradient(masked([1, 2], np.float32)),
+        lambda: dense.apply_gradient([masked([1, 2], np.float32)]),
+        lambda: sparse.apply_gradient(IDS, masked(GRADIENTS)),
+        lambda: sparse.apply_gradient(masked(IDS), GRADIENTS),
+    ):
+        with pytest.raises(ps.InputError, match=SAYS):
+            call()
+    assert dense.num_accumulated() == sparse.num_accumulated() == 0
+
+
+WEIGHTS = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        (masked(IDS), None),
+        (masked([[1, 2], [3, 4]]), None),
+        ([masked([1, 2]), np.array([3])], None),
+        ([[masked(1), 2], [3]], None),
+        (ps.CooIds(IDS - 1, masked(IDS)), None),
+        (ps.CooIds(masked(IDS - 1), IDS), None),
+        (ps.CooIds(IDS - 1, IDS, masked(WEIGHTS)), None),
+        (IDS, masked(WEIGHTS)),
+    ],
+)
+def test_recv_activations(engine, ids, weights):
+    with pytest.raises(ps.UsageError, match=rf"feature 'visits': {SAYS}"):
+        engine.recv_activations([IDS, ids], None if weights is None else [WEIGHTS, weights])
+
+
+def test_send_gradients(engine):
+    _, dedup = engine.recv_activations([IDS, IDS])
+    with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {SAYS}"):
+        engine.send_gradients([GRADIENTS, masked(GRADIENTS)], deduplication_data=dedup)
+    assert engine.send_gradients([GRADIENTS, GRADIENTS], deduplication_data=dedup)
+
+
+def test_deduplication_data(engine):
+    _, dedup = engine.recv_activations([IDS, IDS])
+    integers, floats, mask = dedup.pack()
+    with pytest.raises(ps.InputError, match=f"deduplication data: {SAYS}"):
+        ps.DeduplicationData.unpack(engine.config, np.ma.array(integers), floats, mask)

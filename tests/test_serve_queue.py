@@ -1,0 +1,134 @@
+"""Frames that are not whole yet: what they keep in the service's memory, and how much of it they may."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from limits import until
+from services import Process, config_of, frame, replayed, service_of
+
+import penstock as ps
+from penstock.io.flight import connect
+from penstock.io.flight.messages import PutRequest
+from penstock.service import limits
+from penstock.service.limits import Limits
+
+MB = 1 << 20
+
+
+def with_column(batch, num_bytes):
+    """The batch, and a column that nobody reads."""
+    return batch.append_column("unread", pa.array([b"x" * num_bytes] * batch.num_rows))
+
+
+def put(client, batches, contributor="w0"):
+    """Send batches and nothing that ends the last frame."""
+    writer, reader = client.do_put(PutRequest(contributor=contributor).descriptor(), batches[0].schema)
+    for batch in batches:
+        writer.write_batch(batch)
+    return writer, reader
+
+
+def resident(process):
+    """Bytes of memory that a process has."""
+    (line,) = (line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmRSS" in line)
+    return int(line.split()[1]) << 10
+
+
+def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
+    config_of().save(tmp_path / "c.pbtxt")
+    rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(40)]
+    with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
+        with connect(service.uri, patience_s=60) as client, flight.connect(service.uri) as raw:
+            client.rows("user", [0])
+            before = resident(service.process)
+            writer, _ = put(raw, rows)
+            until(lambda: client.status()["queued_rows"] == len(rows))
+            assert client.status()["queued_bytes"] < MB
+            assert resident(service.process) - before < len(rows) * 3 * MB
+            writer.close()
+            assert client.position("w0") == 1
+            client.drain()
+        code, out, _ = service.wait()
+    assert code == 0
+    whole = pa.Table.from_batches([row.drop_columns(["unread"]) for row in rows]).combine_chunks().to_batches()
+    assert replayed(whole).state_hash() in out
+
+
+@pytest.mark.parametrize("kind", ["fixed", "lists", "dictionary", "bad row"])
+def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
+    monkeypatch.setattr(limits, "WORTH_COPYING", 0)
+    tables = ("user", "item") if kind == "dictionary" else ("user",)
+    names = pa.DictionaryArray.from_arrays(np.arange(20, dtype=np.int32) % 2, pa.array(tables * 2)[:2])
+    frames = []
+    for n in range(12):
+        batch = frame(n, step=n // 3)
+        if kind == "lists":
+            gradient = batch.column("gradient").cast(pa.list_(pa.float32()))
+            batch = batch.set_column(batch.schema.get_field_index("gradient"), "gradient", gradient)
+        if kind == "dictionary":
+            batch = batch.append_column("table", names)
+        if kind == "bad row" and n == 4:
+            ids = batch.column("id").to_numpy().copy()
+            ids[7] = -1
+            batch = batch.set_column(batch.schema.get_field_index("id"), "id", pa.array(ids))
+        frames.append(with_column(batch, 10_000))
+    with service_of(ps.Engine(config_of(tables)), on_bad_row="drop") as service:
+        raw = flight.connect(service.address.uri)
+        writer, _ = put(raw, frames)
+        until(lambda: service.producers.rows.num_taken == 60)  # those of the last step
+        assert service.producers.held.num_taken < 60_000
+        writer.close()
+        raw.close()
+        until(lambda: service.intake.position("w0") == 4)
+        engine = ps.Engine(config_of(tables))
+        engine.run(iter(each.drop_columns(["unread"]) for each in frames), on_bad_row="drop")
+        assert service.engine.state_hash() == engine.state_hash()
+        assert service.producers.held.num_taken == 0
+
+
+def test_a_frame_that_keeps_too_much_is_refused():
+    with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
+        writer, reader = put(raw, [frame(n, rows=5000, step=0) for n in range(15)])
+        while reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightServerError, match=r"a frame of more than 1,048,576 bytes.*--queued-memory"):
+            writer.close()
+        until(lambda: service.door.num_calls == 0)
+        assert (service.producers.held.num_taken, service.producers.rows.num_taken) == (0, 0)
+        assert service.engine.global_step == 0
+
+
+def test_what_frames_of_all_producers_keep_is_bounded_together():
+    part = [frame(0, rows=3000, step=0)]
+    with service_of(limits=Limits(queued_bytes=MB // 4)) as service:
+        clients = [flight.connect(service.address.uri) for _ in range(3)]
+        writers = []
+        for n in range(2):
+            writers.append(put(clients[n], part, f"w{n}"))
+            until(lambda: service.producers.rows.num_taken == 3000 * (n + 1))  # noqa: B023
+        writer, reader = put(clients[2], part, "w2")
+        while reader.read() is not None:
+            pass
+        with pytest.raises(flight.FlightUnavailableError, match="bytes wait in unfinished frames of all producers"):
+            writer.close()
+        for writer, _ in writers:
+            writer.close()
+        for client in clients:
+            client.close()
+        until(lambda: service.door.num_calls == 0)
+        assert (service.producers.held.num_taken, service.intake.counters.frames) == (0, 2)
+
+
+def test_metadata_next_to_a_batch_counts_as_kept():
+    """It lies in the same message."""
+    batch = frame(0, step=0)
+    with service_of() as service, flight.connect(service.address.uri) as raw:
+        writer, _ = raw.do_put(PutRequest(contributor="w0").descriptor(), batch.schema)
+        for _ in range(4):
+            writer.write_with_metadata(batch, b"x" * (1 << 15))
+        until(lambda: service.producers.rows.num_taken == 80)
+        assert service.producers.held.num_taken > 4 << 15
+        writer.close()
