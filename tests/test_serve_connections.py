@@ -57,7 +57,7 @@ def test_more_connections_than_descriptors_keep_nobody_out_and_no_commit_back(tm
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--checkpoint", tmp_path / "c", "--every", "1"]
     with Process(tmp_path / "c.pbtxt", *words, under=limited(1024)) as service:
-        with connect(service.uri, patience_s=60) as early, connect(service.uri, patience_s=60) as late:
+        with connect(service.uri, patience_s=HANG_S) as early, connect(service.uri, patience_s=60) as late:
             early.put(FRAMES[:2], "w0")
             strangers(service.address, 1100)
             assert early.put(FRAMES[2:], "w0", first=3).position == 6
@@ -168,7 +168,7 @@ def test_callers_that_do_not_leave_are_cut_off():
 def test_what_is_to_be_written_at_the_end_waits_for_no_caller(tmp_path, strangers):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--out", tmp_path / "out", "--checkpoint", tmp_path / "c", "--grace", "600", "--json"]
-    with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=60) as client:
+    with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=HANG_S) as client:
         client.put(FRAMES, "w0")
         strangers(service.address, 1)
         raw = flight.connect(service.uri)
