@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.distributed.peers import Peers
 from penstock.frames import Frame
-from penstock.stats import Counters, ProcessReport, TableReport
+from penstock.stats import Counters, ProcessReport
 
 if TYPE_CHECKING:
     from penstock.distributed.member import Member
@@ -73,11 +73,10 @@ class Telling:
 
     def _mine(self) -> ProcessReport:
         engine = self._engine
-        stores = engine._pipeline.stores
         return ProcessReport(
             rows=self._read.rows,
             dropped=dict(self._read.dropped),
-            tables={name: TableReport(store.num_rows, store.num_distinct) for name, store in stores.items()},
+            tables=engine.core.table_reports(),
             updated=dict(engine.watch.updated),
             held_bytes=engine.watch.counters.held_bytes,
             sent_bytes=self._peers.sent_bytes - self._sent_before,
