@@ -57,7 +57,7 @@ class Member(Engine):
     ) -> None:
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
-        self._telling = self.core.telling = Telling(self, peers)
+        self._telling = self.core.telling = Telling(self.core, self.watch, peers)
 
     @classmethod
     def restored(
