@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "rich", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -192,7 +192,7 @@ ROOMS = [
     ("penstock.sampling", {"penstock.frames", "penstock.gate", "penstock.stats"}, {"numpy"}),
     ("penstock.telemetry", {"penstock.frames", "penstock.gate", "penstock.sampling", "penstock.stats"}, set()),
     # jax through the bridge: who asks for metrics has an engine.
-    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.stats"}, set()),
+    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.stats"}, {"prometheus_client"}),
     ("penstock.gate", {"penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.accumulators.storage", {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}, {"numpy"}),
     ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.masked_arrays"}, {"numpy"}),
