@@ -109,6 +109,7 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
+    ("penstock.cli.completion", {"penstock.cli"}, {"shtab"}),
     ("penstock.__main__", {"penstock.cli", "penstock.interrupts"}, set()),
     ("penstock.interrupts", set(), set()),
     # The composition root of the library; jax only through the bridge.
