@@ -15,8 +15,9 @@ demo: .venv/installed
 demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
+# On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure.
 test: .venv/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
