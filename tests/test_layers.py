@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
 CYTHON = {".pyx", ".pxd"}
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -115,6 +115,7 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
+    ("penstock.cli.completion", {"penstock.cli"}, {"shtab"}),
     ("penstock.__main__", {"penstock.cli", "penstock.interrupts"}, set()),
     ("penstock.interrupts", set(), set()),
     # The composition root of the library; jax only through the bridge.
@@ -213,7 +214,11 @@ ROOMS = [
         set(),
     ),
     # jax through the bridge: who asks for metrics has an engine.
-    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"}, set()),
+    (
+        "penstock.metrics",
+        {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
+        {"prometheus_client"},
+    ),
     ("penstock.gate", {"penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.accumulators.storage", {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}, {"numpy"}),
     ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.masked_arrays"}, {"numpy"}),
