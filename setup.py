@@ -91,6 +91,7 @@ HEADERS = [
         "update_rules",
         "vectors",
         "xla_ffi",
+        "vendor/xla/ffi/api/c_api",
     )
 ]
 
@@ -121,7 +122,7 @@ setup(
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.sh"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.md", "*.sh"]},
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)
