@@ -52,7 +52,6 @@ KERNELS = [
     "arrow_c_data",
     "buffer_pool",
     "coalesce",
-    "digest",
     "dirty_bits",
     "frame_accumulate",
     "gradient_blocks",
@@ -80,7 +79,6 @@ COMPILE_ARGS = [
 HEADERS = [
     f"pyx/{h}.h"
     for h in (
-        "blake2bp",
         "parallel_for",
         "scaled_row_kernels",
         "scaled_row_kernels_body",
