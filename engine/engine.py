@@ -21,7 +21,6 @@ from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.between_steps import between_steps, check_gradients, checked_reduction
-from penstock.bridge.tracing import is_staging
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import Saves
 from penstock.config.embedding import EmbeddingConfig
@@ -92,8 +91,9 @@ class Engine:
             )
             for name, spec in self._state.held.items()
         }
-        self._gate = gate
-        self._pipeline = Pipeline(gate, stores, self._step, threads)
+        self._gate, self._pipeline = gate, Pipeline(gate, stores, self._step, threads)
+        from penstock.bridge.tracing import is_staging  # not before: it loads jax
+
         self._exchange = Exchange(config, self._seen, self._take_in, gate, is_staging)
 
     # ---- gradients in
