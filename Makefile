@@ -27,7 +27,7 @@ types: .venv/installed
 	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.digest penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
+		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
 		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
 		penstock.pyx.update penstock.bench.memory_bandwidth
 

@@ -71,7 +71,6 @@ ROOMS = [
             "penstock.io.storage.atomic_files",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
-            "penstock.pyx.digest",
             "penstock.pyx.dirty_bits",
             "penstock.stats",
         },
