@@ -119,7 +119,7 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
 
 
 def standalone(picture: str) -> str:
-    """The picture as a file of its own."""
+    """The picture as a standalone file."""
     return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1) + "\n"
 
 
