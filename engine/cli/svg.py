@@ -151,7 +151,7 @@ def _path(points: Points, across: Axis, up: Axis) -> str:
 
 
 def _one_two_five(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 …, from the last at or below ``low`` to the first at or above ``high``; both are powers of ten."""
+    """1, 2, 5, 10 …, from the last at or below ``low`` to the first at or above ``high``, both log10."""
     round_numbers = [n * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for n in (1, 2, 5)]
     first = max(n for n in round_numbers if math.log10(n) <= low + 1e-9)
     last = min(n for n in round_numbers if math.log10(n) >= high - 1e-9)
