@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
-PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
 CYTHON = {".pyx", ".pxd"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
@@ -55,7 +55,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report.plots", {"penstock.bench"}, {"matplotlib"}),
+    ("penstock.bench.report", {"penstock.bench", "penstock.cli.svg"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",

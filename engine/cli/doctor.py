@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
-OPTIONAL = {"matplotlib": "bench", "orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 
