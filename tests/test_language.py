@@ -23,9 +23,7 @@ PAGES_NOT_YET = [
     "docs/activations.md",
     "docs/bad_rows.md",
     "docs/checkpoints.md",
-    "docs/cli.md",
     "docs/decisions",
-    "docs/deltas.md",
     "docs/distributed.md",
     "docs/explanation",
     "docs/hostile_input.md",
@@ -34,7 +32,6 @@ PAGES_NOT_YET = [
     "docs/optimizers.md",
     "docs/performance.md",
     "docs/reliability.md",
-    "docs/serve.md",
     "docs/tpu.md",
     "docs/tutorials",
 ]
