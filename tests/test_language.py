@@ -22,7 +22,6 @@ PAGES_NOT_YET = [
     "docs/accumulators.md",
     "docs/activations.md",
     "docs/bad_rows.md",
-    "docs/checkpoints.md",
     "docs/decisions",
     "docs/distributed.md",
     "docs/explanation",
@@ -31,7 +30,6 @@ PAGES_NOT_YET = [
     "docs/metrics.md",
     "docs/optimizers.md",
     "docs/performance.md",
-    "docs/reliability.md",
     "docs/tpu.md",
     "docs/tutorials",
 ]
