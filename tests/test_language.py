@@ -22,8 +22,6 @@ PAGES_NOT_YET = [
     "docs/decisions",
     "docs/distributed.md",
     "docs/explanation",
-    "docs/hostile_input.md",
-    "docs/log.md",
     "docs/optimizers.md",
     "docs/performance.md",
     "docs/tpu.md",
