@@ -22,8 +22,6 @@ PAGES_NOT_YET = [
     "docs/decisions",
     "docs/distributed.md",
     "docs/explanation",
-    "docs/optimizers.md",
-    "docs/performance.md",
     "docs/tpu.md",
     "docs/tutorials",
 ]
