@@ -57,12 +57,6 @@ CODE_NOT_YET = [
     "engine/telemetry.py",
     "engine/threads.py",
     "examples/sync_replicas.py",
-    "io/decoding",
-    "io/flight",
-    "io/log.py",
-    "io/sources",
-    "io/storage",
-    "io/synth.py",
 ]
 
 
