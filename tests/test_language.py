@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINES = (ROOT / "tests" / "banned_phrases.txt").read_text().splitlines()
 BANNED = [re.compile(rf"(?i)\b(?:{line})(?!\w)") for line in LINES if line and not line.startswith("#")]
 
-# Files and folders whose prose is not clean yet. These lists only shrink: an entry that has become clean fails the
-# second test until it is removed.
+# Files and folders whose prose is not clean yet. These lists only shrink: an entry that has become clean fails a
+# test until it is removed.
 PAGES_NOT_YET = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",

@@ -91,7 +91,7 @@ def dial(
 
 
 class Patience:
-    """Limits the retries of an unreachable service, with growing pauses. A success, or a long time without a failure, resets it."""
+    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success or a long time."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
