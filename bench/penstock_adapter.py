@@ -23,8 +23,9 @@ from penstock.config.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from penstock.config.tables import Constant, TableConfig
 from penstock.engine import Engine
 from penstock.frames import Coalesced, Frame
+from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import FrameGate, Pipeline
+from penstock.pipeline import Pipeline
 from penstock.stats import Counters
 from penstock.table_accumulator import TableStore
 
@@ -99,7 +100,7 @@ class Coalesce(Ours):
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)
             for spec in config.tables
         }
-        self._pipeline = Pipeline(FrameGate(1, self._refuse), stores, self._take, threads)
+        self._pipeline = Pipeline(Gate(1), stores, self._take, threads)
 
     def run(self, steps: Sequence[int]) -> None:
         counters = Counters()
@@ -117,10 +118,6 @@ class Coalesce(Ours):
     @staticmethod
     def _no_rates(frame: Frame, opens: bool) -> tuple[float, ...]:
         return ()
-
-    @staticmethod
-    def _refuse(*_: Any, **__: Any) -> bool:
-        raise AssertionError("frames are pushed into the pipeline, not through its gate")
 
 
 def batches_of(steps: Sequence[Step], numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:

@@ -70,7 +70,7 @@ def trace(directory: Path, rows: int, steps: int) -> Overlap:
     path = max(directory.rglob("perfetto_trace.json.gz"), key=lambda found: found.stat().st_mtime_ns)
     coalesce, dispatch = spans(path, COALESCE), spans(path, DISPATCH)
     shown = [sum(end - start for start, end in of) for of in (coalesce, dispatch, common(coalesce, dispatch))]
-    return Overlap(path, engine._state.table("t").variant, steps, rows, seconds, *shown)
+    return Overlap(path, engine.core.tables.table("t").variant, steps, rows, seconds, *shown)
 
 
 def spans(path: Path, name: str) -> Spans:

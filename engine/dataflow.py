@@ -7,32 +7,24 @@ arguments alone, and makes its engine where it is called: jax is loaded there, a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import form_of
-from penstock.stage import StageArguments
+from penstock.deltas import DeltaOptions, form_of
+from penstock.run import RunOptions
 from penstock.validation import check_known
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
 
 
-class EngineArguments(TypedDict, total=False):
-    """How the engine is made: as for ``Engine``, and tables to start from (``Engine.read_tables``)."""
-
-    num_required: int | None
-    reduction: str | None
-    seed: int
-    threads: int | None
-    init: str | os.PathLike[str] | None
-
-
-class StagesArguments(EngineArguments, StageArguments, total=False):
-    """What ``stage_fn`` takes beside the configuration: how the engine is made, and what ``Engine.stage`` takes."""
+# Of the engine, and tables to start from (``Engine.read_tables``).
+ENGINE_OPTIONS = frozenset({"num_required", "reduction", "seed", "threads", "init"})
+STAGE_OPTIONS = frozenset(field.name for options in (RunOptions, DeltaOptions) for field in fields(options))
 
 
 class StageFunction:
@@ -41,13 +33,12 @@ class StageFunction:
     schema : of the deltas; asking for it makes no engine
     """
 
-    def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Unpack[StagesArguments]) -> None:
+    def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> None:
         """config : or the path of one, which is then read where the function is called"""
-        given: Mapping[str, Any] = arguments
-        check_known(type(self).__name__, given, StagesArguments.__annotations__)
+        check_known(type(self).__name__, arguments, ENGINE_OPTIONS | STAGE_OPTIONS)
         self._config = config
-        self._of_engine = {name: value for name, value in given.items() if name in EngineArguments.__annotations__}
-        self._of_stage = {name: value for name, value in given.items() if name not in self._of_engine}
+        self._of_engine = {name: value for name, value in arguments.items() if name in ENGINE_OPTIONS}
+        self._of_stage = {name: value for name, value in arguments.items() if name in STAGE_OPTIONS}
 
     @property
     def schema(self) -> pa.Schema:
@@ -96,7 +87,7 @@ class BlockStage(StageFunction):
         return {name: value for name, value in vars(self).items() if name != "_engine"}
 
 
-def stage_fn(config: EmbeddingConfig | str | os.PathLike[str], **arguments: Unpack[StagesArguments]) -> StageFunction:
+def stage_fn(config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> StageFunction:
     """A function from gradient batches to deltas that can be pickled: for Spark, Ray, Dask, Daft, Beam.
 
     config : or the path of one, which is then read where the function is called

@@ -1,8 +1,8 @@
 """What changes in an engine's tables, handed out as deltas: which rows, since when, how they are read.
 
-An engine tells its watchers of every change, under the gate's lock: before it, and which rows it touched. Rows are
-read from the devices when their batch is asked for; where something else is about to change tables before that, what
-is left of the delta is read first. So a delta is always of one moment, and takes memory only where others push too.
+Deltas observe the engine's core: before a change, and which rows it touched. Rows are read from the devices when their
+batch is asked for; where something else is about to change tables before that, what is left of the delta is read
+first. So a delta is always of one moment, and takes memory only where others push too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
-from penstock.frames import Coalesced
 from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
 from penstock.validation import whole
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.config.specs import TableSpec
-    from penstock.engine import Engine
 
 Int64 = npt.NDArray[np.int64]
 
@@ -32,22 +32,35 @@ Int64 = npt.NDArray[np.int64]
 MERGE_IDS = 1 << 16
 
 
-class DeltaArguments(TypedDict, total=False):
-    """What deltas hold, and how often one is made.
+@dataclass(frozen=True, kw_only=True)
+class DeltaOptions:
+    """What deltas contain, and how often one is made.
 
-    slots : names of slots that go out beside the weights; True: all of them
-    op : with a column ``op``, "upsert" in every row
-    numbered : with ``parent``, ``checksum`` and ``rows_left``: what is missing, repeated, cut or damaged is told
+    slots : names of slots to include next to the weights; True: all of them
+    op : add a column ``op``, "upsert" in every row
+    numbered : add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated, truncated or damaged
+        delta
     per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first, with
         the last value of every row that changed; none of them: one per step
     """
 
-    slots: bool | Sequence[str]
-    op: bool
-    numbered: bool
-    per_steps: int | None
-    per_rows: int | None
-    per_seconds: float | None
+    slots: bool | Sequence[str] = ()
+    op: bool = False
+    numbered: bool = False
+    per_steps: int | None = None
+    per_rows: int | None = None
+    per_seconds: float | None = None
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> DeltaOptions:
+        """The options among the arguments of a call."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+
+    def check_unused(self, default: DeltaOptions) -> None:
+        """Raise UsageError for the first option that is not the default: there are no deltas."""
+        for name, value in vars(self).items():
+            if value != getattr(default, name):
+                raise UsageError(f"{name}: says what deltas hold; give deltas= too")
 
 
 def form_of(
@@ -58,39 +71,28 @@ def form_of(
     return DeltaForm(shapes, slots, op=op, numbered=numbered)
 
 
-class Deltas:
-    """What changes in the tables of an engine from now on. Arguments: ``DeltaArguments``.
+class Deltas(StepObserver):
+    """What changes in the tables of an engine from now on.
 
-    The engine holds its watchers weakly: what nobody asks any more costs nothing. One thread asks; any may push.
+    The core holds deltas weakly: a stream without a reader costs nothing. One thread asks; any may push.
     """
 
     come_out_here = True  # and not with another process of a job
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        slots: bool | Sequence[str] = (),
-        op: bool = False,
-        numbered: bool = False,
-        per_steps: int | None = None,
-        per_rows: int | None = None,
-        per_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        specs = engine._state.specs
-        self._engine, self._clock = engine, clock
-        self._form = form_of(specs.values(), slots, op=op, numbered=numbered)
-        self._rows = None if per_rows is None else whole("per_rows", per_rows, 1)
-        self._seconds = None if per_seconds is None else _positive("per_seconds", per_seconds)
-        self._steps = None if per_steps is None else whole("per_steps", per_steps, 1)
+    def __init__(self, core: EngineCore, options: DeltaOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        specs = core.tables.specs
+        self._core, self._clock = core, clock
+        self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
+        self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
+        self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
+        self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
         self._touched = {name: Touched(rows) for name, rows in self._sizes().items()}
         self._delta: Delta | None = None  # that is being handed out
-        with engine.gate.still():
-            self._parent, self._cut_step, self._cut_s = engine._changed_step, engine.global_step, clock()
-            engine._watchers.add(self)
+        with core.gate.still():
+            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
+            core.observe(self, weakly=True)
 
     @property
     def schema(self) -> pa.Schema:
@@ -120,13 +122,13 @@ class Deltas:
 
         Where the last one was broken off, what is left of it.
         """
-        with self._engine.gate.still():
+        with self._core.gate.still():
             if self._delta is None:
                 self._cut()
             batch = self._next()
         while batch is not None:
             yield batch
-            with self._engine.gate.still():
+            with self._core.gate.still():
                 batch = self._next()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -137,12 +139,12 @@ class Deltas:
 
     def outlive(self, error: BaseException) -> bool:
         """Whether what is left can be handed out where a run ends with this error."""
-        return self._engine._failed is None
+        return self._core.failed is None
 
     def _next(self) -> pa.RecordBatch | None:
         """The next batch of the delta being handed out; None where it is over, or there is none.
 
-        Under the gate's lock, like every look at the delta: a step that reads its last batches (``before_change``) has
+        Under the gate's lock, like every look at the delta: a step that reads its last batches (``before_step``) has
         them neither waiting nor ready for a moment, and must find the delta that it has seen there.
         """
         if self._delta is None:
@@ -150,14 +152,14 @@ class Deltas:
         if self._delta.is_over:
             self._delta = None
             return None
-        self._engine._check_whole()
+        self._core.check_whole()
         return self._delta.next()
 
     def _cut(self) -> None:
         """An interval is over. Under the gate's lock."""
-        self._cut_step, self._cut_s = self._engine.global_step, self._clock()
+        self._cut_step, self._cut_s = self._core.global_step, self._clock()
         if blocks := self._taken():
-            parent, self._parent = self._parent, self._engine._changed_step
+            parent, self._parent = self._parent, self._core.changed_step
             self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
 
     def _taken(self) -> list[Block]:
@@ -166,25 +168,26 @@ class Deltas:
 
     def _sizes(self) -> dict[str, int]:
         """Table → how many rows may change."""
-        return {name: spec.vocabulary_size for name, spec in self._engine._state.specs.items()}
+        return {name: spec.vocabulary_size for name, spec in self._core.tables.specs.items()}
 
-    # ---- what the engine tells, under the gate's lock
+    # ---- StepObserver
 
-    def before_change(self) -> None:
-        """Rows are about to change: what is being handed out is still of before."""
+    def before_step(self, coalesced: Stepped) -> None:
+        self.before_load()
+
+    def before_load(self) -> None:
+        """Rows are about to change: read the rest of the delta that is being handed out."""
         if self._delta is not None:
             self._delta.settle()
 
-    def stepped(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
-        """A step has changed these rows, and all rows of tables whose optimizer leaves none alone."""
+    def after_step(self, coalesced: Stepped) -> None:
         for name, several in coalesced.items():
-            if self._engine._state.specs[name].rule.non_lazy:
+            if self._core.tables.specs[name].rule.non_lazy:
                 self._touched[name].add_all()
             for ids in (ids for rows in several for ids, _ in rows.parts):
                 self._touched[name].add(ids)
 
-    def loaded(self, name: str, ids: Int64 | None = None) -> None:
-        """Rows have been set from outside. ids : None for all of the table"""
+    def loaded(self, name: str, ids: Int64 | None) -> None:
         if ids is None:
             self._touched[name].add_all()
         else:
@@ -192,7 +195,7 @@ class Deltas:
 
     def _is_over(self) -> bool:
         """Whether it is time for a delta. Steps count from 0, not from where this began: a restart cuts alike."""
-        step = self._engine.global_step
+        step = self._core.global_step
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
             or (self._rows is not None and self.num_times >= self._rows)
@@ -200,12 +203,12 @@ class Deltas:
         )
 
     def _read(self, block: Block) -> Piece:
-        table, ids = self._engine._state.table(block.table), ids_of(block)
+        table, ids = self._core.tables.table(block.table), ids_of(block)
         return Piece(block.table, ids, {c: table.read(ids, part) for c, part in self._columns(block.table).items()})
 
     def _columns(self, table: str) -> dict[str, int]:
         """What goes out of a table: column → part."""
-        parts = self._engine._state.parts(table)
+        parts = self._core.tables.parts(table)
         return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table)}}
 
 

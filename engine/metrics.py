@@ -70,7 +70,7 @@ class Metrics:
         return found
 
     def _counters(self) -> Counters:
-        return self._engine.watch.counters.plus(self._engine._counters)
+        return self._engine.watch.counters.plus(self._engine.core.counters)
 
     def _flow(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
         of, watch = self._counters(), self._engine.watch
@@ -114,14 +114,14 @@ class Metrics:
         queued = self._engine.watch.queued_rows
         if queued is not None:
             yield gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", queued())
-        rates = self._engine._last_rates or ()
+        rates = self._engine.core.last_rates or ()
         yield labelled(
             "penstock_learning_rate_ratio", "gauge", "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
         )
 
     def _tables(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
-        stores, updated = self._engine._pipeline.stores, self._engine.watch.updated
-        tables = {name: TableReport(store.num_rows, store.num_distinct) for name, store in stores.items()}
+        tables: Mapping[str, TableReport] = self._engine.core.table_reports()
+        updated = self._engine.watch.updated
         if several:
             tables, updated = summed(several)
         rows = {name: table.rows for name, table in tables.items()}
@@ -133,7 +133,7 @@ class Metrics:
             "counter",
             "rows that the optimizer was applied to",
             "table",
-            {name: updated[name] for name in stores},
+            {name: updated[name] for name in tables},
         )
         unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
         yield labelled("penstock_table_unique_ratio", "gauge", "updated rows over gradient rows", "table", unique)
@@ -150,7 +150,7 @@ class Metrics:
 
     def _checkpoint(self) -> Iterator[Metric]:
         """Nothing where nothing was committed."""
-        last = self._engine._saves.last
+        last = self._engine.session.last
         if last is None:
             return
         commit, manifest = last

@@ -6,18 +6,17 @@ Frame → gate → stores → at an opening: Coalesced of every table to ``step`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 from penstock.errors import StateError
 from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.stats import Contributor, Counters
+from penstock.stats import Contributor, Counters, Stale
 from penstock.table_accumulator import TableStore
 from penstock.threads import Crew
 
-T = TypeVar("T")
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
 # What of a frame outlives it: step, contributor, learning rates, source.
@@ -27,15 +26,14 @@ _Last = tuple[int | None, Contributor, tuple[float, ...] | None, str]
 ROWS_WORTH_SPLITTING = 1 << 14
 
 
-class FrameGate(Gate):
-    """The engine's gate: what producers in other threads hold on to.
+class FrameGate:
+    """The gate of an engine as its producers see it: frames enter, nobody takes.
 
     push : takes gradients, local_step, contributor and learning_rates as ``Engine.apply`` does
     """
 
-    def __init__(self, num_required: int, push: Callable[..., bool]) -> None:
-        super().__init__(num_required)
-        self._push = push
+    def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
+        self._gate, self._push = gate, push
 
     def push(
         self,
@@ -51,12 +49,55 @@ class FrameGate(Gate):
         """
         return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
 
-    def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
-        """Refused: what the gate holds lies in the engine's tables, and a taker would count a step that is none."""
+    def take(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise StateError: the gate's contents belong to the tables, and a taker would count a step that is none."""
         raise StateError(
             "an engine's gate opens into its tables, for nobody else: Engine.flush opens it early, and a "
             "SparseConditionalAccumulator is for takers"
         )
+
+    @property
+    def num_required(self) -> int | None:
+        """Frames that open the gate."""
+        return self._gate.num_required
+
+    @property
+    def num_accumulated(self) -> int:
+        """Frames admitted since the gate last opened."""
+        return self._gate.num_accumulated
+
+    @property
+    def global_step(self) -> int:
+        """How often the gate has opened, or what ``set_global_step`` set."""
+        return self._gate.global_step
+
+    @property
+    def stale(self) -> Stale:
+        """Frames refused as stale, by contributor and by lateness: a copy."""
+        return self._gate.stale
+
+    def is_stale(self, local_step: int | None) -> bool:
+        """Whether a frame of this step would be refused; one without a step never is."""
+        return self._gate.is_stale(local_step)
+
+    def set_global_step(self, global_step: int) -> None:
+        """Set the step to any int64, also a smaller one. Frames already admitted stay."""
+        self._gate.set_global_step(global_step)
+
+    def still(self) -> AbstractContextManager[Any]:
+        """Keep frames from entering and the gate from opening."""
+        return self._gate.still()
+
+    def explain(self) -> str:
+        """How many frames the gate has and needs, in one line."""
+        return self._gate.explain()
+
+    def get_state(self) -> dict[str, Any]:
+        """Counts and step as plain data."""
+        return self._gate.get_state()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.explain()})"
 
 
 class BadRowsError(Exception):
@@ -116,7 +157,7 @@ class Pipeline:
             self.gate.check_may_open()
             step, contributor, rates, source = self._last
             self._opening = begin(Frame({}, 0, step, contributor, rates, source=source), True), counters
-            future = Gate.take(self.gate, 1, self._open)
+            future = self.gate.take(1, self._open)
         if future.cancel():
             return False
         future.result()

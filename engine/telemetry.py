@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from penstock.core import StepObserver
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.sampling import KnownAs, Probe, Read, Stepped
@@ -26,7 +27,7 @@ STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # that quantiles are taken over
 
 
-class Watch:
+class Watch(StepObserver):
     """Counts and times of one engine.
 
     read : (table, ids) → their weights, for who is inside a step already
@@ -58,6 +59,8 @@ class Watch:
         self.ended_s: float | None = None
         self.probe: Probe | None = None
         self.tracer: Any = None
+        self._step_span: AbstractContextManager[Any] | None = None
+        self._step_began_s = 0.0
 
     def look_closer(self) -> None:
         """From now on there is a probe."""
@@ -120,26 +123,34 @@ class Watch:
     def saving(self) -> AbstractContextManager[Any]:
         return _Timed(self, "save")
 
-    def step(self, coalesced: Stepped, step: Callable[[], None]) -> None:
-        """Do a step, under the gate's lock. One that fails is not counted."""
-        probe = self.probe
-        if probe is not None:
-            probe.before(coalesced)
-        started = self.clock()
-        if self.tracer is None:
-            step()
-        else:
-            with self._span("penstock.step"):
-                step()
-        seconds = self.clock() - started
+    def before_step(self, coalesced: Stepped) -> None:
+        if self.probe is not None:
+            self.probe.before(coalesced)
+        self._step_began_s = self.clock()
+        if self.tracer is not None:
+            self._step_span = self.tracer.start_as_current_span("penstock.step")
+            self._step_span.__enter__()
+
+    def after_step(self, coalesced: Stepped) -> None:
+        self._end_span(None)
+        seconds = self.clock() - self._step_began_s
         self.num_steps += 1
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
         for name, several in coalesced.items():
             for rows in several:
                 self.updated[name] += rows.num_ids
-        if probe is not None:
-            probe.after()
+        if self.probe is not None:
+            self.probe.after()
+
+    def step_failed(self, error: BaseException) -> None:
+        """A step that failed is not counted."""
+        self._end_span(error)
+
+    def _end_span(self, error: BaseException | None) -> None:
+        span, self._step_span = self._step_span, None
+        if span is not None:
+            span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
     def took(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
         """A frame of a run is in, or was stale."""

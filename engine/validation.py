@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.errors import UsageError, UsageTypeError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -22,6 +26,24 @@ def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
             raise UsageTypeError(f"{call}: unknown argument '{name}'; {hint}")
+
+
+def known_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a misspelt option of a method a UsageError that names the nearest one. The signature stays visible."""
+
+    def checked(method: Callable[P, R]) -> Callable[P, R]:
+        options = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        named = set(inspect.signature(method).parameters)
+
+        @wraps(method)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not named.issuperset(kwargs):
+                check_known(call, [name for name in kwargs if name not in named], options)
+            return method(*args, **kwargs)
+
+        return called
+
+    return checked
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:

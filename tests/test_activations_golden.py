@@ -161,7 +161,7 @@ def test_gradients_are_sent_or_refused_as_by_apply_gradients(golden):
             continue
         assert engine.send_gradients(gradients, deduplication_data=dedup)
         assert [list(s) for s in shapes] == case["gradient_shapes"]
-        assert list(engine._last_rates) == case["learning_rates"]
+        assert list(engine.core.last_rates) == case["learning_rates"]
 
 
 def test_stacked_tables_lie_where_tensorflow_puts_them(golden):

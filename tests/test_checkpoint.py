@@ -205,9 +205,9 @@ def test_every_commit_is_the_state_of_its_step_however_many_steps_go_by_meanwhil
 def test_the_tables_are_updated_in_place_while_they_are_saved(tmp_path, small_blocks):
     engine = engine_of(num_required=1)
     engine.run([LOG[0]])
-    before = engine._state.table("user").pointers()
+    before = engine.core.tables.table("user").pointers()
     engine.run(iter(LOG[1:]), checkpoint=tmp_path, every=2)
-    assert engine._state.table("user").pointers() == before
+    assert engine.core.tables.table("user").pointers() == before
 
 
 def test_several_sources_have_a_position_each(tmp_path):
@@ -282,7 +282,7 @@ def test_counters_go_on_over_all_runs(tmp_path):
     engine.run(log, limit=10, checkpoint=tmp_path / "c")
     other = ps.Engine.restore(tmp_path / "c")
     other.run(log, resume=True, checkpoint=tmp_path / "c")
-    assert (other._saves.totals.frames, other._saves.totals.rows, other._saves.totals.steps) == (36, 36 * 40, 12)
+    assert (other.session.totals.frames, other.session.totals.rows, other.session.totals.steps) == (36, 36 * 40, 12)
 
 
 # ---- where a checkpoint may go
@@ -381,7 +381,7 @@ def test_a_run_beside_one_that_commits_leaves_its_position_alone(tmp_path):
     for _ in engine.stage(iter(LOG[:9]), checkpoint=tmp_path / "a", every=1, per_steps=100):
         engine.run(iter(LOG[9:12]))
     other = ps.Engine.restore(tmp_path / "a")
-    assert [frames for _, frames, _ in other._saves.positions.get_state()["sources"]] == [9]
+    assert [frames for _, frames, _ in other.session.positions.get_state()["sources"]] == [9]
     assert everything(other) == everything(engine)
 
 

@@ -136,7 +136,7 @@ def frame(step, size=90, rows=5000):
 def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monkeypatch, mesh_of):
     engine = engine_of(monkeypatch, mesh=mesh_of(1))
     engine.apply(frame(0))
-    rows = engine._state.table("t")._rows
+    rows = engine.core.tables.table("t")._rows
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
@@ -165,7 +165,7 @@ def test_after_warmup_nothing_is_compiled_and_no_table_copied_while_checkpointin
     monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
     engine = engine_of(monkeypatch, rows=400, mesh=mesh_of(2))
     assert engine.warmup() > 10
-    pointers = engine._state.table("t").pointers()
+    pointers = engine.core.tables.table("t").pointers()
     assert compilations
     compilations.clear()
     for step in range(12):
@@ -175,7 +175,7 @@ def test_after_warmup_nothing_is_compiled_and_no_table_copied_while_checkpointin
             engine.save(tmp_path / "c")
     engine.apply(frame(99, 5, 400))
     assert compilations == []
-    assert engine._state.table("t").pointers() == pointers
+    assert engine.core.tables.table("t").pointers() == pointers
 
 
 def test_warmup_changes_nothing(monkeypatch, mesh_of):

@@ -152,7 +152,7 @@ def test_apply_refuses_a_frame_whole():
 def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
     engine = zeroed(engine_of(tables=("t", "u")))
     monkeypatch.setattr(
-        engine._state._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
+        engine.core.tables._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
     )
     with pytest.raises(RuntimeError, match="device lost"):
         engine.apply({"t": frame([1]), "u": frame([1])})
@@ -187,13 +187,13 @@ def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeyp
 
     class Scarce(Intake):
         def begin(self, accumulators, blocks, *rest):
-            at = accumulators.index(engine._pipeline.stores[table].accumulator)
+            at = accumulators.index(engine.core.pipeline.stores[table].accumulator)
             super().begin(accumulators[:at], blocks[:at], *rest)
             self.cancel()
             raise MemoryError("cannot allocate 4096 bytes for sums")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._pipeline, "_intake", Scarce())
+        patch.setattr(engine.core.pipeline, "_intake", Scarce())
         with pytest.raises(MemoryError):
             engine.apply({"a": frame([1, 4]), "b": frame([5])})
     assert (engine.state_hash(), engine.gate.get_state()) == (before, held)

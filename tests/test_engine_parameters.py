@@ -129,7 +129,7 @@ def test_tables_are_written_all_or_none(tmp_path, monkeypatch):
     def full(part):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine._state._tables["u"], "stream", full)
+    monkeypatch.setattr(engine.core.tables._tables["u"], "stream", full)
     with pytest.raises(OSError, match="No space"):
         engine.write_tables(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

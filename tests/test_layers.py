@@ -1,6 +1,7 @@
 """The room table of ARCHITECTURE.md, enforced: which module may import which."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
+CYTHON = {".pyx", ".pxd"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
@@ -61,6 +63,7 @@ ROOMS = [
             "penstock.validation",
             "penstock.checkpoint",
             "penstock.config",
+            "penstock.core",
             "penstock.errors",
             "penstock.frames",
             "penstock.io.storage.delta_sink",
@@ -79,6 +82,7 @@ ROOMS = [
         {
             "penstock.checkpoint",
             "penstock.deltas",
+            "penstock.engine",
             "penstock.errors",
             "penstock.frames",
             "penstock.io",
@@ -91,8 +95,10 @@ ROOMS = [
     (
         "penstock.distributed",
         {
+            "penstock.bridge.device_tables",
             "penstock.checkpoint",
             "penstock.config",
+            "penstock.core",
             "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
@@ -115,39 +121,51 @@ ROOMS = [
     ("penstock.engine", {"penstock"}, {"numpy"}),
     (
         "penstock.dataflow",
-        {"penstock.validation", "penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.stage"},
-        {"pyarrow"},
-    ),
-    (
-        "penstock.stage",
-        {
-            "penstock.validation",
-            "penstock.deltas",
-            "penstock.errors",
-            "penstock.run",
-            "penstock.io.storage.delta_sink",
-            "penstock.stats",
-        },
+        {"penstock.validation", "penstock.config.embedding", "penstock.deltas", "penstock.engine", "penstock.run"},
         {"pyarrow"},
     ),
     (
         "penstock.deltas",
-        {"penstock.validation", "penstock.errors", "penstock.frames", "penstock.io.storage.delta_format"},
-        {"numpy"},
+        {
+            "penstock.config.specs",
+            "penstock.core",
+            "penstock.errors",
+            "penstock.io.storage.delta_format",
+            "penstock.validation",
+        },
+        {"numpy", "pyarrow"},
     ),
     (
         "penstock.run",
         {
             "penstock.validation",
             "penstock.checkpoint",
+            "penstock.core",
             "penstock.deltas",
-            "penstock.gate",
             "penstock.interrupts",
             "penstock.io",
             "penstock.learning_rates",
+            "penstock.pipeline",
             "penstock.stats",
+            "penstock.telemetry",
         },
-        set(),
+        {"pyarrow"},
+    ),
+    # The core knows none of its observers.
+    (
+        "penstock.core",
+        {
+            "penstock.config.embedding",
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.gate",
+            "penstock.learning_rates",
+            "penstock.pipeline",
+            "penstock.stats",
+            "penstock.table_accumulator",
+            "penstock.tables.table_set",
+        },
+        {"numpy"},
     ),
     ("penstock.tables.orbax", {"penstock.errors"}, {"numpy"}),
     (
@@ -179,7 +197,6 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.tables.combiners", {"penstock.pyx.scaled_rows"}, {"numpy"}),
-    ("penstock.between_steps", {"penstock.config", "penstock.errors"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
@@ -190,9 +207,13 @@ ROOMS = [
     ("penstock.learning_rates", {"penstock.errors"}, set()),
     ("penstock.stats", {"penstock.frames"}, set()),
     ("penstock.sampling", {"penstock.frames", "penstock.gate", "penstock.stats"}, {"numpy"}),
-    ("penstock.telemetry", {"penstock.frames", "penstock.gate", "penstock.sampling", "penstock.stats"}, set()),
+    (
+        "penstock.telemetry",
+        {"penstock.core", "penstock.frames", "penstock.gate", "penstock.sampling", "penstock.stats"},
+        set(),
+    ),
     # jax through the bridge: who asks for metrics has an engine.
-    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.stats"}, set()),
+    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"}, set()),
     ("penstock.gate", {"penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.accumulators.storage", {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}, {"numpy"}),
     ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.masked_arrays"}, {"numpy"}),
@@ -238,20 +259,76 @@ def modules():
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+    for path in sorted(p for p in (ROOT / "pyx").iterdir() if p.suffix in CYTHON):  # a header is a module of its own
+        yield f"penstock.pyx.{path.stem}" + (".pxd" if path.suffix == ".pxd" else ""), path
 
 
 def imports(path):
-    """Modules imported at run time: what stands under TYPE_CHECKING does not count."""
+    """(module, whether it is loaded at run time) of every import, also under TYPE_CHECKING."""
+    if path.suffix in CYTHON:
+        yield from ((module, True) for module in cython_imports(path))
+        return
     tree = ast.parse(path.read_text())
+    for_types = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
+            for_types.update(id(child) for statement in node.body for child in ast.walk(statement))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, id(node) not in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "modules are imported by their full name"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((f"{node.module}.{alias.name}", id(node) not in for_types) for alias in node.names)
+
+
+def cython_imports(path):
+    """Imports and cimports of a kernel; a relative one is of its own package."""
+    for line in path.read_text().splitlines():
+        found = re.match(r"\s*from\s+(\S+)\s+(c?)import\s+\(?\s*([\w, ]+)", line)
+        if found:
+            module = re.sub(r"^\.", "penstock.pyx.", found[1])
+            if found[2] and module.startswith("penstock."):
+                module += ".pxd"
+            yield from (f"{module}.{name.split()[0]}" for name in found[3].split(",") if name.strip())
+        elif found := re.match(r"\s*c?import\s+(\S+)", line):
+            yield found[1]
+
+
+def graph():
+    """module → the modules that it imports; a name that is imported stands for its module."""
+    names = {module for module, _ in modules()}
+    arrows = {module: set() for module in names - {"penstock"}}
+    for module, path in modules():
+        for imported, _ in imports(path):
+            of = imported if imported in names else imported.rpartition(".")[0]
+            if of in arrows and module in arrows and of != module:
+                arrows[module].add(of)
+    return arrows
+
+
+def circles(arrows):
+    """Strongly connected components of more than one module (Tarjan)."""
+    number, lowest, stack, found = {}, {}, [], []
+
+    def visit(module):
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for of in sorted(arrows[module]):
+            if of not in number:
+                visit(of)
+                lowest[module] = min(lowest[module], lowest[of])
+            elif of in stack:
+                lowest[module] = min(lowest[module], number[of])
+        if lowest[module] == number[module]:
+            first = stack.index(module)
+            if len(stack) - first > 1:
+                found.append(sorted(stack[first:]))
+            del stack[first:]
+
+    for module in sorted(arrows):
+        if module not in number:
+            visit(module)
+    return found
 
 
 def within(module, prefixes):
@@ -262,18 +339,58 @@ def within(module, prefixes):
 def test_a_module_imports_only_what_its_room_may(module, path):
     room = max((r for r in ROOMS if within(module, {r[0]})), key=lambda r: len(r[0]), default=None)
     assert room is not None, f"{module} belongs to no room: add it to the table here and in ARCHITECTURE.md"
-    for imported in imports(path):
+    for imported, is_loaded in imports(path):
         top = imported.split(".")[0]
         if top == "penstock":
             assert within(imported, room[1]), f"{module} ({room[0]}) may not import {imported}"
-        elif top in OUTSIDE:
+        elif top in OUTSIDE and is_loaded:
             assert top in room[2], f"{module} ({room[0]}) may not import {imported}"
 
 
 def test_inside_the_package_nothing_is_imported_from_its_front():
     for module, path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert not (isinstance(node, ast.ImportFrom) and node.module == "penstock"), module
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                assert not (isinstance(node, ast.ImportFrom) and node.module == "penstock"), module
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles(graph()) == []
+
+
+# Attributes whose leading underscore is not privacy, or that a library has no other name for.
+NOT_PRIVATE = {"os._exit", "._replace", "command._actions"}
+
+
+def private_accesses(path):
+    """``x._y`` where x is neither self, cls nor super() and this module does not define ``_y``."""
+    tree = ast.parse(path.read_text())
+    defined = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            defined.update({node.attr} if is_own else ())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr) or node.attr in defined:
+            continue
+        if ast.unparse(node.value) not in {"self", "cls", "super()"}:
+            yield ast.unparse(node)
+
+
+def test_no_module_reaches_into_what_another_keeps_private():
+    found = {
+        f"{path.relative_to(ROOT)}: {access}"
+        for _, path in modules()
+        if path.suffix == ".py"
+        for access in private_accesses(path)
+        if not access.endswith(tuple(NOT_PRIVATE))
+    }
+    assert found == set()
 
 
 def test_every_package_is_in_the_wheel():
@@ -304,5 +421,5 @@ def test_every_public_name_exists():
 
 
 def test_files_stay_short_enough_to_read_at_one_sitting():
-    lengths = {path.name: len(path.read_text().splitlines()) for _, path in modules()}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for _, path in modules()}
     assert {name: n for name, n in lengths.items() if n > 400} == {}

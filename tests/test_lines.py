@@ -308,7 +308,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
                 patch.setenv(f"PENSTOCK_{name}", value)
             engine = trained(engine_of("", mesh=mesh_of(devices)), 2)
         assert engine.state_hash() == wanted.state_hash(), settings_
-        assert engine._state.table("t").variant == settings_.get("VARIANT", "xla")
+        assert engine.core.tables.table("t").variant == settings_.get("VARIANT", "xla")
 
 
 def test_what_is_no_variant_is_refused_by_name(monkeypatch):

@@ -227,7 +227,7 @@ def test_health_is_503_and_says_why_once_no_step_can_be_made():
     engine = ps.Engine(config())
     with Watching(argparse.Namespace(**words), engine) as watching:
         assert fetched(watching.servers[0]) == "ok, step 0\n"
-        engine._failed = "OSError: the device has gone"
+        engine.core.failed = "OSError: the device has gone"
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             fetched(watching.servers[0])
         assert "the device has gone" in refused.value.read().decode()

@@ -89,14 +89,14 @@ def batch_of(step, frame):
 
 def spy_on_steps(engine):
     """What every step hands to the tables, by table: the coalesced ids and sums of the latest."""
-    seen, apply = {}, engine._state.apply
+    seen, apply = {}, engine.core.tables.apply
 
     def spy(coalesced, rates, step):
         for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
             seen[name] = tuple(np.concatenate(of) for of in zip(*rows.parts, strict=True))
         apply(coalesced, rates, step)
 
-    engine._state.apply = spy
+    engine.core.tables.apply = spy
     return seen
 
 

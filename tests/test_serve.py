@@ -96,7 +96,7 @@ def test_waiting_for_the_last_acknowledgement_commits(tmp_path):
         assert (ack.position, ack.durable, ack.step) == (12, True, 12)
     restored = ps.Engine.restore(tmp_path / "c")
     assert restored.state_hash() == replayed(FRAMES).state_hash()
-    assert restored._saves.positions.producers == {"w0": 12}
+    assert restored.session.positions.producers == {"w0": 12}
 
 
 def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):

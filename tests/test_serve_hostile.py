@@ -87,14 +87,14 @@ def test_no_commit_falls_between_a_frame_and_its_number(monkeypatch):
     """Who commits holds the gate still; nobody can from before a frame is pushed until it is counted."""
     with service_of() as service, client_of(service) as client:
         engine, found = service.engine, []
-        lock, push = engine.gate.still(), engine._push
+        lock, push = engine.gate.still(), engine.core.push
 
         def pushed(*arguments):
             taken = push(*arguments)
             found.append(in_thread(lambda: lock.acquire(blocking=False))())
             return taken
 
-        monkeypatch.setattr(engine, "_push", pushed)
+        monkeypatch.setattr(engine.core, "push", pushed)
         client.put(FRAMES[:3], "w0")
         assert found == [False] * 3
 
@@ -221,7 +221,7 @@ def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tm
     assert code == (0 if how == "drain" else 130)
     assert err.count("\n") == (0 if how == "drain" else 1), err
     restored = ps.Engine.restore(tmp_path / "c")
-    applied = restored._saves.positions.producers["w0"]
+    applied = restored.session.positions.producers["w0"]
     assert 0 < acked <= applied  # the last acknowledgement may still be on its way
     assert restored.state_hash() == replayed([frame(n) for n in range(applied)]).state_hash()
 

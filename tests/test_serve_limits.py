@@ -197,7 +197,7 @@ def test_a_name_that_never_sends_takes_no_place(tmp_path):
         assert client.status()["producers"] == 0
         for name in ("a", "b"):
             assert client.put(FRAMES[:1], name).position == 1
-    assert ps.Engine.restore(tmp_path / "c")._saves.positions.producers == {"a": 1, "b": 1}
+    assert ps.Engine.restore(tmp_path / "c").session.positions.producers == {"a": 1, "b": 1}
 
 
 def push(writer):

@@ -65,7 +65,7 @@ def trained(engine, steps=range(4), sizes=SIZES):
 
 
 def together(engine):
-    return [list(group.tables) for group in engine._state._together]
+    return [list(group.tables) for group in engine.core.tables._together]
 
 
 @pytest.fixture
@@ -167,10 +167,10 @@ def test_a_step_over_32_tables_is_one_dispatch_per_stack(layout, count, dispatch
     engine = Engine(config_of(sizes), mesh_of(2))
     frame = {f"t{n}": (np.arange(9), np.ones((9, dim), np.float32)) for n, (_, dim) in enumerate(sizes)}
     engine.apply(frame)
-    engine._wait()
+    engine.core.wait()
     dispatches.clear()  # of the start, too
     engine.apply(frame)
-    engine._wait()
+    engine.core.wait()
     assert len(dispatches) == count
     assert all(reader.endswith(", step 1") for reader in dispatches)
     if layout == "tiled":
@@ -191,12 +191,12 @@ def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(disp
 
 def test_a_device_that_fails_names_the_tables_and_the_step(mesh_of, monkeypatch):
     engine = trained(Engine(config_of([(90, 8)] * 2), mesh_of(1)), range(1), [(90, 8)] * 2)
-    engine._wait()
+    engine.core.wait()
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr(engine._state._together[0]._among.programs, "at", lambda *_: fail)
+    monkeypatch.setattr(engine.core.tables._together[0]._among.programs, "at", lambda *_: fail)
     both = {f"t{n}": (np.arange(3), np.ones((3, 8), np.float32)) for n in range(2)}
     engine.apply(both)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^tables 't0', 't1', step 1: RESOURCE_EXHAUSTED"):
@@ -279,7 +279,7 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
     sizes = [(300, 8), (90, 8), (200, 24)]
     engine = Engine(config_of(sizes), mesh_of(2))
     engine.warmup()
-    pointers = {name: engine._state.table(name).pointers() for name in engine.config.table_names}
+    pointers = {name: engine.core.tables.table(name).pointers() for name in engine.config.table_names}
     assert pointers["t0"] == pointers["t1"]
     assert compilations
     compilations.clear()
@@ -290,7 +290,7 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
         if step % 4 == 2:
             engine.save(tmp_path / "c")
     assert compilations == []
-    assert {name: engine._state.table(name).pointers() for name in engine.config.table_names} == pointers
+    assert {name: engine.core.tables.table(name).pointers() for name in engine.config.table_names} == pointers
 
 
 @pytest.mark.parametrize("lanes", [1, 128])

@@ -223,10 +223,10 @@ def test_an_abandoned_reader_leaves_the_engine_at_a_whole_frame_with_its_files_c
 def test_a_reader_that_was_never_asked_costs_the_engine_nothing():
     engine = engine_of()
     reader = engine.stage(LOG)
-    assert len(engine._watchers) == 1
+    assert len(engine.core.observers) == 3
     del reader
     gc.collect()
-    assert len(engine._watchers) == 0
+    assert len(engine.core.observers) == 2
 
 
 def test_other_arrow_libraries_take_it_through_the_stream_protocol():

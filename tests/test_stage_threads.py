@@ -62,7 +62,7 @@ def test_a_delta_is_not_over_while_a_step_reads_its_last_batch(monkeypatch):
     deltas = list(itertools.islice(reader, num_batches - 1))
 
     # The step stops where it has begun to read the last batch, until the consumer asks for the gate.
-    reading, consumer_waits = threading.Event(), consumer_asks_for(engine.gate, monkeypatch)
+    reading, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
     make_batch = DeltaForm.batch
 
     def make_batch_slowly(*arguments):
@@ -88,7 +88,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     deltas = list(itertools.islice(reader, num_batches))
 
     # The step stops where it has found a delta, until the consumer, who has all of it, asks for the gate.
-    found, consumer_waits = threading.Event(), consumer_asks_for(engine.gate, monkeypatch)
+    found, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
 
     class Watched(Deltas):
         @property
@@ -103,7 +103,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
         def _delta(self, delta):
             vars(self)["_delta"] = delta
 
-    (watcher,) = engine._watchers
+    (watcher,) = (observer for observer in engine.core.observers if isinstance(observer, Deltas))
     watcher.__class__ = Watched
     consumer_waits.clear()
     stepping, stepped = started(lambda: step(engine, [7]))

@@ -41,7 +41,7 @@ def main() -> int:
         os.environ |= {"PENSTOCK_VARIANT": variant, "PENSTOCK_LAYOUT": layout, "PENSTOCK_STACKS": stacks}
         engine = Engine(config_of(workload, "adagrad"), jax.make_mesh((1,), ("shard",), devices=jax.devices()[:1]))
         times = " | ".join(f"{1e3 * median(engine, rows, args.rounds):.2f} ms" for rows in (one, many))
-        print(f"| {variant} | {layout} | {stacks} | {len(engine._state._together)} | {times} |", flush=True)
+        print(f"| {variant} | {layout} | {stacks} | {len(engine.core.tables._together)} | {times} |", flush=True)
     return 0
 
 
@@ -56,8 +56,8 @@ def median(engine: Engine, rows, rounds: int) -> float:  # type: ignore[no-untyp
     coalesced, times = {name: [Coalesced((SummedArrays(*part),))] for name, part in rows.items()}, []
     for step in range(2 + rounds):  # the first ones compile
         began = time.perf_counter()
-        engine._state.apply(coalesced, (), step)
-        engine._state.wait()
+        engine.core.tables.apply(coalesced, (), step)
+        engine.core.tables.wait()
         times.append(time.perf_counter() - began)
     return statistics.median(times[2:])
 

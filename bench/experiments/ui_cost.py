@@ -99,7 +99,7 @@ def noticed(
     """
     pairs = []
     clock = Stopwatch()
-    probe = Probe(lambda name, ids: engine._state.table(name).read(ids), clock) if "ui" in SIDES[side] else None
+    probe = Probe(lambda name, ids: engine.core.tables.table(name).read(ids), clock) if "ui" in SIDES[side] else None
     for _ in range(rounds + UNCOUNTED):
         costs: dict[bool, tuple[float, float]] = {}
         for looking in random.sample([False, True], 2):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,46 +22,66 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
+from penstock.core import EngineCore
 from penstock.errors import ConfigError, PenstockError, StateError
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
     import jax
 
-    from penstock.engine import Engine
-
-E = TypeVar("E", bound="Engine")
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 
-def describe(engine: Engine) -> Contents:
-    """Everything but rows, as it is now; the gate must be still."""
+class Session(Protocol):
+    """Continues the history of a commit."""
+
+    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None: ...
+
+
+class Restorable(Protocol):
+    """An engine, as far as a commit restores it."""
+
+    @property
+    def core(self) -> EngineCore: ...
+
+    @property
+    def session(self) -> Session: ...
+
+
+E = TypeVar("E", bound=Restorable)
+
+
+def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], totals: Counters) -> Contents:
+    """Everything but rows, as it is now; the gate must be still.
+
+    positions, totals : of the runs so far; files : written by the run in progress, and their lengths
+    """
     plain = {
-        "global_step": engine.global_step,
-        "changed_step": engine._changed_step,
-        "tables": [_described(spec) for spec in engine.config.tables],
-        "num_required": engine.gate.num_required,
-        "reduction": engine.reduction,
-        "seed": engine.seed,
-        "learning_rates": engine._last_rates,
-        "positions": engine._saves.positions.get_state(),
-        **engine._saves.files.commit(),
-        "counters": engine._saves.totals.get_state(),
-        "gate": engine.gate.get_state(),
-        "pipeline": engine._pipeline.get_state(),
-        "config": encoded(engine.config),
-        "python": _only_in_python(engine.config),
+        "global_step": core.global_step,
+        "changed_step": core.changed_step,
+        "tables": [_described(spec) for spec in core.config.tables],
+        "num_required": core.gate.num_required,
+        "reduction": core.reduction,
+        "seed": core.seed,
+        "learning_rates": core.last_rates,
+        "positions": positions.get_state(),
+        **files,
+        "counters": totals.get_state(),
+        "gate": core.gate.get_state(),
+        "pipeline": core.pipeline.get_state(),
+        "config": encoded(core.config),
+        "python": _only_in_python(core.config),
     }
-    stores = engine._pipeline.stores.items()
+    stores = core.pipeline.stores.items()
     return Contents(plain, [Record("store", {"table": name}, store.get_state()) for name, store in stores])
 
 
-def tables_to_save(engine: Engine) -> dict[str, Saved]:
+def tables_to_save(core: EngineCore) -> dict[str, Saved]:
     """The tables of an engine as a saver wants them."""
     return {
-        name: Saved(engine._state.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
-        for name, spec in engine._state.held.items()
+        name: Saved(core.tables.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
+        for name, spec in core.tables.held.items()
     }
 
 
@@ -102,7 +122,7 @@ def restore(
                 seed=commit.contents["seed"],
                 threads=threads,
             )
-            _take_up(engine, folder, commit)
+            _take_up(engine.core, engine.session, folder, commit)
         except PenstockError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -147,24 +167,24 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float3
             yield record.about["table"], ids, values
 
 
-def _take_up(engine: Engine, folder: Folder, commit: Commit) -> None:
+def _take_up(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
     for name, ids, values in rows_of(folder, commit):
         for part, rows in enumerate(values):
-            engine._state.table(name).write(ids, rows, part)
+            core.tables.table(name).write(ids, rows, part)
     stores = _stores_of(folder, commit)
     contents = commit.contents
 
     def put() -> None:
-        for name, store in engine._pipeline.stores.items():
-            store.set_state(engine._state.share_of(name, stores[name]))
-        engine._pipeline.set_state(contents["pipeline"])
+        for name, store in core.pipeline.stores.items():
+            store.set_state(core.tables.share_of(name, stores[name]))
+        core.pipeline.set_state(contents["pipeline"])
 
-    engine.gate.set_state(contents["gate"], put)
-    engine._changed_step = int(contents.get("changed_step", engine.global_step))
+    core.gate.set_state(contents["gate"], put)
+    core.changed_step = int(contents.get("changed_step", core.global_step))
     rates = contents["learning_rates"]
-    engine._last_rates = None if rates is None else tuple(rates)
+    core.last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    engine._saves.take_up(folder, commit, positions, totals)
+    session.take_up(folder, commit, positions, totals)
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.checkpoint.incremental import KEEP, Saver
 from penstock.checkpoint.run_session import PAUSE_S
+from penstock.checkpoint.session import Saves
 from penstock.checkpoint.store import Folder
+from penstock.core import EngineCore
 from penstock.io.storage.descriptors import reserve
-
-if TYPE_CHECKING:
-    from penstock.engine import Engine
 
 
 class Listener(Protocol):
@@ -36,12 +35,14 @@ class LiveSaves:
     every : steps between two commits; None: only when asked
     """
 
-    def __init__(self, engine: Engine, folder: Folder, every: int | None, resume: bool, listener: Listener) -> None:
+    def __init__(
+        self, core: EngineCore, saves: Saves, folder: Folder, every: int | None, resume: bool, listener: Listener
+    ) -> None:
         folder.check_place(resume)
-        self._engine, self._every, self._listener = engine, every, listener
-        with engine.gate.still():
-            self._saver: Saver = engine._saves.opened(folder, KEEP)
-        self._step = engine.global_step  # of the last commit begun
+        self._core, self._every, self._listener = core, every, listener
+        with core.gate.still():
+            self._saver: Saver = saves.opened(folder, KEEP)
+        self._step = core.global_step  # of the last commit begun
         self._news = self._saver.last is None  # something that no commit has
         self._asked = False
         self._num_taken = 0
@@ -54,7 +55,7 @@ class LiveSaves:
         """A frame has been applied. Under the gate's lock."""
         self._news = True
         self._num_taken += 1
-        if self._every is not None and self._engine.global_step - self._step >= self._every:
+        if self._every is not None and self._core.global_step - self._step >= self._every:
             self._asked = True
         self._advance()
 
@@ -71,13 +72,13 @@ class LiveSaves:
 
     def end(self) -> None:
         """Commit what is not on disk, and let the folder go."""
-        with self._engine.gate.still():
+        with self._core.gate.still():
             self._closed = True
             self._wake.set()
             try:
                 self._finish()
                 if self._news:
-                    self._engine._state.wait()
+                    self._core.tables.wait()
                     self._begin()
                     self._finish()
             finally:
@@ -86,7 +87,7 @@ class LiveSaves:
 
     def give_up(self) -> None:
         """Nothing is committed any more."""
-        with self._engine.gate.still():
+        with self._core.gate.still():
             self._closed = True
             self._saver.close()
         self._wake.set()
@@ -94,7 +95,7 @@ class LiveSaves:
     def _begin(self) -> None:
         self._listener.commit_begins()
         self._saver.begin()
-        self._step, self._news, self._asked = self._engine.global_step, False, False
+        self._step, self._news, self._asked = self._core.global_step, False, False
 
     def _advance(self, idle: bool = False) -> None:
         if self._asked and not self._saver.is_busy:
@@ -116,10 +117,10 @@ class LiveSaves:
         """Copying goes on where no frame comes in for a while, too."""
         seen = 0
         try:
-            reserve.open(self._engine._state.prepare_thread)
+            reserve.open(self._core.tables.prepare_thread)
             while True:
                 self._wake.wait()
-                with self._engine.gate.still():
+                with self._core.gate.still():
                     if self._closed:
                         return
                     # Nothing came in since the last look: the disk may have the time.

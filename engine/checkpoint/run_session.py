@@ -7,22 +7,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.run_files import RunFiles
 from penstock.checkpoint.source_positions import Positions
+from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
 
-if TYPE_CHECKING:
-    from penstock.checkpoint.session import Saves
-    from penstock.engine import Engine
-
 # Between two looks at whether copying has to go on without frames.
 PAUSE_S = 0.01
+
+
+class Spoken(Protocol):
+    """Whose positions a run keeps. positions : of the run that commits describe"""
+
+    positions: Positions
+
+    def speaks_of(self, run: Run | None) -> bool: ...
 
 
 class Run:
@@ -35,8 +40,8 @@ class Run:
 
     def __init__(
         self,
-        saves: Saves,
-        engine: Engine,
+        saves: Spoken,
+        core: EngineCore,
         saver: Saver | None,
         reader: FrameReader,
         known: Positions,
@@ -47,14 +52,14 @@ class Run:
         may_commit: Callable[[], bool],
         counters: Counters,
     ) -> None:
-        self._saves, self._engine, self._saver, self._reader = saves, engine, saver, reader
+        self._saves, self._core, self._saver, self._reader = saves, core, saver, reader
         self.counters = counters
         self.files, self._has_new_files, self.may_commit = files, has_new_files, may_commit
         self._known, self._met, self._every = known, met, every
         self.check_stale = met.check_stale
         self._source: int | None = None  # of the last frame
         self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
-        self._step = engine.global_step  # of the last commit begun
+        self._step = core.global_step  # of the last commit begun
         self._news = saver is not None and saver.last is None  # something that no commit has
         self._pace: threading.Thread | None = None
         self._pacing = False
@@ -83,12 +88,12 @@ class Run:
     def took(self, frame: Frame) -> None:
         """The frame has been applied, or was stale, and is done with: commit where it is time, and copy a bit."""
         try:
-            with self._engine.gate.still():
+            with self._core.gate.still():
                 self.count()
                 if self._saver is None:
                     return
                 self._raise()
-                due = self._every is not None and self._engine.global_step - self._step >= self._every
+                due = self._every is not None and self._core.global_step - self._step >= self._every
                 if due and self._saver.may_begin and self.may_commit():
                     self._begin()
                     self._start_pace()
@@ -128,11 +133,11 @@ class Run:
         if self._saver is None:
             return
         try:
-            with self._engine.gate.still():
+            with self._core.gate.still():
                 self._raise()
-                news = self._news or (completed and self._has_new_files) or self._engine.global_step != self._step
+                news = self._news or (completed and self._has_new_files) or self._core.global_step != self._step
                 if news and self.may_commit():
-                    self._engine._state.wait()
+                    self._core.tables.wait()
                     self._begin()
                 self._saver.finish()
         except BaseException:
@@ -157,7 +162,7 @@ class Run:
         while True:
             seen = self._num_frames
             time.sleep(PAUSE_S)
-            with self._engine.gate.still():
+            with self._core.gate.still():
                 if not self._saver.is_busy:
                     self._pacing = False
                     return
@@ -175,4 +180,4 @@ class Run:
     def _begin(self) -> None:
         assert self._saver is not None
         self._saver.begin()
-        self._step, self._news = self._engine.global_step, False
+        self._step, self._news = self._core.global_step, False

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import Saver
+from penstock.checkpoint.incremental import Contents, Saver
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
+from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
 from penstock.validation import whole
 
-if TYPE_CHECKING:
-    from penstock.engine import Engine
 
-
-class Saves:
+class Saves(StepObserver):
     """What an engine keeps for its checkpoints.
 
+    timed : around the work that a step has to wait for
     positions : how far the last run has come in its sources
     """
 
     parts: tuple[str, ...] = ("",)  # of the rows, whose files make up a commit
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self._core, self._timed = core, timed
         self._saver: Saver | None = None  # of the last folder: what has changed since
         # Of the other folders: the digests of the last commit there that the state descends from.
         self._descends: dict[Path, tuple[str, ...]] = {}
@@ -60,38 +59,31 @@ class Saves:
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
         # Where the configuration is another one, what it makes of rows that no file holds is not known.
-        same = commit.contents["config"] == encoded(self._engine.config) and commit.parts == self.parts
+        same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
-    @property
-    def follows_steps(self) -> bool:
-        """Whether ``before_step`` has anything to do."""
-        return self._saver is not None
+    # ---- StepObserver
 
-    def before_step(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
-        """A step is about to change these rows. Under the gate's lock."""
+    def before_step(self, coalesced: Stepped) -> None:
+        """Copy the rows that the commit in flight still needs as they were."""
         if self._saver is not None:
-            self._saver.before_step(
-                {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
-            )
+            with self._timed():
+                self._saver.before_step(
+                    {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
+                )
 
-    def before_any_change(self) -> None:
-        """Something else is about to change the tables. Under the gate's lock."""
+    def before_load(self) -> None:
         if self._saver is not None:
             self._saver.before_any_change()
 
-    def known(self, counters: Counters, push: Callable[[], tuple[Frame, bool]]) -> tuple[Frame, bool]:
-        """What ``push`` gives for a frame of the run with these counters, if there is one, which knows of it at once.
-
-        Else a commit would hold frames that its position does not count.
-        """
+    def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
+        """Notify the run of these counters, if there is one: else a commit would hold frames its position omits."""
         for run in self._runs:
             if run.counters is counters:
-                with self._engine.gate.still():
-                    taken = push()
-                    run.pushed(*taken)
-                return taken
-        return push()
+                run.pushed(frame, admitted)
+                return
+
+    # ---- commits
 
     def speaks_of(self, run: Run | None) -> bool:
         """Whether commits say how far this run is, None: one that does not commit; else they do of another one."""
@@ -104,7 +96,7 @@ class Saves:
         try:
             for run in self._runs:
                 run.count()
-            self._engine._state.wait()
+            self._core.tables.wait()
             saver.commit()
         finally:
             saver.close()
@@ -140,7 +132,7 @@ class Saves:
         if checkpoint is not None:
             folder = Folder(checkpoint)
             folder.check_place(resume)
-            with self._engine.gate.still():
+            with self._core.gate.still():
                 saver = self.opened(folder, keep)
         run: Run | None = None
         before = None if saver is None else saver.last
@@ -151,10 +143,8 @@ class Saves:
         try:
             with self.files.opened(quarantine, open_deltas, resume, spoken_of, is_counted) as files:
                 has_new = saver is not None and self._any_new(files)
-                with self._engine.gate.still():
-                    run = Run(
-                        self, self._engine, saver, reader, known, met, every, files, has_new, may_commit, counters
-                    )
+                with self._core.gate.still():
+                    run = Run(self, self._core, saver, reader, known, met, every, files, has_new, may_commit, counters)
                     self._runs.append(run)
                 with self._ended(run):
                     yield run
@@ -162,7 +152,7 @@ class Saves:
             if run in self._runs:
                 self._runs.remove(run)
             if saver is not None:
-                with self._engine.gate.still():
+                with self._core.gate.still():
                     saver.close()
             if run is not None:
                 run.join()
@@ -182,7 +172,7 @@ class Saves:
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
         """What is whole is committed, but not after an error of the commit itself or of a step."""
-        return not run.failed and self._engine._failed is None
+        return not run.failed and self._core.failed is None
 
     def opened(self, folder: Folder, keep: int) -> Saver:
         """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
@@ -226,7 +216,10 @@ class Saves:
             self._descends[saver.folder.path.resolve()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, tables_to_save(self._engine), lambda: describe(self._engine), last, delta)
+        return Saver(folder, tables_to_save(self._core), self._described, last, delta)
+
+    def _described(self) -> Contents:
+        return describe(self._core, self.positions, self.files.commit(), self.totals)
 
 
 def _has_committed(saver: Saver, before: Commit | None) -> bool:

@@ -16,8 +16,8 @@ from penstock.cli.html_report import run_sections, write_page
 from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
 from penstock.cli.output import writing
 from penstock.engine import Engine
-from penstock.gate import Gate
 from penstock.metrics import Metrics
+from penstock.pipeline import FrameGate
 from penstock.run import Progress
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report, hottest, summed
@@ -91,7 +91,7 @@ class Watching:
         if self._path is None:
             return progress
 
-        def both(counters: Counters, gate: Gate, share: float | None) -> None:
+        def both(counters: Counters, gate: FrameGate, share: float | None) -> None:
             progress(counters, gate, share)
             self.tick()
 
@@ -104,7 +104,7 @@ class Watching:
 
     def health(self) -> str:
         """One line while steps can be made. Raises StateError where none can. Waits for nothing."""
-        self._engine._check_whole()
+        self._engine.core.check_whole()
         return f"ok, step {self._engine.global_step}\n"
 
     def live(self) -> dict[str, Any]:

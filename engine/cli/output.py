@@ -20,7 +20,7 @@ from penstock.errors import MOST_LISTED
 from penstock.io.storage.pipes import reader_of
 
 if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
-    from penstock.gate import Gate
+    from penstock.pipeline import FrameGate
     from penstock.stats import Counters, Report
 
 _REDRAWS_PER_S = 5.0
@@ -175,7 +175,7 @@ class ProgressLine:
         self._drawn = 0.0
         self._width = 0
 
-    def __call__(self, counters: Counters, gate: Gate, share: float | None) -> None:
+    def __call__(self, counters: Counters, gate: FrameGate, share: float | None) -> None:
         now = time.monotonic()
         if not self._on or now - self._drawn < 1 / (_LINES_PER_S if self._plain else _REDRAWS_PER_S):
             return
@@ -208,7 +208,7 @@ def _columns() -> int:
         return 80
 
 
-def progress_text(counters: Counters, gate: Gate, share: float | None, elapsed_s: float) -> str:
+def progress_text(counters: Counters, gate: FrameGate, share: float | None, elapsed_s: float) -> str:
     """What the progress line says. share : of the input, where its length is known."""
     per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import _GeneratorContextManager
+from contextlib import AbstractContextManager, _GeneratorContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.checkpoint.engine_state import describe, tables_to_save
-from penstock.checkpoint.incremental import KEEP, Saver
+from penstock.checkpoint.engine_state import tables_to_save
+from penstock.checkpoint.incremental import KEEP, Contents, Saver
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.run_files import OpenDeltas, RunFiles
@@ -23,15 +23,13 @@ from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.session import Saves
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.writer import CommitWriter
+from penstock.core import EngineCore
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
 from penstock.distributed.shares import Share
 from penstock.errors import StateError
 from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
-
-if TYPE_CHECKING:
-    from penstock.engine import Engine
 
 
 class SharedWriter(CommitWriter):
@@ -97,13 +95,14 @@ class SharedSaver(Saver):
     def __init__(
         self,
         folder: Folder,
-        engine: Engine,
+        core: EngineCore,
+        describe: Callable[[], Contents],
         last: Commit | None,
         delta: bool,
         peers: Peers,
         shares: Mapping[str, Share],
     ) -> None:
-        super().__init__(folder, tables_to_save(engine), lambda: describe(engine), last, delta)
+        super().__init__(folder, tables_to_save(core), describe, last, delta)
         self._peers, self._shares = peers, shares
         self._anybody_busy = False
 
@@ -143,8 +142,14 @@ class SharedSaver(Saver):
 class SharedSaves(Saves):
     """The saving side of an engine that is one of several."""
 
-    def __init__(self, engine: Engine, peers: Peers, shares: Mapping[str, Share]) -> None:
-        super().__init__(engine)
+    def __init__(
+        self,
+        core: EngineCore,
+        peers: Peers,
+        shares: Mapping[str, Share],
+        timed: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        super().__init__(core, timed)
         self._peers, self._shares = peers, shares
         self.parts = tuple(part_of(peers, rank) for rank in range(peers.count))
 
@@ -180,7 +185,7 @@ class SharedSaves(Saves):
         return self._peers.all_raise(error) and super()._may_commit(run, error)
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return SharedSaver(folder, self._engine, last, delta, self._peers, self._shares)
+        return SharedSaver(folder, self._core, self._described, last, delta, self._peers, self._shares)
 
 
 def part_of(peers: Peers, rank: int | None = None) -> str:

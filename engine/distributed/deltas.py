@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.deltas import DeltaArguments, Deltas, ids_of
+from penstock.core import EngineCore
+from penstock.deltas import DeltaOptions, Deltas, ids_of
 from penstock.distributed.packing import Opened, bytes_of, joined
 from penstock.distributed.peers import Peers
 from penstock.distributed.peers import Piece as Bytes
-from penstock.distributed.shares import Share
+from penstock.distributed.tables import SharedState
 from penstock.io.storage.delta_format import Block, Piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from penstock.distributed.member import Member
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -33,28 +32,24 @@ Float32 = npt.NDArray[np.float32]
 class SharedDeltas(Deltas):
     """Deltas of an engine that is one of several. What it knows of touched rows are their numbers here."""
 
-    _engine: Member
-
-    def __init__(
-        self, engine: Member, peers: Peers, shares: Mapping[str, Share], **arguments: Unpack[DeltaArguments]
-    ) -> None:
-        self._peers, self._shares = peers, shares
+    def __init__(self, core: EngineCore, peers: Peers, tables: SharedState, options: DeltaOptions) -> None:
+        self._peers, self._shares, self._tables = peers, tables.shares, tables
         self._theirs: list[Theirs] = []  # at process 0: of the delta that is being handed out
-        engine._changed_step = max(peers.gather("the last step that touched a row", engine._changed_step))
-        super().__init__(engine, **arguments)
+        core.changed_step = max(peers.gather("the last step that touched a row", core.changed_step))
+        super().__init__(core, options)
         self.come_out_here = peers.rank == 0
 
     @property
     def is_clear(self) -> bool:
         """As all know it: nothing that anybody holds is of a step after the last cut."""
-        return self._delta is None and self._engine.global_step == self._cut_step
+        return self._delta is None and self._core.global_step == self._cut_step
 
     def take(self) -> Iterator[pa.RecordBatch]:
         if self.come_out_here:
             yield from super().take()
             return
-        with self._engine.gate.still():
-            self._cut_step, self._cut_s = self._engine.global_step, self._clock()
+        with self._core.gate.still():
+            self._cut_step, self._cut_s = self._core.global_step, self._clock()
             self._hand_in()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -65,7 +60,7 @@ class SharedDeltas(Deltas):
     def outlive(self, error: BaseException) -> bool:
         return super().outlive(error) and self._peers.all_raise(error)
 
-    def loaded(self, name: str, ids: Int64 | None = None) -> None:
+    def loaded(self, name: str, ids: Int64 | None) -> None:
         super().loaded(name, None if ids is None else self._shares[name].mine(ids)[1])
 
     # ---- at process 0
@@ -74,7 +69,7 @@ class SharedDeltas(Deltas):
         """What has changed anywhere, by the ids of the whole tables."""
         mine = {block.table: block.ids for block in super()._taken()}
         self._theirs = [Theirs(self._peers, rank, self._tag()) for rank in range(1, self._peers.count)]
-        self._engine._changed_step = max([self._engine._changed_step, *(of.changed_step for of in self._theirs)])
+        self._core.changed_step = max([self._core.changed_step, *(of.changed_step for of in self._theirs)])
         return [Block(name, ids) for name in self._shares if len(ids := self._merged(name, mine.get(name)))]
 
     def _merged(self, name: str, mine: Int64 | range | None) -> Int64 | range:
@@ -108,7 +103,7 @@ class SharedDeltas(Deltas):
         blocks = super()._taken()
         told = [[b.table, None if isinstance(b.ids, range) else len(b.ids)] for b in blocks]
         ids: list[Bytes] = [bytes_of(self._shares[b.table].ids(b.ids)) for b in blocks if not isinstance(b.ids, range)]
-        head = {"changed_step": self._engine._changed_step, "ids": told}
+        head = {"changed_step": self._core.changed_step, "ids": told}
         chunks = deque(self._form.cut(blocks, self._peers.count))
         self._send(head, ids, chunks)
         while chunks:
@@ -127,14 +122,14 @@ class SharedDeltas(Deltas):
 
     def _here(self, name: str, numbers: Int64) -> dict[str, Float32]:
         """Rows that are here, by their numbers."""
-        here = self._engine._state.here(name)
+        here = self._tables.here(name)
         return {column: here.read(numbers, part) for column, part in self._columns(name).items()}
 
     def _is_over(self) -> bool:
         """Where steps do not tell, process 0's clock does, and the rows of all."""
         if self._rows is None and self._seconds is None:
             return super()._is_over()
-        if self._engine.global_step == self._cut_step:
+        if self._core.global_step == self._cut_step:
             return False
         told = self._peers.gather(f"what steps touched after {self._cut_step}", [super()._is_over(), self.num_times])
         enough = self._rows is not None and sum(times for _, times in told) >= self._rows

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import Saves
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaArguments, Deltas
+from penstock.core import EngineCore
+from penstock.deltas import DeltaOptions, Deltas
 from penstock.distributed.commits import SharedSaves
 from penstock.distributed.deltas import SharedDeltas
 from penstock.distributed.peers import Peers
@@ -41,8 +42,8 @@ class Member(Engine):
     peers : the job; mesh : of devices of this process. The other arguments are Engine's, the same everywhere.
     """
 
-    _state: SharedState
-    _saves: SharedSaves
+    core: SharedCore
+    session: SharedSaves
 
     def __init__(
         self,
@@ -56,12 +57,7 @@ class Member(Engine):
     ) -> None:
         self._peers = peers
         super().__init__(config, mesh, num_required, reduction, seed, threads)
-        self._telling = Telling(self, peers)
-        # Whoever looks closer looks at the rows that are here.
-        self.watch = Watch(
-            lambda name, numbers: self._state.here(name).read(numbers),
-            known_as=lambda name, numbers: self._state.shares[name].ids(numbers),
-        )
+        self._telling = self.core.telling = Telling(self.core, self.watch, peers)
 
     @classmethod
     def restored(
@@ -98,30 +94,50 @@ class Member(Engine):
 
     # ---- inside
 
-    def _make_state(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
-        return SharedState(self.config, mesh, self.seed, threads, self._peers)
+    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
+        self._shared = SharedState(self.config, mesh, self.seed, threads, self._peers)
+        return self._shared
 
-    def _make_saves(self) -> Saves:
-        return SharedSaves(self, self._peers, self._state.shares)
+    def _make_core(self, tables: State, num_required: int | None, threads: int | None) -> EngineCore:
+        core = SharedCore(self.config, tables, num_required, self.reduction, self.seed, threads)
+        core.peers = self._peers
+        return core
 
-    def _make_deltas(self, **arguments: Unpack[DeltaArguments]) -> Deltas:
-        return SharedDeltas(self, self._peers, self._state.shares, **arguments)
+    def _make_telemetry(self) -> Watch:
+        """Samples the rows that are here."""
+        return Watch(
+            lambda name, numbers: self._shared.here(name).read(numbers),
+            known_as=lambda name, numbers: self._shared.shares[name].ids(numbers),
+        )
 
-    def _reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return RoundsReader(self._peers, self._state.shares, source, options, self._saves, self._telling)
+    def _make_session(self) -> Saves:
+        return SharedSaves(self.core, self._peers, self._shared.shares, self.watch.saving)
+
+    def _make_deltas(self, options: DeltaOptions) -> Deltas:
+        return SharedDeltas(self.core, self._peers, self._shared, options)
+
+    def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
+        return RoundsReader(self._peers, self._shared.shares, source, options, self.session, self._telling)
 
     def _take_in(self, frame: Frame, learning_rates: Any) -> NoReturn:
         self.apply()
 
-    def _push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+
+class SharedCore(EngineCore):
+    """The core of an engine that is one of several."""
+
+    peers: Peers
+    telling: Telling
+
+    def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
         try:
-            taken = super()._push(frame, rates, counters)
+            taken = super().push(frame, rates, counters)
         except PenstockError as error:  # of the frame or the rates: everybody meets it here
-            self._peers.agreed = error
+            self.peers.agreed = error
             raise
-        self._telling.took(taken[0])
+        self.telling.took(taken[0])
         return taken
 
-    def _start_counting(self) -> None:
-        super()._start_counting()
-        self._telling.begin()
+    def start_counting(self) -> None:
+        super().start_counting()
+        self.telling.begin()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.deltas import Deltas
+from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import DeltasGoneError, ServiceError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class DeltaLog:
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
         self._engine, self._durable, self.max_bytes = engine, durable, max_bytes
         self._per_steps, self._num_following = per_steps, 0
-        self._row_bytes = max((8 + 4 * spec.dim for spec in engine._state.specs.values()), default=0)
-        watch = Deltas(engine, numbered=True, per_steps=per_steps)
+        self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
+        watch = Deltas(engine.core, DeltaOptions(numbered=True, per_steps=per_steps))
         # Without a checkpoint whoever asks has nothing of this state yet: until then nobody watches.
         self._deltas = watch if durable or per_steps is not None else None
         self.schema = watch.schema
@@ -178,7 +178,7 @@ class DeltaLog:
 
     def _forget(self) -> None:
         """More has changed than may be kept: who wants to go on from before takes the tables anew."""
-        self._deltas = Deltas(self._engine, numbered=True, per_steps=self._per_steps)
+        self._deltas = Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps))
         with self._changed:
             self._kept.clear()
             self._untold.clear()

@@ -62,7 +62,7 @@ class Intake:
         every: int | None = None,
         resume: bool = False,
     ) -> None:
-        engine._check_ready()
+        engine.core.check_ready()
         self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
         self._on_failure = failed
         self.counters = Counters()
@@ -72,16 +72,18 @@ class Intake:
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self._closing = False
-        self._positions = engine._saves.positions
+        self._positions = engine.session.positions
         if not resume or self._positions.lineage is None:
             self._positions.lineage = secrets.token_hex(8)
         self._durable = self._promised = self._now(copied=True)
         self._waiting: list[threading.Event] = []  # for the next commit, and for the one under way
         self._served: list[threading.Event] = []
-        engine._start_counting()
-        engine._rates = rates
-        engine._saves.count_into(self.counters)
-        self._saves = LiveSaves(engine, folder, every, resume, self) if folder is not None else None
+        engine.core.start_counting()
+        engine.core.rates = rates
+        engine.session.count_into(self.counters)
+        self._saves = (
+            LiveSaves(engine.core, engine.session, folder, every, resume, self) if folder is not None else None
+        )
 
     @property
     def lineage(self) -> str:
@@ -269,9 +271,9 @@ class Intake:
         step, watch = self._engine.global_step, self._engine.watch
         try:
             with watch.applying():
-                taken, was_admitted = self._engine._push(frame, self._rates, self.counters)
+                taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
         except BaseException as error:
-            if self._engine._failed is not None:  # else nothing of the frame is in
+            if self._engine.core.failed is not None:  # else nothing of the frame is in
                 self._fail(error)
             raise
         stream.next += 1
@@ -289,7 +291,7 @@ class Intake:
         except BaseException as error:
             self._fail(error)
             raise
-        watch.took(frame, self._engine.gate, self._engine._last_rates or ())
+        watch.took(frame, self._engine.core.gate, self._engine.core.last_rates or ())
 
     def _check_open(self) -> None:
         if self.error is not None:

@@ -187,7 +187,7 @@ class Service:
             """Until the producer's last frame has been told, or it has gone."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
-                reserve.open(self.engine._state.prepare_thread)
+                reserve.open(self.engine.core.tables.prepare_thread)
                 for batch, _ in self.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)
@@ -235,7 +235,7 @@ class Service:
 
     def flights(self) -> Iterator[flight.FlightInfo]:
         """All that can be got or put."""
-        for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self.engine._state.specs)):
+        for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self.engine.core.tables.specs)):
             yield self.flight(flight.FlightDescriptor.for_path(*path))
 
     def flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
@@ -249,17 +249,17 @@ class Service:
             schema, rows = self.readers.delta_schema, -1
         elif len(path) == 2 and path[0] == TABLE:
             ticket, schema = {TABLE: path[1]}, self.readers.table_schema(path[1])
-            rows = self.engine._state.specs[path[1]].vocabulary_size
+            rows = self.engine.core.tables.specs[path[1]].vocabulary_size
         else:
             raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
 
     def _gradient_schema(self) -> pa.Schema:
         """Of the plainest row stream that is taken."""
-        dims = {spec.dim for spec in self.engine._state.specs.values()}
+        dims = {spec.dim for spec in self.engine.core.tables.specs.values()}
         gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
         fields = [("id", pa.int64()), ("gradient", gradient)]
-        return pa.schema([("table", pa.utf8()), *fields] if len(self.engine._state.specs) > 1 else fields)
+        return pa.schema([("table", pa.utf8()), *fields] if len(self.engine.core.tables.specs) > 1 else fields)
 
 
 @contextmanager
@@ -291,7 +291,7 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
         """A call that was let in, on a thread that may be a new one."""
         with _answering():
             context.get_middleware(DOOR).comes_from(context.peer())
-            reserve.open(self._service.engine._state.prepare_thread)
+            reserve.open(self._service.engine.core.tables.prepare_thread)
             yield
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

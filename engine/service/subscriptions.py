@@ -49,14 +49,14 @@ class Readers:
         name = asked.get(TABLE)
         if not isinstance(name, str):
             raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, asked)) or 'nothing'}")
-        self._engine._state.table(name)
+        self._engine.core.tables.table(name)
         if "ids" in asked:
             return self._rows(name, asked["ids"])
         return Answer(self.table_schema(name), self._table(name))
 
     def table_schema(self, name: str) -> pa.Schema:
         """Of a table's rows. Raises UsageError for one that there is not."""
-        dim = self._engine._state.table(name).layout.dim
+        dim = self._engine.core.tables.table(name).layout.dim
         fields = [pa.field("id", pa.int64(), False), pa.field("row", pa.list_(pa.float32(), dim), False)]
         return pa.schema(fields, metadata={b"penstock.table": name.encode()})
 
@@ -92,7 +92,7 @@ class Readers:
             raise UsageError(f"ids: {len(ids)} rows in one call; ask for {self._limits.rows_asked} at most")
         if not isinstance(ids, list) or not all(type(i) is int for i in ids):
             raise UsageError("ids: expected a list of whole numbers")
-        size = self._engine._state.table(name).layout.vocabulary_size
+        size = self._engine.core.tables.table(name).layout.vocabulary_size
         if ids and not 0 <= min(ids) <= max(ids) < size:
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got ids from {min(ids)} to {max(ids)}")
         with self._engine.gate.still():
@@ -122,7 +122,7 @@ class Readers:
 
         Raises DeltasGoneError where what changed is no longer kept.
         """
-        layout = self._engine._state.table(name).layout
+        layout = self._engine.core.tables.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
         with self._engine.gate.still():
             self._log.tell_all()
@@ -130,7 +130,7 @@ class Readers:
             since = step = max(self._log.step, self._log.first_step)
         for first in range(0, layout.vocabulary_size, at_once):
             with self._engine.gate.still():
-                self._engine._check_whole()
+                self._engine.core.check_whole()
                 step = self._engine.global_step
                 block = self._batch(name, np.arange(first, min(first + at_once, layout.vocabulary_size)))
             yield block, encoded({"changed": again})
@@ -154,7 +154,7 @@ class Readers:
             self._log.tell_all()
 
     def _batch(self, name: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
-        rows = self._engine._state.table(name).read(ids)
+        rows = self._engine.core.tables.table(name).read(ids)
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
         return pa.RecordBatch.from_arrays([pa.array(ids), values], schema=self.table_schema(name))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError, listed
+from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.schema import suggestion
@@ -18,6 +18,17 @@ from penstock.masked_arrays import MASKED, is_masked
 
 # Created once: comparing with a type creates one each time.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+def check_gradients(gradients: Any) -> None:
+    """Raise UsageError for what is no mapping of pairs."""
+    wanted = "gradients: expected a mapping table → (ids, gradients)"
+    if not isinstance(gradients, dict | Mapping):  # a dict is found out at once, a Mapping is asked for
+        raise UsageError(f"{wanted}, got {type(gradients).__name__}")
+    for table, pair in gradients.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise UsageError(f"{wanted}, got {got} for '{table}'")
 
 
 def one_frame(
@@ -29,8 +40,10 @@ def one_frame(
     """Convert table → (ids, gradients) to a Frame.
 
     ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
-    Raises InputError as for a stream, or its audit does; the source is then ``apply('table')``.
+    Raises UsageError if gradients is not a mapping of pairs, and InputError as for a stream, or its audit does; the
+    source is then ``apply('table')``.
     """
+    check_gradients(gradients)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
@@ -64,6 +77,7 @@ def _checked(
     contributor: int | str | None,
 ) -> Frame:
     """Convert through Arrow, with a check of every value."""
+    check_gradients(gradients)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -17,9 +17,6 @@ from penstock.io.flight.connection import PASSING, Patience
 from penstock.io.flight.messages import Ack, PutRequest, Words, decoded, from_flight
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
 from penstock.io.flight.shm_ring import Room
-
-if TYPE_CHECKING:
-    from penstock.io.flight import Client
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -35,6 +32,23 @@ class _Numbered(NamedTuple):
     num_bytes: int
 
 
+class Service(Protocol):
+    """The service as a producer needs it. where : its address, for messages"""
+
+    shares_memory: bool
+
+    @property
+    def where(self) -> str: ...
+
+    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]: ...
+
+    def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def position(self, contributor: str) -> int: ...
+
+    def checkpoint(self) -> int: ...
+
+
 class Producer:
     """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
 
@@ -45,7 +59,7 @@ class Producer:
     """
 
     def __init__(
-        self, client: Client, contributor: str, first: int | None, window_bytes: int, patience_s: float
+        self, client: Service, contributor: str, first: int | None, window_bytes: int, patience_s: float
     ) -> None:
         self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
         self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections

@@ -15,8 +15,7 @@ import pyarrow.flight as flight
 from penstock.errors import InputError, ServiceError
 from penstock.io.flight.connection import Address, dial
 from penstock.io.flight.messages import flight_errors, from_flight, read_words
-from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
-from penstock.io.sources.opening import Parts, Source
+from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors
 
 
 class Chunk(NamedTuple):

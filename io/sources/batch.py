@@ -88,6 +88,21 @@ class Part:
             raise InputError(f"a column's name is not UTF-8 ({error.reason})", source=self.name) from error
 
 
+Parts = Generator[Part, None, None]
+
+
+@dataclass
+class Source:
+    """Parts in order. ``fraction`` of the bytes read so far, where the length is known.
+
+    parts : closing the generator closes what is open
+    """
+
+    name: str
+    parts: Callable[[], Parts]
+    fraction: Callable[[], float | None] = field(default=lambda: None)
+
+
 def _read_names(field: pa.Field) -> None:
     """Raise UnicodeDecodeError if the name of this field, or of one inside it, is not text; pyarrow decodes lazily."""
     _ = field.name

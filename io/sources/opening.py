@@ -11,35 +11,20 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
-from penstock.io.sources.batch import Batch, Part, arrow_errors
+from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_stream import ARROW_FILE, CONTINUATION, FEATHER_V1, PARQUET, open_stream
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
-
-Parts = Generator[Part, None, None]
-
-
-@dataclass
-class Source:
-    """Parts in order. ``fraction`` of the bytes read so far, where the length is known.
-
-    parts : closing the generator closes what is open
-    """
-
-    name: str
-    parts: Callable[[], Parts]
-    fraction: Callable[[], float | None] = field(default=lambda: None)
 
 
 def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:

@@ -1,0 +1,279 @@
+"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way. Nothing else.
+
+Checkpoints, deltas and telemetry observe the core; the core imports none of them. A frame enters by ``push``, opens
+the gate, and steps the tables: all of it under the gate's lock, which is the one lock of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import ConfigError, StateError, UsageError
+from penstock.frames import Coalesced, Frame
+from penstock.gate import Gate
+from penstock.learning_rates import Given, LearningRates
+from penstock.pipeline import BadRowsError, Begin, Pipeline
+from penstock.stats import Counters, TableReport
+from penstock.table_accumulator import TableStore
+from penstock.tables.table_set import State
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Stepped = Mapping[str, Sequence[Coalesced]]
+REDUCTIONS = ("mean", "sum")
+
+
+class StepObserver:
+    """Is notified of everything that changes a core's tables. Every method runs under the gate's lock.
+
+    An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
+    """
+
+    def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
+        """A frame has entered the gate, or was dropped as stale: from here on positions count it.
+
+        frame : without the rows that were dropped; counters : of the run it belongs to
+        """
+
+    def before_step(self, coalesced: Stepped) -> None:
+        """A step is about to change these rows, and all rows of tables whose optimizer is not lazy."""
+
+    def after_step(self, coalesced: Stepped) -> None:
+        """The step has changed them; the global step still is that of the step."""
+
+    def step_failed(self, error: BaseException) -> None:
+        """The step raised; what it has changed is unknown."""
+
+    def before_load(self) -> None:
+        """Any rows are about to be set from outside."""
+
+    def loaded(self, name: str, ids: Int64 | None) -> None:
+        """These rows of a table were set from outside. ids : None for all"""
+
+
+class EngineCore:
+    """The tables of an engine and the one way of a gradient into them.
+
+    tables : on the devices
+    reduction : "mean" or "sum"
+    num_required : frames that open the gate; None: the configuration's, else 1
+
+    gate : counts frames and opens; ``gate.still()`` is the lock of the engine
+    rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
+    changed_step : the last step that changed a row
+    failed : the error of a step that failed half way, or None; the tables are then of no step
+    counters : of frames that belong to no run
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        tables: State,
+        num_required: int | None = None,
+        reduction: str = "mean",
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
+        self.failed: str | None = None
+        self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
+        self.last_rates: tuple[float, ...] | None = None
+        self.changed_step = 0
+        self.counters = Counters()
+        self._observers: list[Callable[[], StepObserver | None]] = []
+        stores = {
+            name: TableStore(
+                spec.vocabulary_size,
+                spec.dim,
+                accumulate=spec.accumulate,
+                mean=reduction == "mean",
+                is_share=tables.is_share,
+            )
+            for name, spec in tables.held.items()
+        }
+        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
+        self.pipeline = Pipeline(self.gate, stores, self._step, threads)
+
+    # ---- observers
+
+    def observe(self, observer: StepObserver, *, weakly: bool = False) -> None:
+        """Notify an observer from now on. The last one is the outermost: first before a step, last after it.
+
+        weakly : do not keep it alive
+        """
+        with self.gate.still():
+            alive = [get for get in self._observers if get() is not None]
+            self._observers = [*alive, ref(observer) if weakly else lambda: observer]
+
+    @property
+    def observers(self) -> list[StepObserver]:
+        """Those still alive, in the order in which they were registered."""
+        return [observer for get in self._observers if (observer := get()) is not None]
+
+    # ---- frames
+
+    @property
+    def global_step(self) -> int:
+        return self.gate.global_step
+
+    def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+        """Take one frame in, and step where that opens the gate.
+
+        Returns the frame without its bad rows, and whether it was admitted: else it was stale and dropped.
+        """
+        begin, began = self._begin(rates)
+        try:
+            with self.gate.still():
+                taken, admitted = self.pipeline.push(frame, begin, counters)
+                for observer in self.observers:
+                    observer.frame_applied(taken, admitted, counters)
+                return taken, admitted
+        except BadRowsError:
+            pass
+        except BaseException as error:
+            if began():
+                self.fail(error)
+            raise
+        return self.push(frame.audited(), rates, counters)
+
+    def take_in(self, frame: Frame, learning_rates: Given) -> bool:
+        """``push`` for one frame that belongs to no run. False where it was stale."""
+        self.check_ready()
+        rates = self._own_rates
+        if learning_rates is not None:
+            rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
+        self.rates = rates.complete()
+        return self.push(frame, rates, self.counters)[1]
+
+    def flush(self, counters: Counters) -> bool:
+        """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
+        begin, began = self._begin(self.rates)
+        with self._whole(began):
+            return self.pipeline.flush(begin, counters)
+
+    def start_counting(self) -> None:
+        """Count rows and distinct ids of every table from zero."""
+        with self.still():
+            for store in self.pipeline.stores.values():
+                store.start_counting()
+
+    def table_reports(self) -> dict[str, TableReport]:
+        """What entered every table's sums since ``start_counting``."""
+        return {name: TableReport(of.num_rows, of.num_distinct) for name, of in self.pipeline.stores.items()}
+
+    # ---- tables
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Between two steps: no frame enters and no table changes. Raises StateError after a step failed half way."""
+        with self.gate.still():
+            self.check_whole()
+            yield
+
+    def load(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table. values : part of the table → rows, as ``State.checked`` returns them"""
+        with self.still(), self._whole():
+            self._before_load()
+            for part, value in values.items():
+                self.tables.table(name).write(ids, value, part)
+            self._loaded(name, ids)
+
+    def load_all(self, read: Callable[[], None]) -> None:
+        """Set rows of any tables. read : sets them; if it raises, the engine has failed"""
+        with self.still(), self._whole():
+            self._before_load()
+            read()
+            for name in self.config.table_names:
+                self._loaded(name, None)
+
+    def wait(self) -> None:
+        """Wait until the devices are done; their errors are raised here."""
+        with self.still(), self._whole():
+            self.tables.wait()
+
+    # ---- failure
+
+    def fail(self, error: BaseException) -> None:
+        """The tables are of no step any more."""
+        self.failed = f"{type(error).__name__}: {error}"
+
+    def check_whole(self) -> None:
+        """Raise StateError after a step that failed half way."""
+        if self.failed is not None:
+            raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
+
+    def check_ready(self) -> None:
+        """Raise StateError or ConfigError where no frame can be taken."""
+        if self.failed is not None:
+            self.check_whole()
+        if self.config.mode == "INFERENCE":
+            raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
+
+    @contextmanager
+    def _whole(self, began: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """An error in here fails the engine. began : whether anything was changed; if not, an error changes nothing"""
+        try:
+            yield
+        except BaseException as error:
+            if began():
+                self.fail(error)
+            raise
+
+    # ---- the step
+
+    def _begin(self, rates: LearningRates) -> tuple[Begin, Callable[[], bool]]:
+        """The callback that the pipeline calls before it changes anything, and whether it has been called."""
+        began = False
+
+        # Under the gate's lock: another thread's step may have failed, and the rates are for this very step.
+        def begin(frame: Frame, opens: bool) -> tuple[float, ...]:
+            nonlocal began
+            self.check_ready()
+            resolved = rates.at(self.global_step, frame.learning_rates) if opens else ()
+            began = True
+            return resolved
+
+        return begin, lambda: began
+
+    def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
+        step, observers = self.gate.global_step, self.observers
+        for observer in reversed(observers):
+            observer.before_step(coalesced)
+        try:
+            self.tables.apply(coalesced, rates, step)
+        except BaseException as error:
+            for observer in observers:
+                observer.step_failed(error)
+            raise
+        if self.tables.touches(coalesced):
+            self.changed_step = step + 1
+        for observer in observers:
+            observer.after_step(coalesced)
+        self.last_rates = rates
+
+    def _before_load(self) -> None:
+        for observer in reversed(self.observers):
+            observer.before_load()
+
+    def _loaded(self, name: str, ids: Int64 | None) -> None:
+        for observer in self.observers:
+            observer.loaded(name, ids)
+
+
+def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:
+    """The reduction asked for, else the configuration's, else the mean. Raises where no engine can be made of these."""
+    if not isinstance(config, EmbeddingConfig):
+        raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+    if mesh is not None and not hasattr(mesh, "devices"):
+        raise UsageError(f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}")
+    reduction = reduction or config.gate_reduction or "mean"
+    if reduction not in REDUCTIONS:
+        raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
+    return reduction

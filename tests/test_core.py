@@ -1,0 +1,143 @@
+"""EngineCore and its observers; the options of a run, stated once."""
+
+import gc
+import inspect
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core import StepObserver
+from penstock.deltas import DeltaOptions
+from penstock.run import RunOptions
+
+
+def engine_of():
+    table = ps.TableConfig(8, 2, optimizer=ps.SGD(1.0), initializer=ps.Constant(0.0), name="t")
+    return ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+
+
+def apply(engine, ids, local_step=None):
+    return engine.apply({"t": (np.array(ids), np.ones((len(ids), 2), np.float32))}, local_step)
+
+
+class Recorder(StepObserver):
+    """Appends (name, event, details) to a list that several observers share."""
+
+    def __init__(self, name, events, core):
+        self.name, self.events, self.core = name, events, core
+
+    def note(self, event, *details):
+        self.events.append((self.name, event, *details))
+
+    def frame_applied(self, frame, admitted, counters):
+        self.note("frame_applied", frame.num_rows, admitted)
+
+    def before_step(self, coalesced):
+        self.note("before_step", self.core.tables.lookup("t", [1], False).tolist())
+
+    def after_step(self, coalesced):
+        self.note("after_step", self.core.tables.lookup("t", [1], False).tolist())
+
+    def step_failed(self, error):
+        self.note("step_failed", str(error))
+
+    def before_load(self):
+        self.note("before_load")
+
+    def loaded(self, name, ids):
+        self.note("loaded", name, None if ids is None else ids.tolist())
+
+
+@pytest.fixture
+def recorded():
+    engine, events = engine_of(), []
+    observers = [Recorder(name, events, engine.core) for name in ("inner", "outer")]
+    for observer in observers:
+        engine.core.observe(observer)
+    return engine, events
+
+
+def test_the_last_observer_is_the_outermost(recorded):
+    engine, events = recorded
+    assert apply(engine, [1])
+    assert events == [
+        ("outer", "before_step", [[0.0, 0.0]]),
+        ("inner", "before_step", [[0.0, 0.0]]),
+        ("inner", "after_step", [[-1.0, -1.0]]),
+        ("outer", "after_step", [[-1.0, -1.0]]),
+        ("inner", "frame_applied", 1, True),
+        ("outer", "frame_applied", 1, True),
+    ]
+
+
+def test_observers_see_stale_frames_and_loads(recorded, tmp_path):
+    engine, events = recorded
+    engine.gate.set_global_step(5)
+    assert not apply(engine, [1, 2], local_step=4)
+    engine.load_parameters("t", np.ones((1, 2)), ids=[3])
+    engine.write_tables(tmp_path)
+    engine.read_tables(tmp_path)
+    assert [event[1:] for event in events if event[0] == "inner"] == [
+        ("frame_applied", 2, False),
+        ("before_load",),
+        ("loaded", "t", [3]),
+        ("before_load",),
+        ("loaded", "t", None),
+    ]
+
+
+def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
+    engine, events = recorded
+
+    def lost(*_):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(engine.core.tables, "apply", lost)
+    with pytest.raises(RuntimeError, match="device lost"):
+        apply(engine, [1])
+    assert [event[:2] for event in events] == [
+        ("outer", "before_step"),
+        ("inner", "before_step"),
+        ("inner", "step_failed"),
+        ("outer", "step_failed"),
+    ]
+    assert engine.core.failed == "RuntimeError: device lost"
+    with pytest.raises(ps.StateError, match="an earlier step failed half way"):
+        engine.lookup("t", [1])
+
+
+def test_an_observer_held_weakly_ends_with_its_last_reference():
+    engine, events = engine_of(), []
+    observer = Recorder("weak", events, engine.core)
+    engine.core.observe(observer, weakly=True)
+    apply(engine, [1])
+    assert len(events) == 3
+    del observer
+    gc.collect()
+    apply(engine, [1])
+    assert len(events) == 3
+
+
+def options_of(method):
+    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def defaults_of(*kinds):
+    return {field.name: field.default for kind in kinds for field in fields(kind)}
+
+
+def test_run_and_stage_show_every_option_with_its_default():
+    """``help(Engine.run)`` prints the signature."""
+    stated = defaults_of(RunOptions, DeltaOptions)
+    assert options_of(ps.Engine.stage) == stated
+    assert options_of(ps.Engine.run) == stated | {"deltas": None, "numbered": True}
+    documented = re.findall(r"^        ((?:\w+, )*\w+) : ", ps.Engine.run.__doc__, re.MULTILINE)
+    assert set(", ".join(documented).split(", ")) == {"source", *options_of(ps.Engine.run)} - {"every", "keep"}
+
+
+def test_an_option_of_deltas_without_deltas_is_an_error():
+    with pytest.raises(ps.UsageError, match=r"^per_rows: says what deltas hold; give deltas= too$"):
+        engine_of().run([], per_rows=3)
