@@ -19,6 +19,7 @@ import numpy.typing as npt
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.touched_rows import TouchedRows
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from penstock.config.specs import TableSpec
 
 Int64 = npt.NDArray[np.int64]
-
-# Ids of several steps are merged when so many have come together, so that memory does not follow the steps.
-MERGE_IDS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class Deltas(StepObserver):
         self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
-        self._touched = {name: Touched(rows) for name, rows in self._sizes().items()}
+        self._touched = {name: TouchedRows(rows) for name, rows in self._sizes().items()}
         self._delta: Delta | None = None  # that is being handed out
         with core.gate.still():
             self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
@@ -250,59 +248,6 @@ class Delta:
         self._rows_left -= sum(len(piece.ids) for piece in pieces)
         self._checksum = checksum_with(self._checksum, pieces)
         return self._form.batch(pieces, self._step, self._parent, self._checksum, self._rows_left)
-
-
-class Touched:
-    """The ids of one table that were touched: distinct, whatever the number of steps.
-
-    Those of a few steps are held as they came, those of many as marks, a byte per row: to merge lists costs more than
-    the steps themselves.
-
-    num_ids : how many, an id of two steps perhaps twice; num_times : how many, such an id twice
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-        self._held: list[Int64] = []
-        self._marks: npt.NDArray[np.bool_] | None = None
-        self._num_marked = 0
-        self._all = False
-        self.num_ids = self.num_times = 0
-
-    def add(self, ids: Int64) -> None:
-        if self._all or not len(ids):
-            return
-        self._held.append(np.array(ids))  # a copy: they may look into memory that is soon used again
-        self.num_ids += len(ids)
-        self.num_times += len(ids)
-        if self.num_ids - self._num_marked > MERGE_IDS:
-            self._mark(self._held)
-            self._held, self.num_ids = [], self._num_marked
-
-    def add_all(self) -> None:
-        self._all, self._held, self.num_ids = True, [], self._num_rows
-        self.num_times += self._num_rows
-
-    def take(self) -> Int64 | range:
-        """Ascending; from now on nothing is touched."""
-        ids = range(self._num_rows) if self._all else self._distinct()
-        if self._marks is not None and self._num_marked:
-            self._marks[:] = False
-        self._held, self._num_marked, self._all = [], 0, False
-        self.num_ids = self.num_times = 0
-        return ids
-
-    def _distinct(self) -> Int64:
-        if not self._num_marked:
-            return np.unique(np.concatenate(self._held))
-        return np.flatnonzero(self._mark(self._held))
-
-    def _mark(self, held: Sequence[Int64]) -> npt.NDArray[np.bool_]:
-        marks = self._marks = np.zeros(self._num_rows, bool) if self._marks is None else self._marks
-        for ids in held:  # each distinct in itself
-            self._num_marked += len(ids) - int(np.count_nonzero(marks[ids]))
-            marks[ids] = True
-        return marks
 
 
 def _positive(name: str, seconds: Any) -> float:

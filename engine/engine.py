@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Float32 = npt.NDArray[np.float32]
-Paths = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 
 
 class Engine:
@@ -100,12 +100,12 @@ class Engine:
         max_stale: float | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
-        checkpoint: Paths | None = None,
+        checkpoint: AnyPath | None = None,
         every: int | None = None,
         keep: int = KEEP,
         resume: bool = False,
         progress: Progress | None = None,
-        deltas: Paths | None = None,
+        deltas: AnyPath | None = None,
         slots: bool | Sequence[str] = (),
         op: bool = False,
         numbered: bool = True,
@@ -170,7 +170,7 @@ class Engine:
         max_stale: float | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
-        checkpoint: Paths | None = None,
+        checkpoint: AnyPath | None = None,
         every: int | None = None,
         keep: int = KEEP,
         resume: bool = False,
@@ -295,12 +295,12 @@ class Engine:
         with self.core.still():
             return self.core.tables.hash(self.global_step)
 
-    def write_tables(self, directory: Paths) -> list[Path]:
+    def write_tables(self, directory: AnyPath) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
         with self.core.still():
             return self.core.tables.write(place("directory", directory))
 
-    def read_tables(self, directory: Paths) -> None:
+    def read_tables(self, directory: AnyPath) -> None:
         """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
 
         A slot that has no column keeps its value, so that weights from elsewhere can be taken up. Raises InputError:
@@ -309,7 +309,7 @@ class Engine:
         with self.core.still():
             self.core.load_all(self.core.tables.reading(place("directory", directory)))
 
-    def save(self, path: Paths) -> None:
+    def save(self, path: AnyPath) -> None:
         """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
         with self.core.still():
             self.session.save(path)
@@ -317,7 +317,7 @@ class Engine:
     @classmethod
     def restore(
         cls,
-        path: Paths,
+        path: AnyPath,
         mesh: jax.sharding.Mesh | None = None,
         threads: int | None = None,
         *,

@@ -12,6 +12,7 @@ from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
 from penstock.pyx import dirty_bits as kernel
 from penstock.pyx import reference
+from penstock.touched_rows import TouchedRows
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
@@ -41,6 +42,25 @@ def test_marks_are_two_sets(steps, stride):
             assert marks.take_next(len(ids) + 1).tolist() == wanted
             waiting -= set(wanted)
         assert marks.num_waiting == len(waiting)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["step", "load all", "take"]), IDS)), st.sampled_from([1, 8, 1 << 16]))
+@settings(max_examples=200, deadline=None)
+def test_a_commit_and_a_delta_hold_the_same_rows(changes, merge_ids):
+    """Both keep track of the rows changed since the last one, each in its own way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.touched_rows.MERGE_IDS", merge_ids)
+        marks, touched = RowMarks(ROWS), TouchedRows(ROWS)
+        for what, ids in [*changes, ("take", None)]:
+            if what == "step":
+                marks.change(ids)
+                touched.add(ids)
+            elif what == "load all":
+                marks.change_all()
+                touched.add_all()
+            else:
+                marks.begin(everything=False)
+                assert marks.take_next(ROWS).tolist() == (list(touched.take()) if touched.num_ids else [])
 
 
 MARKS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(lambda marks: np.array(marks, np.uint8))

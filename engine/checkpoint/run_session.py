@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from typing import Protocol
 
+from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.run_files import RunFiles
 from penstock.checkpoint.source_positions import Positions
@@ -17,9 +16,6 @@ from penstock.errors import UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.stats import Counters
-
-# Between two looks at whether copying has to go on without frames.
-PAUSE_S = 0.01
 
 
 class Spoken(Protocol):
@@ -30,7 +26,7 @@ class Spoken(Protocol):
     def speaks_of(self, run: Run | None) -> bool: ...
 
 
-class Run:
+class Run(CommitListener):
     """One run's side of it.
 
     skipped : frames that were left out
@@ -52,19 +48,15 @@ class Run:
         may_commit: Callable[[], bool],
         counters: Counters,
     ) -> None:
-        self._saves, self._core, self._saver, self._reader = saves, core, saver, reader
+        self._saves, self._core, self._reader = saves, core, reader
         self.counters = counters
         self.files, self._has_new_files, self.may_commit = files, has_new_files, may_commit
-        self._known, self._met, self._every = known, met, every
+        self._known, self._met = known, met
         self.check_stale = met.check_stale
         self._source: int | None = None  # of the last frame
         self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
-        self._step = core.global_step  # of the last commit begun
-        self._news = saver is not None and saver.last is None  # something that no commit has
-        self._pace: threading.Thread | None = None
-        self._pacing = False
-        self._num_frames = 0
-        self._error: BaseException | None = None  # what the pace met
+        self._commits = None if saver is None else CommitSession(core, saver, every, self)
+        self._error: BaseException | None = None  # of the thread that copies
         self.skipped = known.num_frames
         self.failed = False
         if not known.num_frames and saves.speaks_of(self):
@@ -72,7 +64,7 @@ class Run:
 
     @property
     def commits(self) -> bool:
-        return self._saver is not None
+        return self._commits is not None
 
     def frames(self, limit: int | None) -> Iterator[Frame]:
         """The frames that are to be applied. limit : of all, those left out included"""
@@ -90,14 +82,12 @@ class Run:
         try:
             with self._core.gate.still():
                 self.count()
-                if self._saver is None:
+                if self._commits is None:
                     return
                 self._raise()
-                due = self._every is not None and self._core.global_step - self._step >= self._every
-                if due and self._saver.may_begin and self.may_commit():
-                    self._begin()
-                    self._start_pace()
-                self._saver.advance()
+                if self._commits.is_due and self._commits.may_begin and self.may_commit():
+                    self._commits.begin()
+                self._commits.advance()
         except BaseException:
             self.failed = True
             raise
@@ -119,8 +109,9 @@ class Run:
         except BaseException:
             self.failed = True  # no position counts a frame that was applied: nothing is committed any more
             raise
-        self._pushed, self._news = None, True
-        self._num_frames += 1
+        self._pushed = None
+        if self._commits is not None:
+            self._commits.frame_counted()
         if self._saves.speaks_of(self):
             self._saves.positions = self._met
 
@@ -130,54 +121,31 @@ class Run:
         It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
         completed : no error ended the run; a file that no commit counts yet is then worth a commit
         """
-        if self._saver is None:
+        commits = self._commits
+        if commits is None:
             return
         try:
             with self._core.gate.still():
                 self._raise()
-                news = self._news or (completed and self._has_new_files) or self._core.global_step != self._step
-                if news and self.may_commit():
-                    self._core.tables.wait()
-                    self._begin()
-                self._saver.finish()
+                news = commits.has_news or (completed and self._has_new_files) or commits.has_stepped
+                commits.finish(news and self.may_commit())
         except BaseException:
             self.failed = True
             raise
 
+    def close(self) -> None:
+        """Commit nothing any more. Under the gate's lock."""
+        if self._commits is not None:
+            self._commits.close()
+
     def join(self) -> None:
-        """No thread of this run is left. The saver is closed."""
-        if self._pace is not None:
-            self._pace.join()
+        """No thread of this run is left, once it is closed."""
+        if self._commits is not None:
+            self._commits.join()
 
-    def _start_pace(self) -> None:
-        """Copying goes on where no frame comes in for a while, too."""
-        if self._pacing:
-            return
-        self._pacing = True
-        self._pace = threading.Thread(target=self._keep_pace, name="penstock-pace", daemon=True)
-        self._pace.start()
-
-    def _keep_pace(self) -> None:
-        assert self._saver is not None
-        while True:
-            seen = self._num_frames
-            time.sleep(PAUSE_S)
-            with self._core.gate.still():
-                if not self._saver.is_busy:
-                    self._pacing = False
-                    return
-                if self._num_frames != seen:
-                    continue
-                try:
-                    self._saver.advance(idle=True)
-                except BaseException as error:
-                    self._error = error
+    def commit_failed(self, error: BaseException) -> None:
+        self._error = error
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def _begin(self) -> None:
-        assert self._saver is not None
-        self._saver.begin()
-        self._step, self._news = self._core.global_step, False

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import Contents, Saver
+from penstock.checkpoint.incremental import KEEP, Contents, Saver
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
@@ -19,6 +20,7 @@ from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
+from penstock.io.storage.descriptors import reserve
 from penstock.stats import Counters
 from penstock.validation import whole
 
@@ -103,6 +105,13 @@ class Saves(StepObserver):
             if saver is not self._saver:
                 self._remember(saver)
 
+    def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
+        """The commits of a service to a folder. every : steps between two; None: only on request"""
+        folder.check_place(resume)
+        with self._core.gate.still():
+            saver = self.opened(folder, KEEP)
+        return CommitSession(self._core, saver, every, listener, lambda: reserve.open(self._core.tables.prepare_thread))
+
     @contextmanager
     def run(
         self,
@@ -153,7 +162,10 @@ class Saves(StepObserver):
                 self._runs.remove(run)
             if saver is not None:
                 with self._core.gate.still():
-                    saver.close()
+                    if run is None:
+                        saver.close()
+                    else:
+                        run.close()
             if run is not None:
                 run.join()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.checkpoint.live_session import LiveSaves
+from penstock.checkpoint.commit_session import CommitListener
 from penstock.checkpoint.store import Folder
 from penstock.errors import InputError, ServiceError, UsageError
 from penstock.frames import Frame
@@ -39,7 +39,7 @@ class Steps(Protocol):
     def close(self) -> None: ...
 
 
-class Intake:
+class Intake(CommitListener):
     """The one way into the engine of a service.
 
     rates : learning rates, before and after what frames say
@@ -81,9 +81,7 @@ class Intake:
         engine.core.start_counting()
         engine.core.rates = rates
         engine.session.count_into(self.counters)
-        self._saves = (
-            LiveSaves(engine.core, engine.session, folder, every, resume, self) if folder is not None else None
-        )
+        self._commits = None if folder is None else engine.session.commits(folder, every, resume, self)
 
     @property
     def lineage(self) -> str:
@@ -104,7 +102,7 @@ class Intake:
     @property
     def is_durable(self) -> bool:
         """Whether there is a checkpoint."""
-        return self._saves is not None
+        return self._commits is not None
 
     def reads_once(self) -> bool:
         """Whether values of a frame that comes now are looked at no more than once, while they are added.
@@ -163,7 +161,7 @@ class Intake:
     def finish(self, stream: Stream) -> bool:
         """The producer has sent its last: commit soon what it waits for. False where it waits for nothing."""
         with self._engine.gate.still():
-            return stream.acked.position < stream.position and (self._saves is None or self._saves.ask())
+            return stream.acked.position < stream.position and (self._commits is None or self._commits.ask())
 
     def close(self, stream: Stream) -> None:
         with self._engine.gate.still():
@@ -192,16 +190,16 @@ class Intake:
     def ask_for_commit(self) -> bool:
         """Commit soon. False where everything is on disk, or there is no checkpoint."""
         with self._engine.gate.still():
-            return self._saves is not None and self._saves.ask()
+            return self._commits is not None and self._commits.ask()
 
     def commit(self) -> None:
         """Everything that has been applied is on disk. Raises ServiceError where it cannot be."""
         done = threading.Event()
         with self._engine.gate.still():
             self._check_open()
-            if self._saves is None:
+            if self._commits is None:
                 raise UsageError("this service has no checkpoint: start it with --checkpoint DIR")
-            if not self._saves.ask(again=True):
+            if not self._commits.ask(again=True):
                 return
             self._waiting.append(done)
         done.wait()
@@ -223,7 +221,7 @@ class Intake:
             self._acknowledge(stream, stream.promised)
         self._steps.commit_is_on_disk()
 
-    def save_failed(self, error: BaseException) -> None:
+    def commit_failed(self, error: BaseException) -> None:
         self._fail(error)
 
     # ---- the end
@@ -235,8 +233,8 @@ class Intake:
                 return
             self._closing = True
         try:
-            if self._saves is not None:
-                self._saves.end()
+            if self._commits is not None:
+                self._commits.end()
         except BaseException as error:
             self.error = error
             raise
@@ -249,8 +247,8 @@ class Intake:
             if self._closing:
                 return
             self._closing, self.error = True, error
-            if self._saves is not None:
-                self._saves.give_up()
+            if self._commits is not None:
+                self._commits.close()
         self._say_goodbye()
         self._on_failure()
 
@@ -285,9 +283,12 @@ class Intake:
         try:
             if self._engine.global_step != step:
                 self._steps.stepped()
-            if self._saves is not None:
+            if self._commits is not None:
                 with watch.saving():
-                    self._saves.took()
+                    self._commits.frame_counted()
+                    if self._commits.is_due:
+                        self._commits.ask()
+                    self._commits.advance()
         except BaseException as error:
             self._fail(error)
             raise
