@@ -15,8 +15,9 @@ demo: .venv/installed
 demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
+# On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure.
 test: .venv/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -26,7 +27,7 @@ types: .venv/installed
 	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.digest penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
+		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
 		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
 		penstock.pyx.update penstock.bench.memory_bandwidth
 
@@ -70,11 +71,11 @@ docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
-# Every step compiled for every generation of TPU, and the table of docs/tpu.md (about half an hour of one core; what is
-# done is kept, so that it can be cut short). tpu-small is the part that CI looks at.
+# Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about half an hour of one core; finished
+# cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles.
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
-		--results build/tpu/results.jsonl --write docs/tpu.md $(ARGS)
+		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)

@@ -52,7 +52,6 @@ KERNELS = [
     "arrow_c_data",
     "buffer_pool",
     "coalesce",
-    "digest",
     "dirty_bits",
     "frame_accumulate",
     "gradient_blocks",
@@ -80,7 +79,6 @@ COMPILE_ARGS = [
 HEADERS = [
     f"pyx/{h}.h"
     for h in (
-        "blake2bp",
         "parallel_for",
         "scaled_row_kernels",
         "scaled_row_kernels_body",
@@ -91,6 +89,7 @@ HEADERS = [
         "update_rules",
         "vectors",
         "xla_ffi",
+        "vendor/xla/ffi/api/c_api",
     )
 ]
 
@@ -121,7 +120,7 @@ setup(
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
     },
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.sh"]},
+    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.md", "*.sh"]},
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)

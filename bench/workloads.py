@@ -1,4 +1,4 @@
-"""What is measured with: tables, and steps of gradient rows for them, the same for the same seed.
+"""The workloads of the bench: tables, and steps of gradient rows for them, the same for the same seed.
 
 A step is one contribution of ``rows`` gradient rows, cut into record batches of ``batch_rows``. Several distinct
 steps are made and cycled, so that no cache or branch predictor learns one by heart.

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
-from penstock.bridge.tracing import is_staging
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.session import Saves
@@ -79,6 +78,8 @@ class Engine:
         self.session = self._make_session()
         self.core.observe(self.session)
         self._gate = FrameGate(self.core.gate, self.apply)
+        from penstock.bridge.tracing import is_staging  # not before: it loads jax
+
         self._exchange = Exchange(config, self._seen, self._take_in, self.core.gate, is_staging)
 
     # ---- gradients in

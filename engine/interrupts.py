@@ -63,6 +63,7 @@ def install(own_process: bool = False) -> None:
 
 def remove() -> None:
     """Signals do again what they did before ``install``."""
+    global _state
     if not _state.before:
         return
     for number, handler in _state.before.items():
@@ -70,7 +71,7 @@ def remove() -> None:
     signal.set_wakeup_fd(_state.woken_before)
     for end in _state.wake_up:
         os.close(end)
-    _state.__init__()  # type: ignore[misc]
+    _state = _State()
 
 
 def ignore() -> None:

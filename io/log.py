@@ -1,6 +1,6 @@
-"""Writes penstock's own log: an Arrow IPC stream whose every byte before the end marker is under a checksum.
+"""Write penstock's log: an Arrow IPC stream with checksums of every byte before the end marker.
 
-What the checksums cover is told in ``checksums``. Reads nothing: a log is read as any stream is (``streams``).
+``sources.checksums`` describes the checksums. ``sources.ipc_stream`` reads logs like any other stream.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from penstock.io.storage import atomic_files
 
 
 class LogWriter:
-    """Writes a log, batch by batch; a context manager. Without ``close``, or with an error inside, there is no log.
+    """Writes a log batch by batch; a context manager. Without ``close``, or after an error, the log is incomplete.
 
-    target : a path, whose file appears under its name only when the log is whole and on disk, or an open binary file,
-        which stays open; what was written to it without ``close`` is a log that readers call cut
+    target : a path, whose file appears under its name only when the log is complete and durable, or an open binary
+        file, which stays open; without ``close``, readers report the log as truncated
     schema : of every batch
-    after : the ``state`` of a log that was not closed, whose bytes target holds and is to go on with
+    after : the ``state`` of a log that was not closed, whose bytes ``target`` contains, to continue it
 
-    Raises UsageError where a batch has another schema and OSError where it cannot be written; after an error the
-    writer writes no more.
+    Raises UsageError if a batch has another schema, and OSError if the target cannot be written; after an error the
+    writer writes nothing more.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class LogWriter:
         self._open = True
         state = after or {"batches": 0, "bytes": 0, "crc": 0}
         self.num_batches, self._num_bytes, self._crc = state["batches"], state["bytes"], state["crc"]
-        self._in_file = len(self.schema.serialize()) if self._num_bytes else 0  # of what Arrow is going to write
-        # Stands for the digits until they are known: nothing that a batch holds can be mistaken for it.
+        self._in_file = len(self.schema.serialize()) if self._num_bytes else 0  # of Arrow's next output
+        # A placeholder for the digits until they are known; no content of a batch can be mistaken for it.
         self._token = os.urandom(4).hex().encode()
         self._pending = _Pending()
         self._empty = [column.combine_chunks() for column in self.schema.empty_table().columns]
@@ -64,7 +64,7 @@ class LogWriter:
 
     @property
     def state(self) -> dict[str, int]:
-        """How far the log has come, as plain numbers."""
+        """Return the position of the log, as plain numbers."""
         return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -74,13 +74,13 @@ class LogWriter:
             raise UsageError(f"batch {self.num_batches} of the log has another schema than the log")
         self._write(batch, {})
         self.num_batches += 1
-        # An empty column with another dictionary would send that dictionary along.
+        # An empty column with another dictionary would write that dictionary too.
         for at, column in enumerate(batch.columns):
             if pa.types.is_dictionary(column.type):
                 self._empty[at] = column.slice(0, 0)
 
     def close(self) -> None:
-        """Write the closing record and the end marker; a path's file is on disk and has its name then."""
+        """Write the closing record and the end marker; for a path, sync the file and give it its name."""
         if not self._open:
             return
         last = pa.RecordBatch.from_arrays(self._empty, schema=self.schema)
@@ -127,7 +127,7 @@ class LogWriter:
             whole = bytearray(pieces[number])
             whole[at : at + len(digits)] = digits
             pieces[number] = whole
-            if find_digits(pieces, digits) != (number, at):  # one in 2^32, where a dictionary is full of checksums
+            if find_digits(pieces, digits) != (number, at):  # once in 2^32, if a dictionary is full of checksums
                 raise UsageError(f"batch {self.num_batches} of the log holds the text of its own checksum")
             for piece in pieces:
                 _write_all(self._file, piece)
@@ -144,12 +144,12 @@ class LogWriter:
 
 
 def schema_of_log(schema: pa.Schema) -> pa.Schema:
-    """What a log of such batches says its schema is."""
+    """Return the schema of a log of such batches, with the mark of a log."""
     return schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
 
 
 class _Pending:
-    """A binary file that keeps what Arrow writes to it."""
+    """A binary file that buffers Arrow's output."""
 
     closed = False
 
@@ -172,7 +172,7 @@ class _Pending:
 
 
 def _without(num_bytes: int, pieces: list[Any]) -> list[Any]:
-    """All but the first bytes."""
+    """Return all pieces without the first bytes."""
     while num_bytes:
         first = memoryview(pieces[0])
         pieces[:1] = [first[num_bytes:]] if len(first) > num_bytes else []
@@ -181,7 +181,7 @@ def _without(num_bytes: int, pieces: list[Any]) -> list[Any]:
 
 
 def _write_all(file: Any, data: Any) -> None:
-    """An unbuffered file may take less than it is given."""
+    """Write all bytes: an unbuffered file may write fewer than given."""
     rest = memoryview(data)
     while len(rest):
         done = file.write(rest)

@@ -1,18 +1,18 @@
-"""A synthetic gradient log, and a configuration that fits it.
+"""Generate a synthetic gradient log and a matching configuration.
 
-What it writes is a row stream as any producer might send it: ``id``, ``gradient``, ``step``, and ``table`` where there
+The log is a row stream as a producer would send it: ``id``, ``gradient``, ``step``, and ``table`` where there
 are several tables. It is drawn and written batch by batch, so memory does not grow with the number of rows; zipf
 distributions keep a cumulative table of 8 bytes per vocabulary entry (10 million ids: 80 MB).
 
 The same options give the same bytes, with the same versions of numpy and pyarrow. Ids, gradients and the split of a
-step over tables each have a random stream of their own, read from front to back: neither the cut into batches nor
-the number of rows changes the rows that come before.
+step over tables each have a separate random stream, read in order: neither the batch size nor
+the number of rows changes the earlier rows.
 
 A stream is written as a log with checksums (``penstock.io.log``).
 
 ``dlrm`` imitates the *shape* of production recommendation traces: many tables of different widths, vocabularies spread
-over three decades, very uneven numbers of rows, and reuse that differs by table. It holds nobody's data, and its
-figures are not fitted to any trace.
+over three decades, very uneven numbers of rows, and reuse that differs by table. It contains no real data, and its
+parameters are not fitted to any trace.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _BATCH_FLOATS = 1 << 25  # 128 MB of gradients: very wide rows come in smaller b
 
 @dataclass(frozen=True)
 class SynthOptions:
-    """What to write. The errors name the flags of ``penstock synth``.
+    """The options of a synthetic log. Errors name the flags of ``penstock synth``.
 
-    rows : of the whole log; the last step has what is left
+    rows : of the whole log; the last step has the remainder
     tables : None: 1, for "dlrm" 8
     vocabulary : ids of every table; of the largest one for "dlrm"
     dim : of every table; "dlrm" has its own
@@ -117,7 +117,7 @@ class SynthTable:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. rows : by table"""
+    """The tables, rows and files of a written log. rows : by table"""
 
     log: Path
     config: Path
@@ -128,10 +128,10 @@ class Written:
 
 
 def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = None) -> Written:
-    """Write a log to ``out`` and its configuration beside it, with the suffix ``.pbtxt``; both replace what was there.
+    """Write a log to ``out`` and its configuration next to it, with the suffix ``.pbtxt``; replace existing files.
 
     ``.parquet`` makes Parquet, ``.arrow`` and ``.feather`` an Arrow IPC file, any other suffix an Arrow IPC stream.
-    The log appears under its name only when it is whole and on disk. Raises UsageError and OSError.
+    The log appears under its name only when it is complete and durable. Raises UsageError and OSError.
     """
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
@@ -153,13 +153,13 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
 
 
 def config_of(tables: Iterable[SynthTable]) -> EmbeddingConfig:
-    """The configuration of a log: every table with Adagrad."""
+    """Return the configuration of a log: every table with Adagrad."""
     configs = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in tables]
     return EmbeddingConfig.from_tables(configs, Adagrad(LEARNING_RATE))
 
 
 def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTable, ...]:
-    """The tables of a log; those of "dlrm" are drawn."""
+    """Return the tables of a log; those of "dlrm" are drawn."""
     dlrm = options.distribution == "dlrm"
     num = options.tables or (DLRM_TABLES if dlrm else 1)
     names = [f"table_{i}" for i in range(num)]
@@ -332,7 +332,7 @@ def _check_range(flag: str, value: int, least: int, most: int) -> None:
 
 
 def _check_out(path: Path) -> None:
-    """Only a file may be replaced by one: a rename onto a device or a pipe would take its place."""
+    """Refuse to replace anything but a file: a rename onto a device or a pipe would replace it."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():

@@ -62,7 +62,7 @@ static void crew_task(void *crew) {
 }
 
 /* work(context, claim) for every claim below num_claims, each once, on at most max_threads threads. */
-static inline void crew_run(const FfiFrame *frame, int64_t max_threads, int64_t num_claims, CrewWork work,
+static inline void crew_run(const XLA_FFI_CallFrame *frame, int64_t max_threads, int64_t num_claims, CrewWork work,
                             void *context) {
     int64_t helpers = num_claims > 1 && max_threads != 1 ? ffi_num_threads(frame) : 1;
     if (max_threads > 0 && helpers > max_threads) helpers = max_threads;

@@ -5,7 +5,6 @@ Readable, not fast. A kernel equals its twin here bit for bit.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -188,17 +187,6 @@ def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt
     after = marks.copy()
     after[taken] &= 1
     return after, taken
-
-
-def digest(data: bytes) -> str:
-    """BLAKE2bp of 64 bytes, the first 32 of them in hex: four leaves, block n in leaf n % 4. Twin of ``Digest``."""
-    tree: dict[str, Any] = {"fanout": 4, "depth": 2, "inner_size": 64}
-    blocks = [data[start : start + 128] for start in range(0, len(data), 128)]
-    leaves = [
-        hashlib.blake2b(b"".join(blocks[leaf::4]), node_offset=leaf, last_node=leaf == 3, **tree).digest()
-        for leaf in range(4)
-    ]
-    return hashlib.blake2b(b"".join(leaves), node_depth=1, last_node=True, **tree).hexdigest()[:64]
 
 
 def coalesce_expanded(

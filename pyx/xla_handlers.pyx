@@ -1,8 +1,8 @@
 """The handlers that XLA calls for a step on a CPU: rows of any number of tables are updated in place, where they lie.
 
 A handler gets the array that a device's tables lie in, and one small constant array that names a ``Step`` of
-update.pyx. The equations stand in update_rules.h, the threads in crew.h; here are the order of work and where a row
-lives (the arithmetic of partition.pyx). Nothing here calls Python.
+update.pyx. The equations stand in update_rules.h, the threads in parallel_for.h; here are the order of work and where
+a row lives (the arithmetic of partition.pyx). Nothing here calls Python.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -16,26 +16,33 @@ from .update cimport CHUNK, READ_ALL, UPDATE, WRITE, Batch, Order, Rule, Segment
 
 
 cdef extern from "xla_ffi.h" nogil:
-    ctypedef struct FfiError
-    ctypedef struct FfiBuffer:
+    ctypedef struct XLA_FFI_Error
+    ctypedef struct XLA_FFI_Buffer:
         int dtype
         void* data
         int64_t rank
         int64_t* dims
-    ctypedef struct FfiBuffers:
+    ctypedef struct XLA_FFI_Args:
         int64_t size
-        FfiBuffer** buffers
-    ctypedef struct FfiFrame:
+        void** args
+    ctypedef struct XLA_FFI_Rets:
+        int64_t size
+        void** rets
+    ctypedef struct XLA_FFI_CallFrame:
         int stage
-        FfiBuffers args
-        FfiBuffers rets
-    enum: FFI_STAGE_EXECUTE, FFI_INVALID_ARGUMENT, FFI_INTERNAL, FFI_RESOURCE_EXHAUSTED, FFI_F32, FFI_S32
-    bint ffi_answer_metadata(FfiFrame* frame)
-    FfiError* ffi_error(const FfiFrame* frame, int code, const char* message)
+        XLA_FFI_Args args
+        XLA_FFI_Rets rets
+    enum: XLA_FFI_DataType_F32, XLA_FFI_DataType_S32, XLA_FFI_ExecutionStage_EXECUTE
+    ctypedef enum XLA_FFI_Error_Code:
+        XLA_FFI_Error_Code_INVALID_ARGUMENT
+        XLA_FFI_Error_Code_RESOURCE_EXHAUSTED
+        XLA_FFI_Error_Code_INTERNAL
+    bint ffi_answer_metadata(XLA_FFI_CallFrame* frame)
+    XLA_FFI_Error* ffi_error(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code, const char* message)
 
 
 cdef extern from "parallel_for.h" nogil:
-    void crew_run(const FfiFrame* frame, int64_t max_threads, int64_t num_claims,
+    void crew_run(const XLA_FFI_CallFrame* frame, int64_t max_threads, int64_t num_claims,
                   void (*work)(void*, int64_t) noexcept nogil, void* context)
 
 
@@ -234,17 +241,17 @@ cdef void start_chunk(void* context, int64_t claim) noexcept nogil:
 # ---- the handlers
 
 
-cdef const char* begin_pass(Pass* p, FfiBuffer* floats, FfiBuffer* where) noexcept nogil:
+cdef const char* begin_pass(Pass* p, XLA_FFI_Buffer* floats, XLA_FFI_Buffer* where) noexcept nogil:
     """The step that ``where`` names, on the tables in ``floats``. Returns what is wrong, or NULL."""
     cdef uint32_t* words = <uint32_t*>where.data
     cdef int64_t axis, num_floats = 1
-    if where.dtype != FFI_S32 or where.rank != 2 or where.dims[0] != 1 or where.dims[1] != 3:
+    if where.dtype != XLA_FFI_DataType_S32 or where.rank != 2 or where.dims[0] != 1 or where.dims[1] != 3:
         return "penstock: expected a step as int32[1, 3]"
     p.order = <const Order*><uint64_t>(words[0] | <uint64_t>words[1] << 32)
     p.device = words[2]
     p.floats = <float*>floats.data
     p.touched, p.outside = NULL, NULL
-    if floats.dtype != FFI_F32:
+    if floats.dtype != XLA_FFI_DataType_F32:
         return "penstock: expected tables of float32"
     for axis in range(floats.rank):
         num_floats *= floats.dims[axis]
@@ -253,45 +260,49 @@ cdef const char* begin_pass(Pass* p, FfiBuffer* floats, FfiBuffer* where) noexce
     return NULL
 
 
-cdef FfiError* touch(FfiFrame* frame) noexcept nogil:
+cdef XLA_FFI_Error* touch(XLA_FFI_CallFrame* frame) noexcept nogil:
     """(tables, step) → the tables in place: the step's rows of this device."""
     cdef Pass p
+    cdef XLA_FFI_Buffer* tables
+    cdef XLA_FFI_Buffer* result
     cdef const char* wrong
     cdef char[MOST_SAID] said
-    if ffi_answer_metadata(frame) or frame.stage != FFI_STAGE_EXECUTE:
+    if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
         return NULL
     if frame.args.size != 2 or frame.rets.size != 1:
-        return ffi_error(frame, FFI_INTERNAL, "penstock: expected tables and a step")
-    wrong = begin_pass(&p, frame.args.buffers[0], frame.args.buffers[1])
-    if wrong == NULL and frame.rets.buffers[0].data != frame.args.buffers[0].data:
+        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected tables and a step")
+    tables, result = <XLA_FFI_Buffer*>frame.args.args[0], <XLA_FFI_Buffer*>frame.rets.rets[0]
+    wrong = begin_pass(&p, tables, <XLA_FFI_Buffer*>frame.args.args[1])
+    if wrong == NULL and result.data != tables.data:
         wrong = "penstock: the tables were not given to be updated in place"
     if wrong != NULL:
-        return ffi_error(frame, FFI_INTERNAL, wrong)
+        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
     if p.order.num_words:
         p.touched = <uint64_t*>calloc(p.order.num_words, sizeof(uint64_t))
         if p.touched == NULL:
-            return ffi_error(frame, FFI_RESOURCE_EXHAUSTED, "penstock: no memory for one bit per row of a table")
+            return ffi_error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
+                             "penstock: no memory for one bit per row of a table")
     crew_run(frame, p.order.threads, p.order.num_claims, touch_chunk, &p)
     if p.touched != NULL:
         crew_run(frame, p.order.threads, p.order.num_sweep_claims, sweep_chunk, &p)
         free(p.touched)
     if p.outside != NULL:
         snprintf(said, MOST_SAID, "penstock: an id outside the table '%s'; all other rows were updated", p.outside.name)
-        return ffi_error(frame, FFI_INVALID_ARGUMENT, said)
+        return ffi_error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, said)
     return NULL
 
 
-cdef FfiError* create(FfiFrame* frame) noexcept nogil:
+cdef XLA_FFI_Error* create(XLA_FFI_CallFrame* frame) noexcept nogil:
     """(step) → the tables, every part filled with what it starts with."""
     cdef Pass p
     cdef const char* wrong
-    if ffi_answer_metadata(frame) or frame.stage != FFI_STAGE_EXECUTE:
+    if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
         return NULL
     if frame.args.size != 1 or frame.rets.size != 1:
-        return ffi_error(frame, FFI_INTERNAL, "penstock: expected a step and room for tables")
-    wrong = begin_pass(&p, frame.rets.buffers[0], frame.args.buffers[0])
+        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected a step and room for tables")
+    wrong = begin_pass(&p, <XLA_FFI_Buffer*>frame.rets.rets[0], <XLA_FFI_Buffer*>frame.args.args[0])
     if wrong != NULL:
-        return ffi_error(frame, FFI_INTERNAL, wrong)
+        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
     ask_for_huge_pages(p.floats, p.order.num_floats * sizeof(float))
     crew_run(frame, p.order.threads, p.order.num_claims, start_chunk, &p)
     return NULL

@@ -1,6 +1,7 @@
 """``penstock bench``: the table, the page and the plots of a result."""
 
 import json
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,15 @@ def test_the_page_needs_no_other_file_and_says_what_failed(result, tmp_path):
 
 
 def test_every_case_with_numbers_is_drawn(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    report.write_report(tmp_path, result)
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {"w1-2.png", "w2-2.png", "limit-2.png", "growth-rows.png"}
+    page = report.write_report(tmp_path, result).read_text()
+    drawn = {path.stem: ET.parse(path).getroot() for path in tmp_path.glob("*.svg")}
+    assert set(drawn) == {"w1-2", "w2-2", "limit-2", "growth-rows"}
+    assert page.count("<svg ") == len(drawn)
+    texts = {
+        name: [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")] for name, root in drawn.items()
+    }
+    assert texts["w2-2"][0] == "w2, made up; 2 threads"
+    assert "4×  fbgemm_tbe" in texts["w2-2"]
+    assert "40 %" in texts["limit-2"]
+    assert "memory's limit, 2 threads" in texts["growth-rows"]
+    assert {root.tag for root in drawn.values()} == {"{http://www.w3.org/2000/svg}svg"}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.checkpoint.digests import digest_of
 from penstock.checkpoint.records import MAGIC, Record, read_records
 from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
@@ -175,12 +176,10 @@ def test_what_is_no_checkpoint(tmp_path):
 def test_a_version_of_the_future_is_refused(folder):
     commit = Folder(folder).newest()
     path = folder / "00000003.commit"
-    text = commit.encoded().replace(b'"penstock.checkpoint": 2', b'"penstock.checkpoint": 3').rpartition(b"\n")[0]
-    from penstock.checkpoint.store import digest_of
-
+    text = commit.encoded().replace(b'"penstock.checkpoint": 3', b'"penstock.checkpoint": 4').rpartition(b"\n")[0]
     body = text.rpartition(b"\n")[0]
     path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")
-    assert "version 3; this penstock reads version 2" in refused(folder)
+    assert "version 4; this penstock reads versions 2 and 3" in refused(folder)
 
 
 @pytest.mark.parametrize("missing", ["tables", "gate", "positions", "seed"])

@@ -1,5 +1,7 @@
 """Completion as the shells do it: the script is read by a real shell, which then completes."""
 
+import os
+import shlex
 import shutil
 import subprocess
 
@@ -57,26 +59,31 @@ def test_bash_completes_the_values_of_a_flag_that_has_some(completed):
     assert completed("penstock", "completion", "z") == ["zsh"]
 
 
-def test_where_nothing_of_ours_fits_bash_offers_file_names(completed, capsys):
-    assert completed("penstock", "replay", "lo") == []
-    assert "\ncomplete -o default -F _penstock penstock\n" in script("bash", capsys)
+def test_bash_completes_file_names_where_a_file_is_expected(completed, tmp_path):
+    (tmp_path / "log.arrows").touch()
+    assert completed("penstock", "replay", "lo") == ["log.arrows"]
+    assert completed("penstock", "replay", "tables.pbtxt", "--checkpoint", "lo") == ["log.arrows"]
+    assert completed("penstock", "replay", "--reduction", "lo") == []
+    assert completed("penstock", "replay", "--limit", "lo") == []
 
 
-def test_zsh_reads_its_script_and_adds_what_fits(capsys, tmp_path):
+def test_zsh_reads_its_script_and_completes(capsys, tmp_path):
     need("zsh")
-    # compadd and _files work only while zsh completes: they are stood in for, and say what they were given.
-    head = "compdef() { :; }\ncompadd() { print -- $@ }\n_files() { print files }\n"
+    # _arguments works only while zsh completes: a stand-in prints the specifications that it gets.
+    head = "compdef() { :; }\n_arguments() { print -rl -- $@; line=($words[2]); state=penstock }\n"
 
-    def added(*words):
-        text = f"{head}{script('zsh', capsys)}\nwords=({' '.join(words)}); CURRENT={len(words)}; _penstock\n"
+    def specified(*words):
+        text = f"{head}eval {shlex.quote(script('zsh', capsys))}\nwords=({' '.join(words)}); _shtab_penstock\n"
         done = subprocess.run(["zsh", "-f"], input=text, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stderr == ""
-        return done.stdout.split()
+        return done.stdout
 
-    assert set(added("penstock", '""')) == {"--", *COMMANDS}
-    assert added("penstock", "replay", "--reduction", '""') == ["--", "mean", "sum"]
-    assert added("penstock", "replay", "--re") == ["--", *parser().commands["replay"].flags()]
-    assert added("penstock", "replay", "lo") == ["files"]
+    offered = specified("penstock", "replay", "lo")
+    for flag in parser().commands["replay"].flags():
+        assert flag in offered
+    assert ":(mean sum)" in offered
+    assert ":_files" in offered
+    assert ":HOST\\:PORT:" in offered
 
 
 def test_fish_reads_its_script_and_completes(capsys, tmp_path):
@@ -86,10 +93,13 @@ def test_fish_reads_its_script_and_completes(capsys, tmp_path):
 
     def complete(line):
         ask = f"source {path}; complete -C '{line}'"
-        done = subprocess.run(["fish", "-N", "-c", ask], capture_output=True, text=True, env={"HOME": str(tmp_path)})
+        done = subprocess.run(
+            ["fish", "-N", "-c", ask], capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)}
+        )
         assert done.stderr == ""
         return [offered.split("\t")[0] for offered in done.stdout.splitlines()]
 
     assert complete("penstock re") == ["replay"]
     assert complete("penstock replay --redu") == ["--reduction"]
     assert complete("penstock replay --reduction ") == ["mean", "sum"]
+    assert complete(f"penstock replay {tmp_path}/pen") == [str(path)]

@@ -1,9 +1,13 @@
 """Kill it anywhere: a sample of what ``make faults`` runs in full. Seeded; a failure tells how to see it again."""
 
 import errno
+import json
+import shutil
+import signal
 import subprocess
 
 import pytest
+from checkpoints import FORMAT_2, FORMAT_2_WHOLE
 from faults.harness import Harness, deliver, write_log
 
 
@@ -22,6 +26,20 @@ def test_killed_at_a_random_moment(harness, number):
 @pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
 def test_a_file_operation_is_the_last_one_or_fails(harness, kind, number):
     assert harness.check(f"{kind}:{number}")
+
+
+@pytest.mark.parametrize("kind", ["killing", "killing half"])
+@pytest.mark.parametrize("number", [3, 8, 11, 14, 20])  # the resumed run makes two commits at least: 21 operations
+def test_a_killed_resume_of_a_checkpoint_of_format_2_is_resumed_again(harness, kind, number):
+    folder = shutil.copytree(FORMAT_2 / "commits", harness.folder / f"format-2-{kind}-{number}")
+    argv = ["replay", FORMAT_2 / "tables.pbtxt", FORMAT_2 / "log.arrows", "--num-required", "3", "--threads", "1"]
+    argv += ["--json", "--checkpoint", folder, "--every", "1", "--resume"]
+    assert harness.run(argv, fault=["killing", number, kind == "killing half"])["code"] == -signal.SIGKILL
+    assert harness.run(["inspect", folder])["code"] == 0
+    resumed = harness.run(argv)
+    assert resumed["code"] == 0, resumed["err"]
+    assert json.loads(resumed["out"])["state_hash"] == FORMAT_2_WHOLE
+    assert harness.run(["inspect", folder])["code"] == 0
 
 
 @pytest.mark.parametrize("limit", [2000, 40_000])

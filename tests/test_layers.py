@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Other libraries that the benches measure against, and what draws their plots: nothing else may know them.
-PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding", "matplotlib"}
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
 CYTHON = {".pyx", ".pxd"}
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", *PEERS}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -55,7 +55,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report.plots", {"penstock.bench"}, {"matplotlib"}),
+    ("penstock.bench.report", {"penstock.bench", "penstock.cli.svg"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
@@ -71,7 +71,6 @@ ROOMS = [
             "penstock.io.storage.atomic_files",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
-            "penstock.pyx.digest",
             "penstock.pyx.dirty_bits",
             "penstock.stats",
         },
@@ -115,6 +114,7 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
+    ("penstock.cli.completion", {"penstock.cli"}, {"shtab"}),
     ("penstock.__main__", {"penstock.cli", "penstock.interrupts"}, set()),
     ("penstock.interrupts", set(), set()),
     # The composition root of the library; jax only through the bridge.
@@ -215,7 +215,11 @@ ROOMS = [
         set(),
     ),
     # jax through the bridge: who asks for metrics has an engine.
-    ("penstock.metrics", {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"}, set()),
+    (
+        "penstock.metrics",
+        {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
+        {"prometheus_client"},
+    ),
     ("penstock.gate", {"penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.accumulators.storage", {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}, {"numpy"}),
     ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.masked_arrays"}, {"numpy"}),

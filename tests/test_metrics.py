@@ -5,6 +5,7 @@ import http.client
 import json
 import logging
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -18,14 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from limits import HANG_S
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.http_server import PLAIN, TEXT, Server, address_of
 from penstock.cli.monitoring import Watching
 from penstock.errors import UsageError
-from penstock.metrics import Metrics, escaped, quantile
+from penstock.metrics import Metrics, quantile
+from penstock.stats import ProcessReport, TableReport
 
+METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "rows", "per_second")
 # Every number of the report, and the metric that says it; what is left says no number.
 METRIC_OF = {
@@ -79,16 +84,27 @@ def batches(num=12):
 
 
 def parsed(text):
-    """Prometheus' text: sample → value. Every sample must follow its HELP and TYPE."""
-    values, told = {}, set()
-    for line in text.splitlines():
-        if line.startswith("#"):
-            told.add(line.split()[2])
-        else:
-            name, value = line.rsplit(" ", 1)
-            assert name.partition("{")[0].removesuffix("_sum").removesuffix("_count") in told
-            values[name] = float(value)
-    return values
+    """Prometheus' text → {sample: value}."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {sample: float(value) for sample, value in lines}
+
+
+def described(text):
+    """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        labels = frozenset(label for sample in family.samples for label in sample.labels)
+        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
+    return found
+
+
+def documented():
+    """The tables of docs/metrics.md → {name: (type, names of its labels)}."""
+    rows = [line.split("|") for line in METRICS_PAGE.read_text().splitlines() if line.startswith("| `penstock_")]
+    return {
+        name.strip(" `"): (kind.strip(), frozenset(re.findall(r"`(\w+)`", labels)))
+        for _, name, kind, labels, *_ in rows
+    }
 
 
 def scraped(url):
@@ -113,8 +129,9 @@ def same_as_report(values, report):
     for reason, number in report["dropped"].items():
         assert values[f'penstock_dropped_rows_total{{reason="{reason}"}}'] == number
     for name, table in report["tables"].items():
-        assert values[f'penstock_table_rows_total{{table="{escaped(name)}"}}'] == table["rows"]
-        assert values[f'penstock_table_distinct_ids{{table="{escaped(name)}"}}'] == table["distinct"]
+        escaped = name.replace('"', '\\"')
+        assert values[f'penstock_table_rows_total{{table="{escaped}"}}'] == table["rows"]
+        assert values[f'penstock_table_distinct_ids{{table="{escaped}"}}'] == table["distinct"]
     for tag, rate in enumerate(report["learning_rates"] or ()):
         assert values[f'penstock_learning_rate_ratio{{tag="{tag}"}}'] == pytest.approx(rate)
 
@@ -186,21 +203,39 @@ def refuse():
     raise ps.StateError("the device has gone")
 
 
-def test_every_metric_has_its_unit_in_its_name_and_its_row_in_the_docs():
-    engine = ps.Engine(config())
-    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
-    names = [metric.name for metric in Metrics(engine).collect()]
-    assert len(set(names)) == len(names) > 20
-    for name in names:
-        assert name.endswith(UNITS), name
-        assert f"`{name}`" in page, name
+class EngineOfJob(ps.Engine):
+    """An engine that reports two processes, each with a value for every label."""
+
+    @property
+    def processes(self):
+        one = ProcessReport(dropped={"id_out_of_range": 1}, tables={"user": TableReport(3, 2)}, stage_s={"read": 0.5})
+        return (one, one)
+
+
+def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_path):
+    engine = EngineOfJob(config(), num_required=2)
+    engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
+    engine.watch.queued_rows = lambda: 0  # as a service sets it
+    assert described(Metrics(engine).text()) == documented()
+    assert len(documented()) > 30
+    assert all(name.endswith(UNITS) for name in documented())
+
+
+def test_a_collector_goes_into_the_registry_of_a_program():
+    engine, registry = ps.Engine(config()), CollectorRegistry(auto_describe=True)
+    registry.register(Metrics(engine))
+    engine.apply({"user": (np.array([3]), np.ones((1, 2), np.float32))}, learning_rates=[0.1])
+    assert registry.get_sample_value("penstock_rows_total") == 1
+    assert registry.get_sample_value("penstock_table_rows_total", {"table": "user"}) == 1
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(Metrics(engine))
 
 
 def test_every_number_of_the_report_is_a_metric():
     assert set(METRIC_OF) | NO_NUMBERS == set(ps.Report.__dataclass_fields__)
-    told = {metric.name for metric in Metrics(ps.Engine(config())).collect()}
+    exposed = set(described(Metrics(ps.Engine(config())).text()))
     for names in METRIC_OF.values():
-        assert told.issuperset([names] if isinstance(names, str) else names), names
+        assert exposed.issuperset([names] if isinstance(names, str) else names), names
 
 
 def test_what_a_resumed_run_left_out_and_what_examples_had_too_many_of_are_metrics(tmp_path):
@@ -274,9 +309,9 @@ def test_quantiles_are_values_that_occurred():
 
 
 def test_names_of_others_cannot_break_the_format():
-    assert escaped('a"b\\c\nd') == 'a\\"b\\\\c\\nd'
-    text = Metrics(ps.Engine(config())).text()
-    assert 'penstock_table_rows_total{table="it\\"em"} 0\n' in text
+    tables = [ps.TableConfig(9, 2, name='a"b\\c\nd')]
+    text = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)))).text()
+    assert 'penstock_table_rows_total{table="a\\"b\\\\c\\nd"} 0.0\n' in text
 
 
 @pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1", "h:²"])

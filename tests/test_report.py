@@ -11,7 +11,7 @@ import pytest
 from penstock.cli import main
 from penstock.cli.html_report import covered, frequencies
 from penstock.cli.id_statistics import IdUses
-from penstock.cli.svg import Axis, bars, lines, short
+from penstock.cli.svg import Axis, Bar, bars, lines, short
 
 CONFIG = """
 table_descriptor {
@@ -139,10 +139,11 @@ def test_axes_begin_and_end_at_their_data_and_survive_odd_data():
     assert (across.at(10), across.at(15), across.at(20)) == (0, 50, 100)
     assert across.ticks() == [10, 12, 14, 16, 18, 20]
     powers = Axis([0.0, 0.02, 500.0], True, 0, 100)
-    assert powers.ticks() == [0.01, 0.1, 1, 10, 100, 1000]
+    assert powers.ticks() == [0.1, 1, 10, 100]
+    assert Axis([0.7, 40.0], True, 0, 100).ticks() == [0.5, 1, 2, 5, 10, 20, 50]
     assert not powers.shows(0.0)
     assert Axis([], False, 0, 1).ticks()
     assert Axis([3.0, 3.0], False, 0, 1).ticks()
     assert lines({"a": [(1.0, 0.0), (2.0, 0.0)]}, "x", "y", log_y=True) == ""
-    assert "&lt;b&gt;" in bars({"<b>": 1.0}, "s")
+    assert "&lt;b&gt;" in bars([Bar("<b>", 1.0, "1 s")])
     assert [short(x) for x in (0, 0.1234, 1234, 12_345, 2.5e6, 7e9)] == ["0", "0.123", "1234", "12.3 k", "2.5 M", "7 G"]

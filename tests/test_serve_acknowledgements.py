@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import until
+from limits import HANG_S, until
 from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
@@ -122,7 +122,7 @@ def test_counts_of_a_put_are_right_after_the_service_was_killed(tmp_path, commit
     config_of().save(config)
     words = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
     frames = [frame(n, step=0 if n % 2 else 3 + n // 2) for n in range(10)]
-    with connect(listen, patience_s=60) as client:
+    with connect(listen, patience_s=HANG_S) as client:
         with Process(*words) as service:
             assert fates(client.put(FRAMES[:3], "w0")) == (3, 0, 0, {})
             producer = client.producer("w0")

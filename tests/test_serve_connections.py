@@ -57,7 +57,7 @@ def test_more_connections_than_descriptors_keep_nobody_out_and_no_commit_back(tm
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--checkpoint", tmp_path / "c", "--every", "1"]
     with Process(tmp_path / "c.pbtxt", *words, under=limited(1024)) as service:
-        with connect(service.uri, patience_s=60) as early, connect(service.uri, patience_s=60) as late:
+        with connect(service.uri, patience_s=HANG_S) as early, connect(service.uri, patience_s=60) as late:
             early.put(FRAMES[:2], "w0")
             strangers(service.address, 1100)
             assert early.put(FRAMES[2:], "w0", first=3).position == 6
@@ -129,7 +129,7 @@ def test_of_too_many_connections_those_that_never_called_are_closed_first(monkey
 OUT_OF_DESCRIPTORS = """
 import os, sys
 from pathlib import Path
-from penstock.io import descriptors, durable
+from penstock.io.storage import atomic_files, descriptors
 
 descriptors.reserve.hold(int(sys.argv[2]))
 try:
@@ -138,7 +138,7 @@ try:
 except OSError as error:
     print(error.strerror, flush=True)
 for n in range(3):
-    with durable.appearing(Path(sys.argv[1]) / str(n)) as file:
+    with atomic_files.appearing(Path(sys.argv[1]) / str(n)) as file:
         file.write(b"whole")
 """
 
@@ -168,7 +168,7 @@ def test_callers_that_do_not_leave_are_cut_off():
 def test_what_is_to_be_written_at_the_end_waits_for_no_caller(tmp_path, strangers):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--out", tmp_path / "out", "--checkpoint", tmp_path / "c", "--grace", "600", "--json"]
-    with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=60) as client:
+    with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=HANG_S) as client:
         client.put(FRAMES, "w0")
         strangers(service.address, 1)
         raw = flight.connect(service.uri)

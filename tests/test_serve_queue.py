@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import until
+from limits import HANG_S, until
 from services import Process, config_of, frame, replayed, service_of
 
 import penstock as ps
@@ -41,7 +41,7 @@ def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
     rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(40)]
     with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
-        with connect(service.uri, patience_s=60) as client, flight.connect(service.uri) as raw:
+        with connect(service.uri, patience_s=HANG_S) as client, flight.connect(service.uri) as raw:
             client.rows("user", [0])
             before = resident(service.process)
             writer, _ = put(raw, rows)

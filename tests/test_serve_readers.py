@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import until
+from limits import HANG_S, until
 from services import DIM, VOCABULARY, Process, client_of, config_of, frame, in_thread, replayed, service_of
 
 import penstock as ps
@@ -237,7 +237,7 @@ def test_a_reader_that_leaves_leaves_no_trace_in_the_log(tmp_path):
         tmp_path / "c.pbtxt"
     )
     rows = pa.record_batch({"id": [1, 2], "gradient": [[1.0] * 64] * 2})
-    with Process(tmp_path / "c.pbtxt", "--no-hash") as service, connect(service.uri, patience_s=60) as client:
+    with Process(tmp_path / "c.pbtxt", "--no-hash") as service, connect(service.uri, patience_s=HANG_S) as client:
         reading = subprocess.Popen([sys.executable, "-c", LEAVING, service.uri])
         with client.producer("w0") as producer:
             while reading.poll() is None:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,17 +75,25 @@ def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
     assert m.dma_bytes(jaxpr, block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + numbers
 
 
-def test_results_are_kept_and_the_table_goes_between_its_marks(tmp_path):
+def test_the_written_table_replaces_an_earlier_one(tmp_path):
     case = m.Case("v5e", "Adam", 128, "pallas")
-    result = m.Result(case, 0, 3588.0, 3588.0, 1.0)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{m.BEGIN}\nold\n{m.END}\nafter\n")
-    m.write(page, m.told([result]))
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB |" in text
+    page.write_text("old")
+    m.write(page, [m.Result(case, 0, 3588.0, 3588.0, 1.0)])
+    head, _, last = page.read_text().rstrip("\n").rpartition("\n")
+    assert "4,194,304 rows per device and\n4,096 lines" in head
+    assert last == "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB | 1.0 s |"
+
+
+def test_the_kept_matrix_holds_every_case_within_its_bound():
+    page = Path(__file__).parents[1] / "bench" / "results" / "tpu-matrix.md"
+    rows = page.read_text().partition("|---")[2].splitlines()[1:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
+    names = [(c.generation, c.optimizer + ", bfloat16" * c.bfloat16, c.dim, c.variant) for c in m.cases(small=False)]
+    assert sorted(kept) == sorted(names)
+    for _, _, _, variant, _, ratio, *_ in cells:
+        assert float(ratio) <= (m.MOST_BY_XLA if variant == "xla" else m.MOST_BY_KERNEL)
 
 
 def test_a_sample_of_the_steps_compiles_for_every_generation():

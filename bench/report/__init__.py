@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import argparse
 import html
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import GROWTH
+from penstock.bench.report import plots
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
+from penstock.cli.svg import standalone
 
 OURS = "penstock"
-NO_PLOTS = "none: matplotlib was not installed (pip install 'penstock[bench]'); result.json has all numbers"
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -30,27 +30,16 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     pictures = []
-    if can_plot():
-        from penstock.bench.report.plots import svg
-
-        for name, figure in figures(result):
-            figure.savefig(folder / f"{name}.png", dpi=150)
-            drawn = svg(figure, name)
-            (folder / f"{name}.svg").write_text(drawn)
-            pictures.append(drawn[drawn.index("<svg") :])
+    for name, picture in figures(result):
+        (folder / f"{name}.svg").write_text(standalone(picture))
+        pictures.append(picture)
     index = folder / "index.html"
     index.write_text(page(result, pictures))
     return index
 
 
-def can_plot() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def figures(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(name, figure) of every plot that the result has numbers for."""
-    from penstock.bench.report import plots
-
+def figures(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, SVG) of every plot that the result has numbers for."""
     runs = [run for run in result["runs"] if OURS in run["sides"]]
     for threads in sorted({run["threads"] for run in runs}):
         of = [run for run in runs if run["threads"] == threads]
@@ -85,7 +74,7 @@ def page(result: dict[str, Any], pictures: list[str]) -> str:
         f"<p>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
         f"{result['sizes']['rows']:,} rows a step.</p>",
         *problems(result),
-        *(f"<p>{picture}</p>" for picture in pictures or [f"Plots: {escape(NO_PLOTS)}."]),
+        *(f"<p>{picture}</p>" for picture in pictures),
         "<h2>Every case</h2>",
         *(run_table(run) for run in result["runs"]),
     ]
@@ -134,12 +123,8 @@ def main() -> None:
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
     parser.add_argument("--plots", required=True, metavar="DIR", help="where NAME.svg goes, a file per question")
     args = parser.parse_args()
-    if not can_plot():
-        parser.exit(1, f"plots: {NO_PLOTS}\n")
-    from penstock.bench.report.plots import svg
-
     folder = Path(args.plots)
     folder.mkdir(parents=True, exist_ok=True)
     for result in args.results:
-        for name, figure in figures(json.loads(Path(result).read_text())):
-            (folder / f"{name}.svg").write_text(svg(figure, name))
+        for name, picture in figures(json.loads(Path(result).read_text())):
+            (folder / f"{name}.svg").write_text(standalone(picture))

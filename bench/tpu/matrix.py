@@ -2,7 +2,7 @@
 
 libtpu compiles for a topology that is only described. What it makes says whether a table is updated in place, what
 memory it needs beside, and how many bytes move; it says nothing of time. ``make tpu-matrix`` runs this, and writes
-the table of docs/tpu.md; ``--small`` is what CI looks at.
+bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
 Bytes moved per line (one physical row, docs/tpu.md), beside the floor of reading and writing weights and slots once
 and reading the gradient and the number of the line:
@@ -24,6 +24,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,12 @@ WITH_SPARSECORES = ("v5p", "v6e", "tpu7x")
 ROWS, LINES = 1 << 22, 4096
 # Bytes moved, as a multiple of the floor.
 MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
-BEGIN, END = "<!-- tpu-matrix begins -->", "<!-- tpu-matrix ends -->"
+HEAD = """# The compile matrix of TPU steps
+
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows per device and
+{lines:,} lines a step. [docs/tpu.md](../../docs/tpu.md) explains the columns. "4 hosts" is a v5e:4x4 topology.
+
+"""
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 
@@ -278,8 +285,8 @@ def _array_bytes(array: tuple[str, str, str], strips: Sequence[tuple[int, ...]],
     return math.prod(shape) * WIDTHS.get(kind, 4)
 
 
-def told(results: Sequence[Result]) -> str:
-    """The table of docs/tpu.md."""
+def markdown_table(results: Sequence[Result]) -> str:
+    """Return a row per result."""
     rows = ["| generation | optimizer | dim | variant | bytes per line | × floor | temporary | compiled in |"]
     rows.append("|---|---|---|---|---|---|---|---|")
     for result in results:
@@ -303,17 +310,16 @@ def kept(path: Path | None) -> dict[Case, Result]:
     return found
 
 
-def write(path: Path, table: str) -> None:
-    """Put the table between its marks."""
-    text = path.read_text()
-    before, rest = text.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+def write(path: Path, results: Sequence[Result]) -> None:
+    """Write the results as a page of their own, in place of an earlier one."""
+    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
+    path.write_text(f"{head}{markdown_table(results)}\n")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.matrix", description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a sample of the grid")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, between its marks")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into this file")
     parser.add_argument(
         "--results",
         type=Path,
@@ -330,13 +336,13 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         if case not in known:
             known[case] = compiler.compile(case)
-            print(told([known[case]]).splitlines()[-1], flush=True)
+            print(markdown_table([known[case]]).splitlines()[-1], flush=True)
             if args.results is not None:
                 with args.results.open("a") as file:
                     file.write(json.dumps(asdict(known[case])) + "\n")
         results.append(known[case])
     if args.write is not None:
-        write(args.write, told(results))
+        write(args.write, results)
     bad = [result for result in results if result.failed]
     print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
     return 1 if bad or not results else 0

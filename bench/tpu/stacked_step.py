@@ -1,6 +1,6 @@
 """One step over tables that share arrays, for every generation of TPU: what the real compiler makes of it.
 
-Beside the matrix (tpu_matrix.py), whose tables are each by themselves: four tables of dims 8, 32, 64 and 128 that one
+Beside the matrix (matrix.py), whose tables are each by themselves: four tables of dims 8, 32, 64 and 128 that one
 optimizer updates lie in one stack of lines, and a step over all of them is one program. It must compile, alias the
 whole stack, copy no part of it, and need no more memory beside it than a table's step may; so must reading rows of
 each of the tables.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.digests import VERSION
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
@@ -159,7 +160,7 @@ class Saver:
     def begin(self) -> None:
         """Begin a commit of what is now. Waits for the one under way."""
         self.finish()
-        files = self.last.files if self.last is not None and self._delta and _is_short(self.last) else ()
+        files = self.last.files if self.last is not None and self._delta and _may_grow(self.last) else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
@@ -303,9 +304,9 @@ def _itself(record: Record) -> Record:
     return record
 
 
-def _is_short(last: Commit) -> bool:
-    """One more delta may hang on its chain."""
+def _may_grow(last: Commit) -> bool:
+    """Another delta may follow it: its chain is not too long, and has the format's current digests."""
     bases = [file for file in last.files if file.parent is None]
     deltas = [file for file in last.files if file.parent is not None]
     size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
-    return len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+    return last.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError
 from penstock.io.storage import atomic_files
 from penstock.io.storage.descriptors import reserve
-from penstock.pyx.digest import Digest
 from penstock.validation import place
 
-VERSION = 2
 KEY = "penstock.checkpoint"
+_READABLE = " and ".join(map(str, sorted(DIGESTS)))
 _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
 _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
@@ -55,12 +55,14 @@ class DataFile:
 class Commit:
     """files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
+    version : of the format; says which digest all of its files have
     Where several processes commit together each has a base and deltas of its own (``parts``), all in one manifest.
     """
 
     number: int
     files: tuple[DataFile, ...]
     contents: Mapping[str, Any]
+    version: int = VERSION
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -79,14 +81,8 @@ class Commit:
     def encoded(self) -> bytes:
         """The manifest: JSON, and on a line of its own the digest of that."""
         files = [asdict(file) for file in self.files]
-        text = json.dumps({KEY: VERSION, "number": self.number, "files": files, **self.contents}, indent=1)
-        return f"{text}\n{digest_of(text.encode())}\n".encode()
-
-
-def digest_of(data: bytes) -> str:
-    digest = Digest()
-    digest.update(data)
-    return digest.hexdigest()
+        text = json.dumps({KEY: self.version, "number": self.number, "files": files, **self.contents}, indent=1)
+        return f"{text}\n{digest_of(text.encode(), self.version)}\n".encode()
 
 
 class Folder:
@@ -148,12 +144,15 @@ class Folder:
         path = self.manifest(number)
         try:
             text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
-            if digest_of(text).encode() != last:
+            version = next((each for each in DIGESTS if digest_of(text, each).encode() == last), None)
+            if version is None:
                 raise self._damaged(path, number, "its digest does not fit: damaged or cut")
             found = json.loads(text)
-            version, named = found.pop(KEY), found.pop("number")
-            if version != VERSION:
-                raise StateError(f"{path}: version {version}; this penstock reads version {VERSION}")
+            stated, named = found.pop(KEY), found.pop("number")
+            if stated not in DIGESTS:
+                raise StateError(f"{path}: version {stated}; this penstock reads versions {_READABLE}")
+            if stated != version:
+                raise self._damaged(path, number, f"version {stated} with the digest of version {version}: mixed up")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, path) from None
@@ -166,12 +165,12 @@ class Folder:
             if file.parent != before.get(file.part):
                 raise self._damaged(self.path / file.name, number, "is not what comes next in the chain")
             before[file.part] = file.digest
-        return Commit(number, files, found)
+        return Commit(number, files, found, version)
 
     def checked(self, commit: Commit) -> Commit:
         """The commit, every file of which is there and has its digest. Raises StateError."""
         for file in commit.files:
-            path, digest = self.path / file.name, Digest()
+            path, digest = self.path / file.name, DIGESTS[commit.version]()
             try:
                 with open(path, "rb") as data:
                     size = os.fstat(data.fileno()).st_size

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.digests import DIGESTS, VERSION
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
 from penstock.io.storage import atomic_files
-from penstock.pyx.digest import Digest
 
 Float32 = npt.NDArray[np.float32]
 
@@ -146,7 +146,7 @@ class CommitWriter:
         """The data file is on disk."""
         number, files = self._draft.number, self._draft.files
         path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
-        digest, num_bytes = Digest(), 0
+        digest, num_bytes = DIGESTS[VERSION](), 0
         with atomic_files.appearing(path) as file:
             for piece in self._pieces():
                 began = time.thread_time()

@@ -90,13 +90,11 @@ def run(args: argparse.Namespace) -> int:
     result = runner.as_json(plan, found) | {"absent": absent}
     say_end(out, found)
     if report is not None:
-        from penstock.bench.report import NO_PLOTS, can_plot, write_report
+        from penstock.bench.report import write_report
 
         with writing(report):
             index = write_report(report, result)
         out.say(f"report    {index}")
-        if not can_plot():
-            out.say(f"plots     {NO_PLOTS}")
     out.result(result)
     return int(bool(found.failed))
 

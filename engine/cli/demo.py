@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         "--dir",
         type=Path,
         default=Path("penstock-demo"),
-        metavar="D",
+        metavar="DIR",
         help="where the files go (default penstock-demo)",
     )
 

@@ -19,8 +19,8 @@ from penstock.cli.output import Output, count
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
-NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
-OPTIONAL = {"matplotlib": "bench", "orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
+OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import penstock
 from penstock.cli.output import count, input_text, writing
-from penstock.cli.svg import MAX_LEGEND, Points, bars, lines
+from penstock.cli.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 from penstock.sampling import Hot, Moment, thinned
 from penstock.stats import Report
 
@@ -24,9 +24,7 @@ main{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.
 section{background:#fff;border:1px solid #e4e7eb;border-radius:.5rem;padding:.8rem 1rem;min-width:0;
 overflow-wrap:anywhere}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.15rem .5rem;text-align:right;border-bottom:1px solid #e4e7eb;font-weight:normal}
-td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;height:auto}.bad{color:#a11}
-.legend span{margin-right:.9rem;font-size:.82rem}.legend i{display:inline-block;width:.8rem;height:.2rem;
-margin-right:.3rem;vertical-align:middle}"""
+td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;height:auto}.bad{color:#a11}"""
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
@@ -65,7 +63,11 @@ def run_sections(
 ) -> Iterator[tuple[str, str, str]]:
     """What a run did: heading, note, content."""
     yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
-    yield "Where the time went", "seconds of the run's own thread", bars({STAGES[s]: t for s, t in stages.items()}, "s")
+    yield (
+        "Where the time went",
+        "seconds of the run's own thread",
+        bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in stages.items()]),
+    )
     flow = [
         (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds))
         for a, b in pairwise(thinned(moments, FLOW_POINTS))

@@ -1,8 +1,4 @@
-"""What a running command shows over HTTP: its metrics, and a page that draws them. Read only, by the standard library.
-
-prometheus_client would bring a second registry, whose counters our own would have to be copied to, for a text format of
-forty lines: it is not used.
-"""
+"""The HTTP server of a running command, for its metrics and its live page. Read only, by the standard library."""
 
 from __future__ import annotations
 

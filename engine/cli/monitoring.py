@@ -10,17 +10,19 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.html_report import run_sections, write_page
 from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
 from penstock.cli.output import writing
 from penstock.engine import Engine
-from penstock.metrics import Metrics
 from penstock.pipeline import FrameGate
 from penstock.run import Progress
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report, hottest, summed
+
+if TYPE_CHECKING:
+    from penstock.metrics import Metrics
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
@@ -52,7 +54,7 @@ class Watching:
     """Around the work of one engine: shows it as the flags ask, and costs nothing where they ask for nothing."""
 
     def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
-        self._engine, self._metrics = engine, Metrics(engine)
+        self._engine = engine
         self._addresses = {
             flag: address_of(given, f"--{flag}") for flag in ("ui", "metrics") if (given := getattr(args, flag))
         }
@@ -62,10 +64,17 @@ class Watching:
         words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has only the latter
         self.title = " ".join(map(str, ["penstock", args.command, *words]))
         self._report: Path | None = args.report
+        self._metrics: Metrics | None = None
+        if self._addresses or self._path or self._report:
+            from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not do at once
+
+            self._metrics = Metrics(engine)
         if args.report or args.ui:
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
+        if self._metrics is None:
+            return self
         metrics: dict[str, tuple[str, Callable[[], str]]] = {
             "/metrics": (TEXT, self._metrics.text),
             "/health": (PLAIN, self.health),
@@ -109,6 +118,7 @@ class Watching:
 
     def live(self) -> dict[str, Any]:
         """What the page draws, of one moment."""
+        assert self._metrics is not None
         engine = self._engine
         with engine.gate.still():
             watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
@@ -142,6 +152,7 @@ class Watching:
 
     def _write(self) -> None:
         assert self._path is not None
+        assert self._metrics is not None
         self._written_s = time.monotonic()
         with writing(self._path), open(self._path, "a", encoding="utf-8") as lines:
             lines.write(json.dumps({"time": time.time(), **self._metrics.plain()}, allow_nan=False) + "\n")

@@ -1,17 +1,28 @@
-"""Plots as inline SVG, by hand: lines and bars are all that reports need, and a page of its own needs no library."""
+"""Plots as SVG for the pages of ``--report``: curves and bars, without a plotting library."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 Points = Sequence[tuple[float, float]]
 
 COLOURS = ("#1b6ca8", "#d98032", "#7b9e89", "#8a7fb8", "#b5533c", "#c79b1c", "#4a9fa5", "#9aa5b1")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 270, 64, 40, 24, 20
-INK, PALE, LINE = "#1f2933", "#7b8794", "#e4e7eb"
+PALE, LINE, MARK = "#7b8794", "#e4e7eb", "#d98032"
 MAX_LEGEND = len(COLOURS)
+
+
+class Bar(NamedTuple):
+    """value, mark : on the axis; a mark is a second value, drawn across the bar. text : at the end of the bar"""
+
+    name: str
+    value: float
+    text: str
+    colour: str = COLOURS[0]
+    mark: float | None = None
 
 
 class Axis:
@@ -24,7 +35,8 @@ class Axis:
         if zero and not log:
             self.low = min(0.0, self.low)
         if log:
-            self.low, self.high = math.floor(self.low), math.ceil(self.high)
+            rounded = _one_two_five(self.low, self.high)
+            self.low, self.high = math.log10(rounded[0]), math.log10(rounded[-1])
         if self.high <= self.low:
             self.high = self.low + 1
 
@@ -36,10 +48,11 @@ class Axis:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Values worth a line: powers of ten, or four to eight round numbers."""
+        """Values worth a line: powers of ten, with 2 and 5 between them where there are few, or round numbers."""
         if self._log:
             every = max(1, round((self.high - self.low) / 6))
-            return [10.0**power for power in range(int(self.low), int(self.high) + 1, every)]
+            powers = [10.0**p for p in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1, every)]
+            return powers if len(powers) > 3 else _one_two_five(self.low, self.high)
         raw = (self.high - self.low) / 5
         size = 10 ** math.floor(math.log10(raw))
         step = next(n * size for n in (1, 2, 5, 10) if n * size >= raw)
@@ -50,31 +63,64 @@ class Axis:
         return math.log10(value) if self._log else value
 
 
-def lines(named: Mapping[str, Points], x: str, y: str, log_x: bool = False, log_y: bool = False) -> str:
-    """Curves of several names over one axis; "" where there is nothing to draw."""
+def lines(
+    named: Mapping[str, Points],
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    bands: Mapping[str, Sequence[tuple[float, float]]] = {},
+    dashed: Container[str] = (),
+) -> str:
+    """Curves of several names over one axis; "" where there is nothing to draw. bands : (low, high) at each point"""
     points = [p for of in named.values() for p in of]
     across = Axis([p[0] for p in points], log_x, LEFT, WIDTH - RIGHT)
-    up = Axis([p[1] for p in points], log_y, HEIGHT - BOTTOM, TOP, zero=True)
+    ends = [value for of in bands.values() for band in of for value in band]
+    up = Axis([p[1] for p in points] + ends, log_y, HEIGHT - BOTTOM, TOP, zero=True)
     if sum(across.shows(a) and up.shows(b) for a, b in points) < 2:
         return ""
     parts = [*_grid(across, up), _text(WIDTH / 2, HEIGHT - 4, x, "middle"), _text(LEFT, TOP - 12, y, "start")]
-    for number, of in enumerate(named.values()):
-        path = " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in of if across.shows(a) and up.shows(b))
+    for number, (name, of) in enumerate(named.items()):
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-    return _svg(parts, HEIGHT) + _legend(list(named))
+        if name in bands:
+            low, high = ([(p[0], band[end]) for p, band in zip(of, bands[name], strict=True)] for end in (0, 1))
+            path = _path([*low, *reversed(high)], across, up)
+            parts.append(f'<polygon points="{path}" fill="{colour}" fill-opacity="0.2"/>')
+        dash = ' stroke-dasharray="5 3"' if name in dashed else ""
+        path = _path(of, across, up)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
+    legend, height = _legend(list(named))
+    return _svg([*parts, *legend], HEIGHT + height)
 
 
-def bars(values: Mapping[str, float], unit: str) -> str:
-    """One bar a name, with its value at its end."""
-    most, height = max(values.values(), default=0.0) or 1.0, 26 * len(values) + 8
-    parts = []
-    for number, (name, value) in enumerate(values.items()):
-        top, width = 26 * number + 6, (WIDTH - 330) * max(0.0, value) / most
-        parts.append(_text(170, top + 13, name, "end"))
-        parts.append(f'<rect x="178" y="{top}" width="{width:.1f}" height="18" rx="3" fill="{COLOURS[0]}"/>')
-        parts.append(_text(184 + width, top + 13, f"{short(value)} {unit}", "start"))
-    return _svg(parts, height)
+def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False, title: str = "") -> str:
+    """One bar for each row, from ``start`` on. x : what the axis shows; without it there is no axis"""
+    bottom = 26 * len(rows) + 6
+    values = [start, *(value for row in rows for value in (row.value, row.mark) if value is not None)]
+    across = Axis(values, log, 178, WIDTH - 150, zero=True)
+    parts = [_text(178, -8, title, "start")] if title else []
+    if x:
+        for tick in across.ticks():
+            at = across.at(tick)
+            parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{bottom}" stroke="{LINE}"/>')
+            parts.append(_text(at, bottom + 16, short(tick), "middle"))
+        parts.append(_text(WIDTH / 2, bottom + 34, x, "middle"))
+    for number, row in enumerate(rows):
+        top, (left, right) = 26 * number + 6, sorted((across.at(start), across.at(row.value)))
+        parts.append(_text(170, top + 13, row.name, "end"))
+        bar = f'<rect x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="18" rx="3" fill="{row.colour}"/>'
+        parts.append(bar)
+        parts.append(_text(max(right, across.at(row.mark or start)) + 6, top + 13, row.text, "start"))
+        if row.mark is not None:
+            parts.append(
+                f'<rect x="{across.at(row.mark) - 1.5:.1f}" y="{top - 2}" width="3" height="22" fill="{MARK}"/>'
+            )
+    return _svg(parts, bottom + (40 if x else 2), 24 if title else 0)
+
+
+def standalone(picture: str) -> str:
+    """The picture as a standalone file."""
+    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1) + "\n"
 
 
 def short(value: float) -> str:
@@ -100,15 +146,33 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text {at} font-size="12" fill="{PALE}">{html.escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], height: int) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+def _path(points: Points, across: Axis, up: Axis) -> str:
+    return " ".join(f"{across.at(a):.1f},{up.at(b):.1f}" for a, b in points if across.shows(a) and up.shows(b))
 
 
-def _legend(names: Sequence[str]) -> str:
+def _one_two_five(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10 …, from the last at or below ``low`` to the first at or above ``high``, both log10."""
+    round_numbers = [n * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for n in (1, 2, 5)]
+    first = max(n for n in round_numbers if math.log10(n) <= low + 1e-9)
+    last = min(n for n in round_numbers if math.log10(n) >= high - 1e-9)
+    return [n for n in round_numbers if first <= n <= last]
+
+
+def _svg(parts: Sequence[str], height: int, above: int = 0) -> str:
+    """above : room over the picture"""
+    return f'<svg viewBox="0 {-above} {WIDTH} {above + height}" role="img">{"".join(parts)}</svg>'
+
+
+def _legend(names: Sequence[str]) -> tuple[list[str], int]:
+    """A legend under the plot, and its height. One curve needs none."""
     if len(names) < 2:
-        return ""
-    shown = [
-        f'<span><i style="background:{COLOURS[n % len(COLOURS)]}"></i>{html.escape(name)}</span>'
-        for n, name in enumerate(names)
-    ]
-    return f"<p class=legend>{''.join(shown)}</p>"
+        return [], 0
+    parts, x, y = [], LEFT, HEIGHT + 16
+    for number, name in enumerate(names):
+        width = 34 + 7 * len(name)
+        if x + width > WIDTH and x > LEFT:
+            x, y = LEFT, y + 18
+        parts.append(f'<rect x="{x}" y="{y - 6}" width="12" height="3" fill="{COLOURS[number % len(COLOURS)]}"/>')
+        parts.append(_text(x + 17, y, name, "start"))
+        x += width
+    return parts, y + 8 - HEIGHT

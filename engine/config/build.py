@@ -1,7 +1,7 @@
-"""From the Python classes to an EngineConfig: tables and optimizers in, a message and Python's own part out.
+"""Convert the Python classes of tables and optimizers to an EngineConfig and the part that only Python can hold.
 
-Writes what TensorFlow's TPUEmbedding writes, and beside it the little that its proto cannot hold. Features are
-build_features.py's; whether the result makes sense is asked in validate.py.
+The message has the fields that TensorFlow's TPUEmbedding writes, plus the settings that its proto has no field for.
+build_features.py converts features; validate.py checks the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Built = tuple[EngineConfig, PythonPart]
 
 
 def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
-    """Tables without features, in their order; the TableConfigs are not changed."""
+    """Convert tables without features, in their order; the TableConfigs do not change."""
     for index, table in enumerate(tables):
         if not isinstance(table, TableConfig):
             raise ConfigError(f"tables[{index}] must be a TableConfig, got {type(table).__name__}")
@@ -51,7 +51,7 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
 
 
 def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
-    """Every table with its name and its optimizer."""
+    """Return every table with its name and its optimizer."""
     named: list[tuple[TableConfig, str, Optimizer]] = []
     for index, table in enumerate(tables):
         name = table.name if table.name is not None else f"table_{index}"
@@ -62,7 +62,7 @@ def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> lis
 
 
 def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
-    """A message with the tables, in their order."""
+    """Write the tables to a message, in their order."""
     message = EngineConfig()
     config = message.tpu_embedding_configuration
     config.mode = TPUEmbeddingConfiguration.TRAINING
@@ -99,7 +99,7 @@ def _write_table(
     inputs: list[Any],
     num_hosts: int,
 ) -> None:
-    """Fill one descriptor; a dynamic input not seen before is appended to ``inputs``, its tag is its place."""
+    """Fill one descriptor. Append a new dynamic input to ``inputs``; its tag is its index."""
     if not isinstance(name, str):
         raise TypeError(f"a table's name must be a str, got {name!r}")
     tag = _tag(name, optimizer.learning_rate, inputs)
@@ -123,10 +123,10 @@ def _write_table(
 
 
 def _tag(name: str, rate: Any, inputs: list[Any]) -> int | None:
-    """Inputs are told apart by ==, as TensorFlow does: equal bound methods share a tag, two lambdas never do."""
+    """Return a dynamic rate's tag. As in TensorFlow, == decides: equal bound methods share a tag, lambdas never."""
     if not callable(rate) and not isinstance(rate, DynamicLearningRate):
         return None
-    hash(rate)  # TensorFlow looks them up in a dictionary: one that cannot be hashed is a TypeError there, too
+    hash(rate)  # TensorFlow looks them up in a dictionary: an unhashable one is a TypeError there, too
     if rate not in inputs:
         inputs.append(rate)
     tag = inputs.index(rate)
@@ -150,7 +150,7 @@ def _write_quantization(
 
 
 def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSettings:
-    """What the table has that differs from the defaults and that TensorFlow's message has no field for."""
+    """Return the table's non-default settings that TensorFlow's message has no field for."""
     settings = TableSettings(name=name)
     match table.initializer:
         case TruncatedNormal(mean, stddev):
@@ -177,7 +177,7 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
 
 
 def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
-    """Put the gate settings into ``message``, where there are any."""
+    """Write the gate settings to ``message``, if there are any."""
     if num_required is not None:
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")

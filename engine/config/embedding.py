@@ -1,4 +1,4 @@
-"""EmbeddingConfig: what the tables and features of one engine are, wherever that was written down.
+"""EmbeddingConfig: the tables and features of one engine, from a file, a message or Python classes.
 
 The front of this room: it holds one EngineConfig message and hands out views of it. Reading and writing (files.py),
 the rules (validate.py, lint.py), the views (views.py, specs.py) and the way from Python classes (build.py) stand
@@ -114,7 +114,7 @@ class EmbeddingConfig(MessageView):
 
         Tables come in the order of their first use. As in TensorFlow the names they get, and the optimizer that
         they inherit, are written back into the TableConfigs; callable learning rates become dynamic tags.
-        What TensorFlow accepts is accepted, though it may not run: that is said by ``lint`` and by ``tables``.
+        Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
         batch_size = _one_of("batch_size", batch_size, "per_replica_batch_size", per_replica_batch_size)
         replicas = num_replicas if num_replicas_in_sync is None else num_replicas_in_sync
@@ -236,7 +236,7 @@ class EmbeddingConfig(MessageView):
         return feature_specs(self._message, self._part.feature_structure)
 
     def lint(self) -> list[Finding]:
-        """What is legal but looks like a mistake, and what this version cannot run."""
+        """Return findings about legal but suspicious settings, and about settings that this version cannot run."""
         return lint(self._message, self._part.written, self._part.programs, self._scan)
 
     def _table(self, index: int) -> TableSpec:

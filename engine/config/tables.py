@@ -1,7 +1,7 @@
 """The table side of ``tf.tpu.experimental.embedding``: TableConfig and QuantizationConfig, and how a table starts.
 
-Values that a user writes in Python, checked when they are made as TensorFlow checks them. How they become a proto
-stands in build.py; nothing here knows of protos or files.
+Values that a user writes in Python, with TensorFlow's checks in the constructors. build.py converts them to a proto;
+this module does not depend on protos or files.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TableConfig:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype, whoever's it is: a str, a numpy or TensorFlow dtype, a scalar class."""
+    """Return the name of a dtype given as a str, a numpy or TensorFlow dtype, or a scalar class."""
     for name in (getattr(dtype, "name", None), getattr(dtype, "__name__", None)):
         if isinstance(name, str):
             return name

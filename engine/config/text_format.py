@@ -1,6 +1,6 @@
-"""Configurations as files: text or binary, TPUEmbeddingConfiguration or EngineConfig, told apart by their content.
+"""Read and write configuration files: text or binary, TPUEmbeddingConfiguration or EngineConfig, by their content.
 
-Bytes to message and back, with errors that name the file and the place; what the message means is not asked here.
+Converts bytes to messages and back, with errors that name the file and the location, without interpreting messages.
 Bad content is a ConfigError, always one line. A path that cannot be written is an OSError.
 """
 
@@ -28,7 +28,7 @@ TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 
 MAX_BYTES = 2**31 - 1  # protobuf's own bound
 
-# Files that people hand over by mistake, by their first bytes.
+# Files that users pass by mistake, by their first bytes.
 MAGIC = {
     b"ARROW1": "an Arrow file",
     b"\xff\xff\xff\xff": "an Arrow stream",
@@ -51,7 +51,7 @@ KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
 
 
 def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
-    """The configuration in a file, as an EngineConfig message that need not make sense yet; of a text its scan, too."""
+    """Read a file into an EngineConfig message, which is not validated yet; also return the scan of a text."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -81,7 +81,7 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
 
 
 class _AtError(ConfigError):
-    """A problem at a place in a text; line and column count from 1."""
+    """A problem at a location in a text; line and column count from 1."""
 
     def __init__(self, problem: str, line: int, column: int) -> None:
         super().__init__(problem)
@@ -106,7 +106,7 @@ def _decode(content: bytes) -> str:
 
 
 def parse_binary(content: bytes) -> EngineConfig:
-    """An EngineConfig from the bytes of either message; unknown fields stay."""
+    """Parse the bytes of either message into an EngineConfig; unknown fields stay."""
     try:
         engine = EngineConfig.FromString(content)
         if engine.ListFields():
@@ -147,7 +147,7 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
 
 
 def _at(error: text_format.ParseError, text: str) -> _AtError:
-    """The parser's error without its copy of the line, and with the names that may have been meant."""
+    """Return the parser's error without its copy of the line, and with similar names."""
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     problem = str(error).removeprefix(f"{line}:{column} : ")
     source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
@@ -170,7 +170,7 @@ def _descriptor(name: str) -> Descriptor | None:
 
 
 def kept_config(content: bytes) -> EngineConfig:
-    """The message that somebody kept as its bytes. Raises ValueError."""
+    """Parse the stored bytes of a message. Raises ValueError."""
     try:
         return EngineConfig.FromString(content)
     except DecodeError as error:
@@ -178,7 +178,7 @@ def kept_config(content: bytes) -> EngineConfig:
 
 
 def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
-    """Write the whole of ``message``: as TensorFlow's message where that can hold it, as text by the path's suffix."""
+    """Write ``message``: as TensorFlow's if that has fields for all of it, as text if the path's suffix says so."""
     name = os.fspath(path)
     settings = EngineConfig()
     settings.CopyFrom(message)
@@ -212,7 +212,7 @@ def _text(name: str, message: Message) -> str:
 
 
 def unknown_fields(message: Message, path: str = "") -> str | None:
-    """Where ``message`` holds fields outside our schema, None where it holds none."""
+    """Return the path of a field of ``message`` outside the schema, None if there is none."""
     if len(UnknownFieldSet(message)):
         return path or message.DESCRIPTOR.name
     for field, value in message.ListFields():
@@ -228,6 +228,6 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
 
 
 def _replace(name: str, content: bytes) -> None:
-    """Whole or not at all, and on disk; a link stays one, what it leads to is replaced."""
+    """Replace the file atomically and durably; a link stays a link, and its target is replaced."""
     with atomic_files.appearing(Path(os.path.realpath(name))) as file:
         file.write(content)

@@ -1,15 +1,15 @@
-"""The update equations, each stated once, over arrays of any namespace (numpy or jax.numpy).
+"""The update equations, each defined once, over arrays of any namespace (numpy or jax.numpy).
 
-NumPy runs them as the oracle, JAX traces them for the device. Nothing here knows about tables,
-ids or devices: an update takes rows and gives rows, elementwise (row_wise_adagrad: row by row).
-No jax is imported here. What they are written with stands in rule.py, how they differ from
-Keras' and torch's in docs/optimizers.md.
+NumPy runs them as the oracle, JAX traces them for the device. This package does not depend on tables,
+ids, devices or jax: an update takes rows and returns rows, elementwise (row_wise_adagrad: row by row).
+rule.py has the operations that the equations use; docs/optimizers.md describes the differences from
+Keras and torch.
 
-One touched row goes through (TensorFlow, optimization_parameters.proto and the decoupled weight
+An update of a touched row consists of these steps (TensorFlow, optimization_parameters.proto and the decoupled weight
 decay it refers to): clip the gradient → decay the weight → the optimizer's update → clip the
 weight. Slots are never clipped. Doubts: the order is not public beyond those comments; the
-documentation of TensorFlow's SGD class has the weight multiplied by the decay factor, which
-would empty the table in a few steps, so w - d*w of the referenced extension is taken.
+documentation of TensorFlow's SGD class multiplies the weight by the decay factor, which would set
+the table to zero within a few steps, so penstock uses w - d*w of the referenced extension.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ UPDATES: dict[str, Equation] = {
 
 
 def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """One optimizer application to rows that were touched.
+    """Apply one optimizer step to touched rows.
 
     lr : scalar of w's dtype
     g, w, every slot : one float dtype, shape (..., dim)
-    Returns the new weights and the new slots, the same shapes and dtype.
+    Returns the new weights and the new slots, of the same shapes and dtype.
     """
     g = clip(ops, g, rule.gradient_min, rule.gradient_max)
     if rule.weight_decay:
@@ -66,10 +66,10 @@ def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
 
 
 def quantize(ops: Ops, values: Array, num_buckets: int, lower: float, upper: float) -> Array:
-    """Simulated quantization: what a forward pass sees of a table's rows; the table itself stays as it is.
+    """Quantize rows as a forward pass with simulated quantization reads them; the table does not change.
 
     ``x = clip(values, lower, upper); q = (upper - lower)/(num_buckets - 1); floor((x - lower)/q + 0.5)*q + lower``:
-    halves go up, and equal limits give NaN. Source: simulated_quantization in the proto's comments.
+    halves round up, and equal limits give NaN. Source: simulated_quantization in the proto's comments.
     """
     number = values.dtype.type
     low, high = number(lower), number(upper)

@@ -9,7 +9,7 @@ from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, m
 def adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
     """``a' = a + g²; w' = w - lr*g/sqrt(a')``. Slot: accumulators.
 
-    No epsilon: a > 0 is the caller's to start with. Source: sparse_core_ops_utils.cc;
+    There is no epsilon: the caller must start with a > 0. Source: sparse_core_ops_utils.cc;
     ResourceSparseApplyAdagrad (update_slots=true) on the CPU.
     """
     (a,) = slots
@@ -23,7 +23,7 @@ def adagrad_momentum(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
     ``a' = a + g²`` where beta2 is 1, else ``beta2*a + (1-beta2)*g²``; with use_nesterov
     ``w' = w - lr*(momentum*m' + s)``. An exponent of 2 is a square root, others need pow.
     Source: sparse_core_ops_utils.cc, both versions. Doubt: the proto's comment accumulates the factor without g
-    in m and multiplies by g at the end; the source is followed.
+    in m and multiplies by g at the end; this function follows the source.
     """
     a, m = slots
     momentum, exponent, beta2, epsilon = rule.numbers(w, "momentum", "exponent", "beta2", "epsilon")
@@ -40,7 +40,7 @@ def adagrad_momentum(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
 def bounded_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
     """``a' = min(a + g², max_accumulator); w' = w - clamp(lr*g/sqrt(a' or a), ±max_var_update)``. Slot: accumulators.
 
-    The divisor is a' with update_accumulator_first, else the a of before; a limit of 0 is off.
+    The divisor is a' with update_accumulator_first, else the previous a; 0 disables a limit.
     Source: the proto's field comments only. Doubts: whether max_var_update bounds the step or the gradient (the
     comment says gradient, the name says update of the variable: the step is bounded here), and whether the cap
     comes before the division (it does here: a' is one value).
@@ -70,9 +70,9 @@ def proximal_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
 def row_wise_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
     """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, its columns all equal.
 
-    Not one of TensorFlow's: penstock's own, for what most production systems train with (FBGEMM's
-    EXACT_ROWWISE_ADAGRAD, which adds an epsilon outside the root; here as in ``adagrad`` there is none).
-    The slot has the table's shape, so that loading, saving and layout are those of any other slot: the mean is
+    TensorFlow does not have this optimizer; most production systems train with it (FBGEMM's
+    EXACT_ROWWISE_ADAGRAD, which adds an epsilon outside the root; as in ``adagrad``, there is none here).
+    The slot has the table's shape, so it is loaded, saved and laid out like any other slot: the mean is
     added to every column, and columns that start equal stay equal.
     """
     (a,) = slots
@@ -82,7 +82,7 @@ def row_wise_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
 
 
 def _row_sum(ops: Ops, values: Array) -> Array:
-    """Sum over the last axis, kept: halves are added until one is left, an order that every backend keeps."""
+    """Sum over the last axis and keep it: add halves until one is left, an order that every backend keeps."""
     while (width := values.shape[-1]) > 1:
         half = width // 2
         folded = values[..., :half] + values[..., width - half :]

@@ -1,6 +1,6 @@
 """Optimizers that keep moving averages of gradients: momentum, Adam, Lion, RMSProp, Adadelta.
 
-None corrects the bias of its averages: with TPU embedding that is the caller's, through the learning rate.
+None corrects the bias of its averages: as with TPU embedding, the caller does so through the learning rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def adam(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots
     """``m' = beta1*m + (1-beta1)*g; v' = beta2*v + (1-beta2)*g²; w' = w - lr*m'/(sqrt(v') + epsilon)``.
 
     With use_sum_inside_sqrt ``w' = w - lr*m'/sqrt(v' + epsilon²)``. Slots: momenta, velocities.
-    No bias correction: put ``lr*sqrt(1-beta2^t)/(1-beta1^t)`` into the learning rate.
+    No bias correction: set the learning rate to ``lr*sqrt(1-beta2^t)/(1-beta1^t)``.
     Source: sparse_core_ops_utils.cc; ResourceApplyAdam on the CPU with beta powers of 0 (the first form).
     """
     m, v = slots
@@ -65,8 +65,8 @@ def centered_rms_prop(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array,
     """RMSProp that divides by the deviation, ``sqrt(ms' - mg'² + epsilon)``. Slots: ms, mom, mg.
 
     ``mg' = rho*mg + (1-rho)*g``; ms', mom' and w' as in ``rms_prop``.
-    Source: the proto names the CPU kernel (ResourceSparseApplyCenteredRMSProp). Where rounding leaves nothing
-    positive under the root, which makes NaN of the row there, epsilon alone is used here.
+    Source: the proto names the CPU kernel (ResourceSparseApplyCenteredRMSProp). If rounding leaves nothing
+    positive under the root, where the kernel returns NaN, this function uses epsilon alone.
     """
     ms, mom, mg = slots
     rho, decay, epsilon = rule.numbers(w, "rho", "momentum", "epsilon")

@@ -1,4 +1,4 @@
-"""Updates without statistics of gradients: SGD, assignment, the frequency estimator, and the user's own program."""
+"""Updates without statistics of gradients: SGD, assignment, the frequency estimator, and the user-defined program."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def assign(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
 
 
 def frequency_estimator(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """How many steps lie between two hits of a row: the weights are that average D. Slot: last_hit_step.
+    """Estimate the number of steps between two hits of a row: the weights are the average D. Slot: last_hit_step.
 
     ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c;
-    last' = step``. The step arrives as the learning rate, exact to 2**24; the gradient is not looked at.
-    Source: the proto's comment. Doubt: its weight read-out (D/max_delta)**weight_exponent is for whoever reads;
-    it is no part of the update, and the table holds D.
+    last' = step``. The step arrives as the learning rate, exact up to 2**24; the gradient is not used.
+    Source: the proto's comment. Doubt: the weight read-out (D/max_delta)**weight_exponent is left to the reader;
+    it is not part of the update, and the table contains D.
     """
     (last,) = slots
     tau, max_delta, threshold = rule.numbers(w, "tau", "max_delta", "outlier_threshold")
     distance = lr - last
     capped = clip(ops, distance, None, max_delta)
     outlier = distance >= ops.rounded(threshold * w)
-    # tau*c + (1-tau)*D: mix's share is that of D.
+    # tau*c + (1-tau)*D: mix takes the weight of D.
     mean = mix(ops, tau, capped, w)
     return ops.xp.where(outlier, capped, mean), (ops.xp.zeros_like(last) + lr,)
 
 
 def user_defined_program(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """The caller's elementwise function (gradient, weights, *slots) -> (weights, *slots), traced by JAX.
+    """Run the caller's elementwise function (gradient, weights, *slots) -> (weights, *slots), which JAX traces.
 
-    A program of only weights may return them bare. Its roundings are its own: what XLA fuses in it stays fused.
+    A program without slots may return bare weights. Its rounding is unspecified: XLA may fuse its operations.
     """
     assert rule.program is not None  # the configuration gives one
     returned = rule.program(g, w, *slots)

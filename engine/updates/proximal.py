@@ -10,7 +10,7 @@ def ftrl(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots
 
     ``p = -lr_power; a' = a + g²; D = a'^p - a^p``, then
     ``z' = z + g - D*w/lr; q = (a'^p + beta)/lr + 2*l2; w' = (clamp(z', -l1, l1) - z')/q``; or, with
-    multiply_linear_by_lr, where z holds lr times as much and a rate of 0 is fine,
+    multiply_linear_by_lr, where z is lr times as large and a rate of 0 is valid,
     ``z' = z + lr*g - D*w; q = a'^p + beta + 2*lr*l2; w' = (clamp(z', -lr*l1, lr*l1) - z')/q``.
     lr_power = -0.5 is a square root, others need pow.
     Source: sparse_core_ops_utils.cc; ResourceSparseApplyFtrl on the CPU (beta through l2 + beta/(2*lr)).
@@ -75,7 +75,7 @@ def shrink(ops: Ops, rule: UpdateRule, rate: Array, p: Array) -> Array:
 
 
 def _yogi_moment(ops: Ops, beta2: Array, v: Array, g: Array) -> Array:
-    """``v + (1-beta2)*sign(g² - v)*g²``: moves by a share of g², however far away that is."""
+    """Move v towards g² by a share of g²: ``v + (1-beta2)*sign(g² - v)*g²``."""
     squared = square(ops, g)
     step = ops.rounded((v.dtype.type(1) - beta2) * squared)
     return ops.xp.where(squared > v, v + step, ops.xp.where(squared < v, v - step, v))
@@ -86,9 +86,9 @@ def _power(ops: Ops, a: Array, power: Array) -> Array:
 
 
 def _solve(ops: Ops, limit: Array | None, q: Array, w: Array, z: Array) -> Array:
-    """``(clamp(z, -limit, limit) - z)/q``. Where q is 0 (nothing seen yet, no l2, no beta) the weight stays.
+    """``(clamp(z, -limit, limit) - z)/q``. If q is 0 (no gradient yet, no l2, no beta), keep the weight.
 
-    limit : None where there is no l1: the numerator is -z to the bit, while 0 - z would be +0 for a z of 0
+    limit : None if there is no l1: the numerator is then exactly -z, while 0 - z would be +0 for a z of 0
     """
     numerator = -z if limit is None else clip(ops, z, -limit, limit) - z
     unseen = q == 0

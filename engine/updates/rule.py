@@ -1,6 +1,6 @@
-"""What every update equation is written with: the array namespace, the fixed part of a rule, exact small helpers.
+"""The operations of the update equations: the array namespace, the constants of a rule, exact small helpers.
 
-Nothing here knows an optimizer. Everything works alike on numpy and jax.numpy arrays of one float dtype.
+This module does not depend on an optimizer. Every function takes numpy and jax.numpy arrays of one float dtype.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Hyper = tuple[tuple[str, float | bool], ...]
 
 @dataclass(frozen=True)
 class Ops:
-    """What the equations are written with.
+    """The operations that an equation uses.
 
     xp : numpy or jax.numpy
-    rounded : a product that goes into a sum passes through it, and so does a divisor. NumPy rounds it
-        anyway; a compiler would fuse it into the sum (FMA) or turn the division into a multiplication,
-        and give other bits on other machines.
+    rounded : rounds a product before it enters a sum, or a divisor. NumPy rounds it
+        anyway; a compiler would fuse the product into the sum (FMA) or turn the division into a
+        multiplication, and produce different bits on different machines.
     """
 
     xp: ModuleType
@@ -32,17 +32,17 @@ class Ops:
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """Everything about an update that is fixed for a table: hashable, so that programs can be shared.
+    """The constants of an update of one table; hashable, so that tables can share programs.
 
-    algorithm : the member of ``OptimizationParameters.parameters`` it stands for, or our own "row_wise_adagrad"
-    num_slots : state arrays beside the weights, in TensorFlow's load/retrieve order
-    hyper : (name, value) of the optimizer's own parameters, by the names of its proto message; numbers are
-        rounded to float32, as the proto carries them. One that is not listed is 0 or False, as in the proto
+    algorithm : the member of ``OptimizationParameters.parameters``, or penstock's "row_wise_adagrad"
+    num_slots : state arrays in addition to the weights, in TensorFlow's load/retrieve order
+    hyper : (name, value) of the optimizer's parameters, by the names of its proto message; numbers are
+        rounded to float32, as in the proto. Parameters that are not listed are 0 or False, as in the proto
     gradient_min, gradient_max : clip of the coalesced gradient; None leaves that side open
     weight_decay : factor d of ``w - d*w``, applied before the update; 0 is off
     decay_times_learning_rate : d becomes ``weight_decay * lr``
     weight_min, weight_max : clip of the updated weight; None leaves that side open
-    non_lazy : every row is updated in each step, with a gradient of 0 where none came
+    non_lazy : each step updates every row, with a gradient of 0 for rows without one
     program : of user_defined_program: (gradient, weights, *slots) -> (weights, *slots)
     """
 
@@ -59,23 +59,23 @@ class UpdateRule:
     program: Callable[..., Any] | None = None
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
-        """Hyper-parameters as scalars of like's dtype: what is made of them is rounded as on the device."""
+        """Return hyper-parameters as scalars of like's dtype, so that expressions of them round as on the device."""
         given = dict(self.hyper)
         return tuple(like.dtype.type(given.get(name, 0.0)) for name in names)
 
     def number(self, like: Array, name: str) -> Any:
-        """One hyper-parameter as a scalar of like's dtype."""
+        """Return one hyper-parameter as a scalar of like's dtype."""
         return self.numbers(like, name)[0]
 
     def flag(self, name: str) -> bool:
-        """One hyper-parameter that is a switch."""
+        """Return one hyper-parameter that is a switch."""
         return bool(dict(self.hyper).get(name, False))
 
 
 def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | float | None) -> Array:
     """``min(max(values, lower), upper)``, in that order: reversed limits give ``upper``.
 
-    Written with comparisons: which of two zeros min and max return is not the same everywhere.
+    Uses comparisons, because backends differ in which of two zeros min and max return.
     """
     if lower is not None:
         lower = values.dtype.type(lower) if isinstance(lower, float) else lower
@@ -87,27 +87,27 @@ def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | fl
 
 
 def sign(ops: Ops, values: Array) -> Array:
-    """-1, 0 or 1. Not xp.sign: NumPy's gives +0 for -0, XLA's gives -0."""
+    """Return -1, 0 or 1. xp.sign is not portable: NumPy's gives +0 for -0, XLA's gives -0."""
     one = values.dtype.type(1)
     return ops.xp.where(values > 0, one, ops.xp.where(values < 0, -one, one - one))
 
 
 def mix(ops: Ops, keep: Any, old: Array, new: Array) -> Array:
-    """``keep*old + (1 - keep)*new``: a moving average. 1 - keep is formed in the dtype, as on the device."""
+    """``keep*old + (1 - keep)*new``: a moving average. 1 - keep is computed in the dtype, as on the device."""
     share = old.dtype.type(1) - keep
     return ops.rounded(keep * old) + ops.rounded(share * new)
 
 
 def square(ops: Ops, values: Array) -> Array:
-    """values², rounded."""
+    """Return values², rounded."""
     return ops.rounded(values * values)
 
 
 def root(ops: Ops, values: Array) -> Array:
-    """sqrt(values), rounded: a compiler turns a division by it into a multiplication by rsqrt."""
+    """Return sqrt(values), rounded: a compiler would turn a division by it into a multiplication by rsqrt."""
     return ops.rounded(ops.xp.sqrt(values))
 
 
 def inverse(ops: Ops, scalar: Array) -> Array:
-    """1/scalar, rounded. Rows are multiplied by it: XLA does that to a division by a scalar anyway."""
+    """Return 1/scalar, rounded, to multiply rows by: XLA turns a division by a scalar into that anyway."""
     return ops.rounded(scalar.dtype.type(1) / scalar)

@@ -1,1 +1,1 @@
-"""Record batches to frames: schemas, columns, rows, examples, and what becomes of a bad row."""
+"""Convert record batches to frames: schemas, columns, rows, examples, and the handling of bad rows."""

@@ -1,6 +1,6 @@
-"""What a quarantine holds of bad rows: one Arrow batch per frame, each row as it came and why it was left out.
+"""The contents of a quarantine: one Arrow batch per frame, with each bad row as in the source and the reason.
 
-Decides on columns and types only. Which rows are bad is told in ``decode``; where they go, in ``quarantine``.
+Defines columns and types only. ``rows`` finds bad rows; ``storage.quarantine`` writes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import arrow_errors
 
 MARK = b"penstock.quarantine"
-# No column is called ``step``: a mended row is applied by whoever asks for it now, and is never stale.
+# No column is called ``step``: a repaired row is applied in the run that reads it, and is never stale.
 SCHEMA = pa.schema(
     [
         ("source", pa.utf8()),
@@ -30,17 +30,17 @@ SCHEMA = pa.schema(
     ],
     metadata={MARK: b"1"},
 )
-_ROWS_AT_ONCE = 1 << 12  # so that the values of one block have room in 32-bit offsets
+_ROWS_AT_ONCE = 1 << 12  # so that the values of one block fit 32-bit offsets
 
 
 def is_quarantine(schema: pa.Schema) -> bool:
-    """Whether a schema is that of a quarantine, also where another program has written it anew."""
+    """Return whether a schema is that of a quarantine, even if another program has rewritten it."""
     names: list[str] = schema.names
     return {"row_index", "origin_step"} <= set(names) and names.count("reason") == 1
 
 
 def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
-    """Rows of a quarantine by reason, whatever another program has made of the column."""
+    """Count the rows of a quarantine by reason, for any type that another program gave the column."""
     with arrow_errors("corrupt Arrow data", source):
         column = batch.column("reason")
         column.validate(full=True)
@@ -55,9 +55,9 @@ def bad_rows(
     bad: npt.NDArray[np.uint8],
     start: int,
 ) -> list[pa.RecordBatch]:
-    """The bad ones among the rows from ``start`` on, in order.
+    """Return the bad ones among the rows from ``start`` on, in order.
 
-    batch : what ``decoded`` was made of; place : source, batch and the number of its first row
+    batch : the source of ``decoded``; place : source, batch and the number of its first row
     bad : their reason codes, 0 for a good row
     """
     rows = start + np.flatnonzero(bad)
@@ -99,7 +99,7 @@ def _block(
 
 
 def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
-    """The ids as int64; those beyond it as text, and null."""
+    """Return the ids as int64; ids that do not fit are null, and also returned as text."""
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
     beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
@@ -114,14 +114,14 @@ def _tables(decoded: Decoded, rows: Int64) -> pa.Array:
 
 
 def _made(gradients: Gradients, rows: Int64) -> pa.Array:
-    """Of an example stream: the lookup's own, its sample's times its gain, so that a mended row is a row."""
+    """Return a lookup's gradient in an example stream, its sample's times its gain, so that it can be repaired."""
     null = gradients.null
     values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]
     return pa.array(values, pa.list_(pa.float32()))
 
 
 def _as_they_came(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
-    """As float32, of any length, holes kept."""
+    """Convert to float32, of any length, with nulls."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     taken = column.take(pa.array(rows))

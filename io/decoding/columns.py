@@ -1,7 +1,7 @@
-"""One Arrow column → numpy: validated, then read as integers, codes into a few values, lists of floats.
+"""Convert one Arrow column to numpy: validate it, then read it as integers, codes into values, or lists of floats.
 
-Knows types, not roles. Only a column that ``validated`` has seen may be given to the others: pointers into
-it are taken here, without a copy where the producer's layout allows.
+Handles types, not roles. Call ``validated`` before the other functions: they take pointers into
+the column, without a copy if the producer's layout allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Runs = list[tuple[int, int, int]]  # (start, stop, what all rows from start to s
 
 _FLOAT32 = pa.float32()
 _FLOATS_AT_ONCE = 1 << 16  # the mask of a finiteness check stays in cache
-# Rows are looked at run by run where runs have so many on average, else one by one.
+# Rows are processed run by run if runs have so many on average, else one by one.
 ROWS_OF_A_RUN = 256
 
 
@@ -35,7 +35,7 @@ Look = tuple[Float32, Int64 | None, Float32 | None]  # of Rows: grads, which, ga
 
 
 class Gradients(Protocol):
-    """A gradient per row: ``Lists`` that came so, or what makes them when they are looked at."""
+    """A gradient per row: ``Lists`` from the source, or an object that computes them on demand."""
 
     @property
     def null(self) -> Bool | None: ...
@@ -55,8 +55,8 @@ class Lists:
 
     width : of every row, where offsets is None: row i is then values[i*width : (i+1)*width]
     offsets : integers, shape (n + 1,): row i is values[offsets[i] : offsets[i+1]]
-    null : rows that are null or hold one; None where there are none
-    runs : (start, stop, length) of rows of one length, where they are known to be few
+    null : rows that are null or contain a null; None if there are none
+    runs : (start, stop, length) of rows of one length, if they are known to be few
     """
 
     values: Float32
@@ -82,19 +82,19 @@ class Lists:
         return None if self.offsets is None else np.diff(self.offsets).astype(np.int64, copy=False)
 
     def look(self, rows: slice | Int64, dim: int) -> Look:
-        """The values, and which of their rows are meant (None: all), without a copy. As for ``take`` otherwise.
+        """Return the values and the indices of the selected rows (None: all), without a copy. See ``take``.
 
-        Returns float32 (m, dim), int64 (n,) or None, and None: nothing is multiplied.
+        Returns float32 (m, dim), int64 (n,) or None, and None, since there is no factor.
         """
         if self.starts_together(rows, dim):
             return self.take(rows, dim), None, None
         if self.starts is None:
             return self.values.reshape(self.num_rows, self.width), np.asarray(rows), None
-        # Rows of several lengths: every place where one of this length could begin.
+        # Rows of several lengths: every offset where one of this length could begin.
         return np.lib.stride_tricks.sliding_window_view(self.values, dim), self.starts[rows], None
 
     def starts_together(self, rows: slice | Int64, dim: int) -> bool:
-        """Whether these rows, all of length dim, lie back to back."""
+        """Return whether these rows, all of length dim, are contiguous."""
         if self.offsets is None:
             return isinstance(rows, slice)
         if isinstance(rows, slice):
@@ -105,7 +105,7 @@ class Lists:
         return num_rows == 0 or bool(self.offsets[last] - self.offsets[first] == (num_rows - 1) * dim)
 
     def take(self, rows: slice | Int64, dim: int) -> Float32:
-        """float32 (n, dim); a view where the rows are a slice. Only for rows of length dim that are not null.
+        """Return float32 (n, dim); a view if the rows are a slice. Only for rows of length dim that are not null.
 
         A slice has a start and a stop.
         """
@@ -122,7 +122,7 @@ class Lists:
         return np.lib.stride_tricks.sliding_window_view(self.values, dim)[self.starts[rows]]
 
     def all_of(self, dim: int, start: int, stop: int) -> bool:
-        """Whether the rows from start to stop are of that length."""
+        """Return whether the rows from start to stop have that length."""
         if self.offsets is None:
             return self.width == dim or start >= stop
         if self.runs is None:
@@ -140,18 +140,18 @@ class Lists:
         return self.width if self.offsets is None else int(self.offsets[row + 1] - self.offsets[row])
 
     def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
-        """Which rows are not of that length; one value for all rows where both are constant."""
+        """Return which rows do not have that length; one value for all rows if both are constant."""
         return np.asarray((self.width if self.lengths is None else self.lengths[rows]) != dim, np.bool_)
 
     def not_finite(self) -> Bool | None:
-        """Which rows hold a NaN or an infinity, None where none do."""
+        """Return which rows contain a NaN or an infinity, None if none do."""
         blocks = range(0, self.values.size, _FLOATS_AT_ONCE)
         if all(np.isfinite(self.values[at : at + _FLOATS_AT_ONCE]).all() for at in blocks):
             return None
         return self.rows_with(~np.isfinite(self.values))
 
     def rows_with(self, mask: Bool) -> Bool:
-        """Which rows have any True among their values."""
+        """Return which rows have any True among their values."""
         if self.starts is None or self.lengths is None:
             return np.asarray(mask.reshape(self.num_rows, self.width).any(axis=1))
         before = np.concatenate([[0], np.cumsum(mask)])
@@ -159,10 +159,10 @@ class Lists:
 
 
 def validated(column: pa.Array) -> Runs | None:
-    """Validate a column, in full as far as is needed to point into it. Raises what Arrow raises.
+    """Validate a column in full, as far as pointers into it require. Raises Arrow's errors.
 
-    Returns the runs of a dictionary's codes, or of lists of one length, without nulls, where they are few: what
-    Arrow would ask of every code and offset has then been asked of every run.
+    Returns the runs of a dictionary's codes, or of lists of one length, without nulls, if they are few: every run
+    has then passed the checks that Arrow would make of every code and offset.
     """
     look = _RUNS_OF.get(column.type.id)
     if look is not None:
@@ -201,15 +201,15 @@ _RUNS_OF = {
 
 
 def integers(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None]:
-    """The values, 0 for null, and which are null (None: none)."""
+    """Return the values, 0 for null, and which are null (None: none)."""
     null = _null(column)
     return _numpy(column if null is None else pc.fill_null(column, 0)), null
 
 
 def coded(column: pa.Array, runs: Runs | None = None) -> tuple[Codes, list[Any]]:
-    """Codes into a list of distinct values, -1 for null: of whatever signed type they came in.
+    """Return codes into a list of distinct values, -1 for null, in their signed type, and the list.
 
-    runs : what ``validated`` found
+    runs : from ``validated``
     """
     if runs is not None:
         values = column.dictionary.to_pylist() if len(column.dictionary) <= len(column) else [None]
@@ -234,7 +234,7 @@ def coded(column: pa.Array, runs: Runs | None = None) -> tuple[Codes, list[Any]]
 
 
 def float_lists(column: pa.Array, bfloat16: bool = False, runs: Runs | None = None) -> Lists:
-    """Any list of floats as float32. bfloat16 : its uint16 values are bfloat16; runs : what ``validated`` found"""
+    """Read any list of floats as float32. bfloat16 : its uint16 values are bfloat16; runs : from ``validated``"""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     kind, null, num_rows = column.type, _null(column), len(column)
@@ -251,11 +251,11 @@ def float_lists(column: pa.Array, bfloat16: bool = False, runs: Runs | None = No
         first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
         child = column.values
         if child.null_count or child.type != _FLOAT32:
-            # What is made anew is made for these rows only; else the offsets are good as they are.
+            # A copy has only these rows; otherwise the offsets are valid unchanged.
             child, offsets = child.slice(first, last - first), offsets - offsets[:1]
             first, last = 0, last - first
         if null is None and num_rows and (of_one := _only_length(offsets, runs)) is not None:
-            # Rows of one length, back to back: as good as a fixed-size list.
+            # Contiguous rows of one length: equivalent to a fixed-size list.
             width, offsets, runs = of_one, None, None
             child = child.slice(first, last - first)
     inside = _null(child)
@@ -269,7 +269,7 @@ def float_lists(column: pa.Array, bfloat16: bool = False, runs: Runs | None = No
 
 
 def _only_length(offsets: npt.NDArray[Any], runs: Runs | None) -> int | None:
-    """The length of every list, if there is only one. offsets : of at least one list"""
+    """Return the length of every list, if they are equal. offsets : of at least one list"""
     if runs is not None:
         return runs[0][2] if len(runs) == 1 else None
     lengths = np.diff(offsets)
@@ -284,7 +284,7 @@ def _null(column: pa.Array) -> Bool | None:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """string_view → large_string. What lies under a null may point anywhere, and Arrow's cast looks there."""
+    """Convert string_view to large_string. The view under a null may point anywhere, and Arrow's cast reads it."""
     if not pa.types.is_string_view(column.type):
         return column
     null = _null(column)
@@ -299,7 +299,7 @@ def _without_views(column: pa.Array) -> pa.Array:
 
 
 def _numpy(column: pa.Array) -> npt.NDArray[Any]:
-    """A view of a primitive column without nulls; a copy where the producer did not align it."""
+    """Return a view of a primitive column without nulls; a copy if the producer did not align it."""
     values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return values if values.flags.aligned else values.copy()
 
@@ -309,6 +309,6 @@ def _float32(values: npt.NDArray[Any], bfloat16: bool) -> Float32:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if values.dtype == np.float32:
         return values
-    # What is finite in float64 only becomes infinite here, and a signalling NaN quiet: neither is finite.
+    # Values that are finite only in float64 become infinite here, and signalling NaNs quiet: neither is finite.
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(np.float32)

@@ -1,8 +1,8 @@
-"""What a batch of examples looks up, and the gradient rows that it stands for, none of which is written out.
+"""The lookups of a batch of examples, and the gradient rows that they represent, which are never materialized.
 
-A gradient row is one lookup of one feature of one example: its sample's gradient times its gain. Rows come example by
-example, of an example feature by feature in the configuration's order, whatever the batches. Sound rows are taken table
-by table, and only numbered among all rows of the batch where one of them may be bad.
+A gradient row is one lookup of one feature of one example: its sample's gradient times its gain. The order of rows is
+example by example, then feature by feature in the configuration's order, for any batches. Good rows are read table
+by table; rows are numbered across the batch only if one of them may be bad.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class FeatureUses:
 
     table : of the feature; lengths : int64, shape (examples,), lookups of each
     raw_ids : any integers, shape (n,), 0 where ids_null
-    gradients : float32, shape (m, dim), of samples; samples : int64, shape (n,), ascending: which is whose
+    gradients : float32, shape (m, dim), of samples; samples : int64, shape (n,), ascending: the sample of each lookup
     gains : float32, shape (n,), None: all 1
-    null : whose gradient is missing, by example; None: nobody's that looks something up
-    truncated : int64, shape (examples,), ids left out beyond a sequence's length; None where there is no length
-    broken : the first example after which nothing of it can be read
+    null : examples whose gradient is missing; None: no example with lookups
+    truncated : int64, shape (examples,), ids dropped beyond a sequence's length; None if there is no length
+    broken : the first example from which on nothing of the feature can be read
     """
 
     table: str
@@ -47,7 +47,7 @@ class FeatureUses:
 
     @property
     def ids(self) -> Int64:
-        """int64; what does not fit is out of range of any table, and stays so."""
+        """Return int64 ids; ids that do not fit stay out of range of any table."""
         raw = self.raw_ids
         if raw.dtype == np.uint64:
             raw = np.minimum(raw, np.uint64(2**63 - 1))
@@ -56,7 +56,7 @@ class FeatureUses:
 
     @property
     def may_be_bad(self) -> bool:
-        """For another reason than an id's range or a value, which whoever sums them sees."""
+        """Return whether a row may be bad, apart from ids out of range and values, which the summing kernel checks."""
         return self.ids_null is not None or self.null is not None
 
 
@@ -77,13 +77,13 @@ class TableUses:
         return self.gradients, self.samples[at], None if self.gains is None else self.gains[at]
 
     def rows(self, first: int, last: int) -> Rows:
-        """Those of the examples first to last."""
+        """Return the rows of the examples first to last."""
         at = slice(int(self.ends[first]), int(self.ends[last]))
         return Rows(self.ids[at], *self.look(at))
 
 
 class ExampleBatch:
-    """A batch of examples as numpy. What is said once per example, steps and the like, is so here; see ``Content``.
+    """A batch of examples as numpy. Steps and other values per example are arrays per example; see ``Content``.
 
     uses : of every feature that has a column, in the configuration's order
     ends : int64, shape (examples + 1,), gradient rows before each example
@@ -111,12 +111,12 @@ class ExampleBatch:
 
     @property
     def num_rows(self) -> int:
-        """Gradient rows."""
+        """Return the number of gradient rows."""
         return int(self.ends[-1])
 
     @property
     def nbytes(self) -> int:
-        """Of its samples' gradients."""
+        """Return the size of its samples' gradients."""
         return sum(of.gradients.nbytes for of in self._uses)
 
     @property
@@ -124,11 +124,11 @@ class ExampleBatch:
         return any(of.may_be_bad for of in self._uses)
 
     def truncated(self, units: slice) -> int:
-        """Ids left out of those examples."""
+        """Count the ids dropped from those examples."""
         return 0 if self._truncated is None else int(self._truncated[units].sum())
 
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
-        """The rows meant: all of some neighbouring examples, or those of any that are listed."""
+        """Select rows by table: all of some neighbouring examples, or those of the listed examples."""
         if not isinstance(rows, slice):
             yield from self.by_row().by_table(rows, sizes)
             return
@@ -139,7 +139,7 @@ class ExampleBatch:
                 yield name, block
 
     def by_row(self) -> Decoded:
-        """The same with every row by itself, as a batch of gradient rows is decoded."""
+        """Convert to separate rows, as a batch of gradient rows is decoded."""
         return self._by_row
 
     @cached_property
@@ -165,23 +165,23 @@ class ExampleBatch:
 
     @cached_property
     def examples(self) -> Int64:
-        """int64, shape (rows,): whose each is."""
+        """Return int64, shape (rows,): the example of each row."""
         return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
 
     @cached_property
     def feature_of(self) -> Int64:
-        """int64, shape (rows,): the number of each row's feature, among those that have a column."""
+        """Return int64, shape (rows,): the index of each row's feature, among those that have a column."""
         return self._ordered([np.full(len(of.raw_ids), number) for number, of in enumerate(self._uses)])
 
     @cached_property
     def _places(self) -> list[Int64]:
-        """Of every feature, where its lookups stand among all rows."""
+        """Return the positions of every feature's lookups among all rows."""
         return _interleaved([of.lengths for of in self._uses])
 
     def _ordered(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """One array of what every feature has, in the order of rows."""
+        """Merge one array per feature into one array, in the order of rows."""
         kinds = {of.dtype for of in values}
-        # No integer type holds both signs and all of uint64.
+        # No integer type has both signs and all of uint64.
         kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
         out = np.empty(self.num_rows, kind)
         for places, of in zip(self._places, values, strict=True):
@@ -189,7 +189,7 @@ class ExampleBatch:
         return out
 
     def _gradients(self, codes: Int64) -> LookedUp:
-        # Where each row stands among its table's.
+        # The position of each row among its table's.
         at = np.empty(self.num_rows, np.int64)
         for code, table in enumerate(self._tables.values()):
             at[codes == code] = np.arange(len(table.ids))
@@ -199,10 +199,10 @@ class ExampleBatch:
 
 @dataclass(frozen=True)
 class LookedUp:
-    """A gradient per row that is made when it is looked at (``Gradients``).
+    """A gradient per row, computed on demand (``Gradients``).
 
-    codes, at : int64, shape (rows,): in which of the tables each row's lookup stands, and where in it
-    null : whose sample has no gradient; None: none
+    codes, at : int64, shape (rows,): the table of each row's lookup, and its position there
+    null : rows whose sample has no gradient; None: none
     """
 
     tables: tuple[TableUses, ...]
@@ -212,7 +212,7 @@ class LookedUp:
 
     @property
     def nbytes(self) -> int:
-        """Of the samples' gradients."""
+        """Return the size of the samples' gradients."""
         return sum(table.gradients.nbytes for table in self.tables)
 
     def look(self, rows: slice | Int64, dim: int) -> Look:
@@ -241,7 +241,7 @@ class LookedUp:
 
 
 def _joined(uses: Sequence[FeatureUses]) -> TableUses:
-    """The lookups of the features of one table as those of one."""
+    """Merge the lookups of the features of one table."""
     ends = _ends(sum(of.lengths for of in uses))
     if len(uses) == 1:
         (of,) = uses
@@ -258,7 +258,7 @@ def _joined(uses: Sequence[FeatureUses]) -> TableUses:
 
 
 def _interleaved(lengths: Sequence[Int64]) -> list[Int64]:
-    """Of every feature, where its lookups stand when they come example by example, then feature by feature."""
+    """Return the positions of every feature's lookups in the order of examples, then features."""
     table = np.stack(lengths, axis=1)
     starts = np.cumsum(table).reshape(table.shape) - table
     places = []

@@ -1,9 +1,8 @@
 """The example stream: one row per training example, one struct column per feature.
 
 A feature's struct holds the ids that the example looked up, perhaps their weights, and the gradient of the activation
-they were combined into. Its columns are checked and read here; what gradient rows they stand for is told in
-``example_rows``, so that frames and errors are those of the row stream. The arithmetic is in
-``penstock.tables.combiners``.
+they were combined into. This module checks and reads the columns; ``example_gradients`` converts them to gradient
+rows, so that frames and errors are those of the row stream. The arithmetic is in ``penstock.tables.combiners``.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ class ExampleRoles(Roles):
 
 @dataclass(eq=False)
 class ExamplePlace(Place):
-    """Where a batch of examples stood."""
+    """The location of a batch of examples."""
 
     content: ExampleBatch
     columns: tuple[str, ...]  # of its features
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
-        """row : a bad gradient row where there is a reason, else an example"""
+        """row : a bad gradient row if there is a reason, else an example"""
         if reason is not None:
             row, column = int(self.content.examples[row]), self.columns[int(self.content.feature_of[row])]
         return super().error(row, problem, column, reason)
 
 
 def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> ExampleRoles | None:
-    """The roles of an example stream; None where the schema is not one. Raises InputError or ConfigError."""
+    """Return the roles of an example stream; None for another schema. Raises InputError or ConfigError."""
     structs = [field for field in schema if _is_feature(field.type)]
     if not structs or {"id", "gradient"} <= set(schema.names):
         return None
@@ -88,7 +87,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
 
 
 def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExamplePlace:
-    """A batch of examples, which must not be empty, with where it stood."""
+    """Decode a batch of examples, which must not be empty."""
     where = {"source": place.source, "batch": place.batch}
     columns = {name: valid_column(batch, name, where) for name in roles.names()}
     uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
@@ -108,7 +107,7 @@ def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOpt
 
 
 def of_examples(piece: Piece, ends: Int64) -> Piece:
-    """A piece cut by examples as one of their gradient rows. ends : ``ExampleBatch.ends``"""
+    """Convert a piece of examples to a piece of their gradient rows. ends : ``ExampleBatch.ends``"""
     start, stop = int(ends[piece.start]), int(ends[piece.stop])
     return replace(piece, start=start, stop=stop, ends=ends, first=piece.start, last=piece.stop)
 
@@ -120,7 +119,7 @@ def _is_feature(kind: pa.DataType) -> bool:
 
 
 def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: str) -> None:
-    """Types of a feature's struct, and that it can be combined."""
+    """Check the types of a feature's struct, and that it can be combined."""
     kinds = {child.name: storage_type(child.type) for child in field.type}
     for child, kind in kinds.items():
         fits = is_list(kind) and pa.types.is_integer(kind.value_type) if child == "ids" else is_float_list(kind)
@@ -146,7 +145,7 @@ def _index(feature: FeatureSpec, options: ReadOptions) -> int:
 
 
 def _combined(feature: FeatureSpec) -> str:
-    """Why a feature with a max_sequence_length is no sequence."""
+    """Explain why a feature with a max_sequence_length is not a sequence."""
     if not feature.max_sequence_length or feature.sequence_length:
         return ""
     length, shape = feature.max_sequence_length, list(feature.input_shape)
@@ -159,7 +158,7 @@ def _width(feature: FeatureSpec, dim: int) -> int:
 
 def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses:
     names = [child.name for child in column.type]
-    # What a null struct holds is null.
+    # The fields of a null struct are null.
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
     flat, lengths = _flat(children["ids"])
     raw_ids, ids_null = integers(flat)
@@ -189,7 +188,7 @@ def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64,
 
 
 def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
-    """The values of all lists, and the length of each; a null list is an empty one."""
+    """Return the values of all lists, and the length of each; a null list is empty."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -197,7 +196,7 @@ def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
 
 
 def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Broken | None]:
-    """A weight per id; a missing one is NaN, and makes its gradient row bad."""
+    """Return a weight per id; a missing one is NaN, and makes its gradient row bad."""
     flat, found = _flat(column)
     if flat.type != pa.float32():
         flat = flat.cast(pa.float64())  # float16 has no null that can be filled

@@ -1,8 +1,8 @@
-"""Batches of plain columns → numpy, with a fraction of the calls that ``decode`` needs.
+"""Convert batches of plain columns to numpy, with a fraction of the calls of ``rows.decode``.
 
-Plain: one table, int64 ids, float32 gradients in lists of the table's dim, at most an int64 step beside them, no
-nulls. Most logs are that, and whether a stream may be is found out once for its schema. What is not plain after
-all, damaged columns among it, goes through ``decode``, which also says what is wrong.
+Plain means one table, int64 ids, float32 gradients in lists of the table's dim, optionally an int64 step, and no
+nulls. Most logs are plain; a stream's schema is checked once. Batches that are not plain after
+all, including damaged ones, go through ``decode``, which also reports errors.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.pyx.arrow_c_data import plain_rows
 
 
 class PlainRows:
-    """One batch: a ``decode.Content`` whose every row is a good one, but for ids out of range and values not finite.
+    """One batch: a ``rows.Content`` whose rows are good, except for ids out of range and values that are not finite.
 
-    values : float32 (n, dim); decode : the batch the long way, for who looks at single rows
+    values : float32 (n, dim); decode : decodes the batch in full, for access to single rows
     """
 
     contributors: tuple[Codes, list[Any]] | None = None
@@ -60,20 +60,20 @@ class PlainRows:
 
 
 class PlainColumns:
-    """What batches of a schema have in common that may be plain."""
+    """The schema of a stream whose batches may be plain."""
 
     def __init__(self, roles: Roles, table: str) -> None:
         self._table, self._width = table, roles.gradient.type.list_size
         self._names = roles.id.name, roles.gradient.name, None if roles.step is None else roles.step.name
-        self._where: tuple[int, int, int, int] | None = None  # columns, and where these are: the same in all batches
+        self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
     def decode(self, batch: pa.RecordBatch, long_way: Callable[[], Decoded]) -> PlainRows | None:
-        """None where the batch is not plain, or damaged."""
+        """Decode a batch; None if it is not plain, or damaged."""
         if self._where is None:
             at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
             self._where = batch.num_columns, at[0], at[1], at[2]
         try:
-            # Not in full: of numbers there is no more to validate, and other columns are nobody's business here.
+            # Not in full: numbers need no more validation, and other columns are unused.
             batch.validate()
             found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
         except RAISED:
@@ -84,7 +84,7 @@ class PlainColumns:
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
-    """None where no batch of these roles is plain. table : of rows that do not say theirs"""
+    """Return None if no batch of these roles is plain. table : of rows that name none"""
     if roles.table is not None or roles.contributor is not None or roles.learning_rates is not None or roles.bfloat16:
         return None
     gradient = roles.gradient.type

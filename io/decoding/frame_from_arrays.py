@@ -1,4 +1,4 @@
-"""Arrays in memory → one frame, through the same checks as a stream; no other way in for them."""
+"""Convert arrays in memory to one frame, with the same checks as for a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.schema import suggestion
 from penstock.masked_arrays import MASKED, is_masked
 
-# Made once: comparing with a type makes one each time.
+# Created once: comparing with a type creates one each time.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
@@ -37,10 +37,10 @@ def one_frame(
     local_step: int | None,
     contributor: int | str | None = None,
 ) -> Frame:
-    """table → (ids, gradients) as a Frame.
+    """Convert table → (ids, gradients) to a Frame.
 
     ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
-    Raises UsageError where gradients is no mapping of pairs, and InputError as a stream would, or its audit does; the
+    Raises UsageError if gradients is not a mapping of pairs, and InputError as for a stream, or its audit does; the
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
@@ -58,7 +58,7 @@ def one_frame(
 
 
 def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
-    """NumPy arrays of the very types and shapes that are summed; None for everything else. size : of the table"""
+    """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
     if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
         return None
     if is_masked(ids) or is_masked(values):
@@ -76,7 +76,7 @@ def _checked(
     local_step: int | None,
     contributor: int | str | None,
 ) -> Frame:
-    """The same through Arrow, every value looked at."""
+    """Convert through Arrow, with a check of every value."""
     check_gradients(gradients)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
@@ -128,14 +128,14 @@ def _gradients(values: Any, source: str) -> pa.Array:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
     if array.dtype not in (np.float16, np.float32, np.float64):
-        with np.errstate(over="ignore"):  # what is finite as longdouble only is told as not finite
+        with np.errstate(over="ignore"):  # values that are finite only as longdouble are reported as not finite
             array = array.astype(np.float64)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
 def _array(given: Any, source: str) -> npt.NDArray[Any]:
-    """In this machine's byte order: Arrow takes no other."""
+    """Convert to this machine's byte order: Arrow supports no other."""
     if is_masked(given):
         raise InputError(MASKED, source=source)
     try:

@@ -1,8 +1,8 @@
-"""Decoded batches → pieces of one key → frames.
+"""Convert decoded batches to pieces of one key, and pieces to frames.
 
-A frame takes in pieces until the key changes, it is full, or its end is told. A bad row stops the
-reading when its own frame is cut, not before: every whole frame ahead of it has been handed out,
-however the stream is chopped into batches. Opens nothing and reads nothing.
+A frame takes pieces until the key changes, it is full, or metadata marks its end. A bad row stops the
+reading when its frame ends, not before: every complete frame before it has been returned,
+for any division of the stream into batches. This module opens and reads nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.io.decoding.rows import REASONS, Content, explain, find_bad_rows
 from penstock.io.decoding.schema import Roles
 
 Key = tuple[int | None, Any]  # step, contributor
-# Gradients of a frame that nobody has looked at, where bad ones are left out: beyond this they are looked at while
-# the frame is held, so that memory does not grow with what will be dropped.
+# The size of a frame's unchecked gradients, if bad rows are dropped: beyond it they are checked while the frame is
+# still incomplete, so that memory does not grow with rows that will be dropped.
 UNSEEN_BYTES = 64 << 20
 
 
-@dataclass(eq=False)  # not frozen, and what flows is not either: frames.py says why
+@dataclass(eq=False)  # not frozen, like all per-frame objects: frames.py gives the reason
 class Place:
-    """Where a batch stood."""
+    """The location of a batch."""
 
     source: str
     batch: int | None  # None: the source has no batches of its own
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(eq=False)
 class Piece:
-    """Rows start to stop of a decoded batch: one key."""
+    """Rows start to stop of a decoded batch, with one key."""
 
     decoded: Content
     bad: npt.NDArray[np.uint8] | None  # the reason code of every row of the batch; None: all are good
@@ -55,33 +55,33 @@ class Piece:
     key: Key
     roles: Roles
     place: Place
-    batch: pa.RecordBatch  # what was decoded: a quarantine takes the rows as they came
-    unseen: bool = False  # whether ids are in range and values finite is for the audit to say
-    ends: Int64 | None = None  # of an example stream: how many gradient rows stand before each example of the batch
+    batch: pa.RecordBatch  # the batch before decoding: a quarantine stores the rows as in the source
+    unseen: bool = False  # the audit checks that ids are in range and values finite
+    ends: Int64 | None = None  # of an example stream: the number of gradient rows before each example of the batch
     first: int = 0  # and its examples are first to last, with rows or without
     last: int = 0
 
     def audited(self, sizes: Mapping[str, tuple[int, int]]) -> Piece:
-        """The same after a look at every value."""
+        """Return the same piece after a check of every value."""
         return replace(self, bad=find_bad_rows(self.decoded.by_row(), sizes), unseen=False) if self.unseen else self
 
     @property
     def num_units(self) -> int:
-        """Rows, or examples: what contribution_rows counts, and what makes a frame."""
+        """Return the number of rows, or of examples: the unit of contribution_rows."""
         return self.stop - self.start if self.ends is None else self.last - self.first
 
     @property
     def num_bytes(self) -> int:
-        """Of its gradients, about."""
+        """Return the approximate size of its gradients."""
         return self.decoded.nbytes * (self.stop - self.start) // max(self.decoded.num_rows, 1)
 
     @property
     def units(self) -> slice:
-        """Where the batch's steps, contributors and rates of this piece stand."""
+        """Return the range of this piece in the batch's steps, contributors and rates."""
         return slice(self.start, self.stop) if self.ends is None else slice(self.first, self.last)
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
-        """The first rows that there is room for, and the rest if any."""
+        """Split the piece into the first rows that fit, and the rest if any."""
         if room is None or self.num_units <= room:
             return self, None
         if self.ends is None:
@@ -93,7 +93,7 @@ class Piece:
 
 @dataclass
 class Held:
-    """What is held of a frame that is not known to be whole."""
+    """The pieces of an incomplete frame."""
 
     key: Key = (None, None)
     source: str = ""
@@ -106,7 +106,7 @@ class Held:
     truncated: int = 0
 
     def copy(self) -> Held:
-        """To go on with apart from this one."""
+        """Return an independent copy."""
         rows = {table: list(blocks) for table, blocks in self.rows.items()}
         return replace(self, rows=rows, dropped=self.dropped.copy(), aside=list(self.aside))
 
@@ -128,7 +128,7 @@ class Held:
 
 
 class FrameBuilder:
-    """Pieces in, frames out; holds the one frame that is not known to be whole.
+    """Collects pieces and returns frames; buffers the one incomplete frame.
 
     first_bad : the first row dropped for each reason, as an error message
     """
@@ -139,7 +139,7 @@ class FrameBuilder:
         self._begin()
 
     def add(self, piece: Piece) -> Iterator[Frame]:
-        """Take a piece in; yields the frames that this completes. Raises InputError at a bad row."""
+        """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
         if piece.key != self._held.key:
             yield from self.end()
         rest: Piece | None = piece
@@ -152,7 +152,7 @@ class FrameBuilder:
                 yield from self.end()
 
     def end(self) -> Iterator[Frame]:
-        """The frame held, if any, is whole."""
+        """Complete the buffered frame, if any."""
         if self._held.num_units:
             held, pieces, sure = self._held, self._pieces, self._sure
             unseen = any(piece.unseen for piece in pieces)
@@ -166,14 +166,14 @@ class FrameBuilder:
         self._kept_bytes = 0
 
     def _audited(self, sure: Held | None, pieces: tuple[Piece, ...]) -> Frame:
-        """The frame of these pieces, after those that are sure, after a look at every value."""
+        """Return the frame of these pieces, after the checked ones, with a check of every value."""
         sure = Held() if sure is None else sure.copy()
         for piece in pieces:
             self._take(sure, piece.audited(self._options.sizes))
         return sure.frame(None)
 
     def _keep(self, piece: Piece) -> None:
-        """For the audit; but rows that it would leave out are not to fill the memory of a long frame."""
+        """Keep a piece for the audit; but do not let rows that it would drop fill the memory of a long frame."""
         if not self._options.unseen:
             return
         self._pieces.append(piece)
@@ -204,7 +204,7 @@ class FrameBuilder:
             held.rows.setdefault(table, []).append(block.copied() if few else block)
 
     def _good_rows(self, held: Held, piece: Piece, bad: npt.NDArray[np.uint8]) -> Int64:
-        """Count the bad rows and say the first of each kind, or raise."""
+        """Count the bad rows and record the first of each kind, or raise."""
         for code in np.unique(bad[bad != 0]).tolist():
             reason = REASONS[code]
             if self._options.on_bad_row == "error":
@@ -235,7 +235,7 @@ class FrameBuilder:
 
 
 def run_keys(decoded: Content, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:
-    """The runs of equal (step, contributor) of a batch's rows, or of the first so many: (start, stop, key)."""
+    """Return the runs of equal (step, contributor) of a batch's rows, or of the first rows: (start, stop, key)."""
     num_rows = decoded.num_rows if num_rows is None else num_rows
     if not num_rows:
         return

@@ -1,4 +1,4 @@
-"""How sources are to be read, checked when it is said."""
+"""The options for reading sources, checked on construction."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How sources are to be read.
+    """The options for reading sources.
 
     sizes : table → (vocabulary_size, dim)
     features : of the configuration, for example streams
     num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
-    table : of rows that do not say theirs
-    columns : role → name, where the streams use other names
+    table : of rows that name none
+    columns : role → name, if the streams use other names
     contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
     merge : "step" merges sources that are sorted by step, "round" takes a frame of each source in turn
-    on_bad_row : "error" (stop before the frame), "drop" (leave the row out, count it) or "quarantine" (also hand it on)
+    on_bad_row : "error" (stop before the frame), "drop" (drop the row, count it) or "quarantine" (also pass it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
     unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
     """

@@ -1,9 +1,9 @@
-"""Sources → frames, each validated to its end before it is handed out, or with an audit that does the rest.
+"""Convert sources to frames, each validated in full before it is returned, or with an audit for the rest.
 
 A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch
-is a frame where batches mean something, and a change of contributor ends one too;
-``contribution_rows`` cuts wherever that many rows have come. The last frame of a source is held
-back until the source's end has been seen to be whole.
+is a frame if batches delimit frames, and a change of contributor ends one too;
+``contribution_rows`` ends a frame after that many rows. The reader returns the last frame of a source only
+after it has verified the source's end.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class FrameReader:
 
     @property
     def verified(self) -> bool:
-        """Whether every source was read to its end and carried checksums, which all fitted."""
+        """Return whether every source was read to its end, with checksums that all match."""
         return len(self._verified) == len(self.sources) > 0 and all(self._verified)
 
     @property
     def unverified(self) -> str | None:
-        """Why it is not verified; None where it is."""
+        """Return why the input is not verified; None if it is."""
         if self.verified:
             return None
         if False not in self.checksums:
@@ -75,7 +75,7 @@ class FrameReader:
         return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
 
     def fraction(self) -> float | None:
-        """Share of the input read so far, where that is known."""
+        """Return the share of the input read so far, if known."""
         if self.options.merge is not None:
             shares = [source.fraction() for source in self.sources]
             return None if None in shares else sum(s or 0.0 for s in shares) / len(shares)

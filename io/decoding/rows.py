@@ -1,6 +1,6 @@
-"""A record batch → numpy: every column used is validated before a pointer into it is taken.
+"""Convert a record batch to numpy: validate every column used before taking a pointer into it.
 
-Also says what is wrong with each row. Knows nothing of frames: cutting makes those.
+Also explains why a row is bad. Does not depend on frames, which ``framing`` builds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.io.decoding.schema import Roles, suggestion
 from penstock.io.sources.batch import RAISED
 from penstock.io.sources.batch import reason as reason_of
 
-# Why a row is bad; the number is its code, and where several hold the first one is told.
+# Why a row is bad; the index is its code, and if several apply, the first one is reported.
 REASONS = (
     "",
     "unknown_table",
@@ -49,7 +49,7 @@ CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Broken:
-    """A row that leaves its frame unknown or without learning rates: an error, whatever on_bad_row says."""
+    """A row whose frame or learning rates are unknown: an error for any value of on_bad_row."""
 
     row: int
     problem: str
@@ -57,7 +57,7 @@ class Broken:
 
 
 class Content(Protocol):
-    """One batch as numpy: what says where its frames end, one per row of it, and the gradient rows in it."""
+    """One batch as numpy: the columns that delimit frames, one value per row, and its gradient rows."""
 
     @property
     def steps(self) -> Int64 | None: ...
@@ -105,7 +105,7 @@ class Decoded:
 
     @property
     def nbytes(self) -> int:
-        """Of its gradients."""
+        """Return the size of its gradients."""
         return self.gradients.nbytes
 
     def by_row(self) -> Decoded:
@@ -115,7 +115,7 @@ class Decoded:
         return 0
 
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
-        """The rows meant, which must be good ones, table by table, each table's in their order."""
+        """Select rows, which must be good, table by table, each table's in their order."""
         if self.codes is None:
             yield from self._of_table(0, rows, sizes)
             return
@@ -148,7 +148,7 @@ class Decoded:
 
     @cached_property
     def runs(self) -> Runs | None:
-        """The runs of rows of one table, (start, stop, code), where they are few; else None."""
+        """Return the runs of rows of one table, (start, stop, code), if they are few; else None."""
         if self.told_runs is not None:
             return self.told_runs
         assert self.codes is not None
@@ -164,7 +164,7 @@ class Decoded:
 
 
 def _as_slice(rows: Int64) -> slice | Int64:
-    """Neighbouring rows as a slice: a view then, not a copy."""
+    """Return neighbouring rows as a slice, which gives a view, not a copy."""
     if rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
@@ -202,7 +202,7 @@ def decode_rows(
         tables=tables,
         codes=codes,
         raw_ids=raw_ids,
-        # Narrowed only for use as an index: what does not fit int64 is told from raw_ids.
+        # Narrowed only for use as an index: errors show ids that do not fit int64 from raw_ids.
         ids=raw_ids.astype(np.int64, copy=False),
         ids_null=ids_null,
         gradients=float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
@@ -216,7 +216,7 @@ def decode_rows(
 
 
 def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether a row may be bad for another reason than its id's range or its values, which whoever sums them sees."""
+    """Return whether a row may be bad, apart from its id's range and values, which the summing kernel checks."""
     gradients = decoded.gradients
     if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
         return True
@@ -233,7 +233,7 @@ def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt.NDArray[np.uint8] | None:
-    """The reason code of every row, or None when all are good. sizes : table → (vocabulary_size, dim)."""
+    """Return the reason code of every row, or None if all are good. sizes : table → (vocabulary_size, dim)."""
     known = [sizes.get(name, (0, -1)) if name is not None else (0, -1) for name in decoded.tables]
     if decoded.codes is None:
         vocabulary, dim = (np.int64(n) for n in known[0])
@@ -264,7 +264,7 @@ def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt
 def explain(
     decoded: Decoded, row: int, code: int, sizes: Mapping[str, tuple[int, int]], roles: Roles
 ) -> tuple[str, str | None]:
-    """What is wrong with a row, as (problem, column name)."""
+    """Explain why a row is bad, as (problem, column name)."""
     reason, table = REASONS[code], decoded.table_of(row)
     if reason == "unknown_table":
         return _unknown_table(table, sizes, roles)
@@ -294,7 +294,7 @@ def _unknown_table(table: str | None, sizes: Mapping[str, tuple[int, int]], role
 
 
 def seen_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> tuple[pa.Array, Runs | None]:
-    """A column that may be pointed into, and what ``validated`` found. Raises InputError."""
+    """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
     try:
         column = batch.column(name)
         runs = validated(column)
@@ -307,7 +307,7 @@ def seen_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> t
 
 
 def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
-    """A column that may be pointed into. Raises InputError."""
+    """Validate a column and return it. Raises InputError."""
     return seen_column(batch, name, place)[0]
 
 
@@ -323,7 +323,7 @@ def _tables(
 
 
 def steps_of(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | None, Broken | None]:
-    """The step of every row, and the first row without."""
+    """Return the step of every row, and the first row without one."""
     if roles.step is None:
         return None, None
     raw, null = integers(columns[roles.step.name])

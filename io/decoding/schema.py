@@ -1,6 +1,6 @@
-"""The row stream's schema: which column plays which role, and what is said when a schema differs.
+"""The row stream's schema: the role of each column, and the errors for other schemas.
 
-Decides on types and names only; the rows themselves are looked at in decode.
+Checks types and names only; ``rows`` checks the rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Roles:
     step: pa.Field | None
     contributor: pa.Field | None
     learning_rates: pa.Field | None
-    default_table: str | None  # from the schema's metadata
+    default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
 
     def names(self) -> list[str]:
-        """Names of the columns that are used, each once: a column may play two roles."""
+        """Return the names of the columns that are used, each once: a column may play two roles."""
         return self.used
 
     @cached_property
@@ -55,7 +55,7 @@ class Roles:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """``columns=`` may only name roles. Raises UsageError."""
+    """Check that ``columns=`` names only roles. Raises UsageError."""
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
         raise UsageError(f"columns: expected a mapping role → name, got {columns!r:.100}")
     for role in columns:
@@ -118,7 +118,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
-    """The field that plays a role, under its own name or ``name``; None where an optional one is absent."""
+    """Return the field that plays a role, by the default name or ``name``; None if an optional one is absent."""
     wanted = name if name is not None else role
     found = schema.get_all_field_indices(wanted)
     if len(found) == 1:
@@ -132,7 +132,7 @@ def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.
 
 
 def _declares_bfloat16(gradient: pa.Field) -> bool:
-    """Whether its values are uint16 and the field, or that of its values, says what they are."""
+    """Return whether its values are uint16 and the field, or that of its values, declares them bfloat16."""
     storage = storage_type(gradient.type)
     if not is_list(storage) or storage.value_type != pa.uint16():
         return False
@@ -140,7 +140,7 @@ def _declares_bfloat16(gradient: pa.Field) -> bool:
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
-    """The type under an extension type (``arrow.fixed_shape_tensor``)."""
+    """Return the storage type of an extension type (``arrow.fixed_shape_tensor``)."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 

@@ -5,7 +5,7 @@
         service.put(frames[done:], "worker-0", first=done + 1)
         for delta in service.deltas(since=step, follow=True): …
 
-Whatever breaks is made anew for ``patience_s``, and goes on from what was acknowledged.
+After a failure the client reconnects for ``patience_s`` and resumes after the last acknowledged frame.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Delta(NamedTuple):
-    """What one delta tells, of all tables (docs/deltas.md). since : the step of the delta before it"""
+    """One delta of all tables (docs/deltas.md). since : the step of the previous delta"""
 
     since: int
     step: int
@@ -40,7 +40,7 @@ class Delta(NamedTuple):
 
 
 class TableAt(NamedTuple):
-    """A table as it was at a step. rows : float32 (vocabulary_size, dim); lineage : to be given with the step"""
+    """A table at one step. rows : float32 (vocabulary_size, dim); lineage : to be passed with the step"""
 
     rows: Float32
     step: int
@@ -55,19 +55,19 @@ def connect(
     patience_s: float = 30.0,
     share_memory: bool = True,
 ) -> Client:
-    """A client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
+    """Return a client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
-    patience_s : how long a service that is away is waited for
-    share_memory : whether gradients go to a service on this machine through memory that both share, where it has some
-    Raises UsageError; whether anybody is there shows the first call.
+    patience_s : how long to retry while the service is unreachable
+    share_memory : whether to send gradients to a service on this machine through shared memory, if it offers some
+    Raises UsageError. Only the first call connects.
     """
     return Client(Address.of(uri), token, roots, patience_s, share_memory)
 
 
 class Client:
-    """One service. For one thread at a time; make another one for another thread."""
+    """A client of one service, for one thread at a time; create one client per thread."""
 
     def __init__(
         self, address: Address, token: str | None, roots: str | None, patience_s: float, share_memory: bool
@@ -86,21 +86,21 @@ class Client:
         first: int | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> Ack:
-        """Push frames and wait until the service holds them for good.
+        """Push frames and wait until the service has committed them.
 
         frames : each a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list of
-            them; a single table is cut into frames where its ``step`` or ``contributor`` changes
-        contributor : who sends them; the service numbers the frames of each name from 1
+            them; a single table is split into frames where its ``step`` or ``contributor`` changes
+        contributor : the producer's name; the service numbers the frames of each name from 1
         first : the number of the first frame; None: the one after ``position(contributor)``
         window_bytes : of frames kept until they are acknowledged
         Returns the last acknowledgement: what became of these frames (``applied``, ``stale``, ``dropped``).
 
-        Only numbers tell that a frame is sent again. Without ``first`` the same frames are new ones: they are dropped
-        as stale if their step is behind, and applied a second time if they have no step. A trainer that starts anew
-        reads ``position(contributor)``, skips that many frames and gives ``first=position + 1``; the service skips
-        frames that it has under their numbers.
-        Raises InputError for a bad frame; those before it are applied. Raises ServiceError where the service stays
-        away.
+        The service recognizes repeated frames only by their numbers. Without ``first``, the same frames count as new
+        ones: the gate drops them as stale if their step is behind, and applies them a second time if they have no
+        step. A trainer that starts from scratch reads ``position(contributor)``, skips that many frames and passes
+        ``first=position + 1``; the service skips frames whose numbers it has already applied.
+        Raises InputError for a bad frame; earlier ones stay applied. Raises ServiceError if the service stays
+        unreachable.
         """
         with self.producer(contributor, first=first, window_bytes=window_bytes) as producer:
             for frame in frames_of(frames):
@@ -108,21 +108,21 @@ class Client:
         return producer.acked
 
     def producer(self, contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES) -> Producer:
-        """The same, frame by frame: ``send``, and ``close`` to wait for the last acknowledgement."""
+        """Return a producer for single frames: ``send``, and ``close`` to wait for the last acknowledgement."""
         return Producer(self, contributor, first, window_bytes, self._patience_s)
 
     def position(self, contributor: str) -> int:
-        """How many frames of a producer nothing can take back: a producer that starts anew sends the next one first."""
+        """Return the number of a producer's durable frames; after a restart, send the next one first."""
         return int(self.act("position", {"contributor": contributor})["durable_position"])
 
     # ---- tables out
 
     def deltas(self, since: int | None = None, *, lineage: str | None = None, follow: bool = False) -> Iterator[Delta]:
-        """What changed after a step, in order and each once.
+        """Yield the deltas after a step, in order, each once.
 
-        since : None: whatever is kept; lineage : which state that step was of, as ``table`` said
-        follow : go on with what comes, also over broken connections
-        Raises DeltasGoneError where they are no longer kept: take the tables anew.
+        since : None: all retained ones; lineage : the state of that step, as returned by ``table``
+        follow : continue with later deltas, also over broken connections
+        Raises DeltasGoneError if the service no longer retains them: fetch the tables again.
         """
         breaks = Patience(self._patience_s)
         while True:
@@ -142,11 +142,11 @@ class Client:
                 raise from_flight(error, self.where) from error
 
     def table(self, name: str) -> TableAt:
-        """A table, all rows of one step."""
+        """Fetch a table, with all rows of one step."""
         return self.again(lambda: self._table(name))
 
     def rows(self, name: str, ids: Any) -> Float32:
-        """Some rows as they are now: float32 (n, dim), repeats allowed."""
+        """Fetch the current values of some rows: float32 (n, dim), repeats allowed."""
         if is_masked(ids):
             raise UsageError(f"table '{name}', ids: {MASKED}")
         ticket = flight.Ticket(encoded({TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}))
@@ -158,11 +158,11 @@ class Client:
         return self.act("status")
 
     def explain(self) -> str:
-        """What the gate waits for."""
+        """Return a description of the frames that the gate waits for."""
         return str(self.act("explain")["gate"])
 
     def checkpoint(self) -> int:
-        """Commit, wait for it; its step."""
+        """Commit and wait for it; return its step."""
         return int(self.act("checkpoint")["committed_step"])
 
     def drain(self) -> None:
@@ -182,11 +182,11 @@ class Client:
 
     @property
     def where(self) -> str:
-        """The address, for messages."""
+        """Return the address, for messages."""
         return self._address.uri
 
     def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
-        """An action's answer."""
+        """Call an action and return its answer."""
 
         def once() -> dict[str, Any]:
             client, options = self.opened()
@@ -197,13 +197,13 @@ class Client:
         return self.again(once)
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-        """The connection."""
+        """Return the connection, opening it if necessary."""
         if self._open is None:
             self._open = dial(self._address, self._token, self._roots)
         return self._open
 
     def again(self, attempt: Callable[[], T]) -> T:
-        """Try, over new connections where one breaks, for as long as there is patience."""
+        """Retry a call over new connections until it succeeds or patience ends."""
         breaks = Patience(self._patience_s)
         while True:
             try:
@@ -226,7 +226,7 @@ class Client:
         return client.do_get(ticket, options)
 
     def _first(self, ticket: flight.Ticket, name: str) -> pa.RecordBatch:
-        """The one batch of an answer."""
+        """Return the single batch of an answer."""
         for chunk in self._get(ticket):
             return chunk.data
         raise ServiceError(f"{self.where}: rows of table '{name}' were asked for, and none came")
@@ -261,7 +261,7 @@ class Client:
 
 
 def _matrix(batch: pa.RecordBatch) -> Float32:
-    """The rows of a table's batch: float32 (n, dim)."""
+    """Return the rows of a table's batch: float32 (n, dim)."""
     rows = batch.column("row")
     flat: Float32 = rows.flatten().to_numpy()
     return flat.reshape(-1, rows.type.list_size)

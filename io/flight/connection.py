@@ -19,7 +19,7 @@ TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS
 
 _ADDRESS = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://(\[[0-9a-fA-F:.]+\]|[^/:\[\]@?#\s]+):(\d{1,5})(?:/([^?#]*))?")
 
-# What a new connection may help against; everything else is told at once.
+# The errors that a new connection may fix; all others are raised at once.
 PASSING = (
     flight.FlightUnavailableError,
     flight.FlightCancelledError,
@@ -29,7 +29,7 @@ PASSING = (
 )
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
-# gRPC keeps how long it waits before it tries an address again for the whole process: a new connection starts anew.
+# gRPC stores the backoff of an address for the whole process; with this option a new connection resets it.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -52,16 +52,16 @@ class Address:
 
     @property
     def uri(self) -> str:
-        """Without the path."""
+        """Return the address without the path."""
         return f"{'grpc+tls' if self.tls else 'grpc'}://{self.host}:{self.port}"
 
     def may_pass_token_to(self, other: Address) -> bool:
-        """Whether a token for this address may be sent to the other: the same host, and no less encryption."""
+        """Return whether a token for this address may go to the other: the same host, with no less encryption."""
         return other.host.lower() == self.host.lower() and other.tls >= self.tls
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it can only be this machine's."""
+        """Return whether the address is on the loopback interface."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -71,9 +71,9 @@ class Address:
 def dial(
     address: Address, token: str | None = None, roots: str | os.PathLike[str] | None = None
 ) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-    """A client, and what every call of it is given. Nothing is sent yet.
+    """Return a client and the options of its calls. Nothing is sent yet.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set; "": no token is sent
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     """
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
@@ -91,7 +91,7 @@ def dial(
 
 
 class Patience:
-    """How long a service that is away is waited for, in pauses that grow. What fails after a long while begins anew."""
+    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success or a long time."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -99,11 +99,11 @@ class Patience:
         self.good()
 
     def good(self) -> None:
-        """It is there."""
+        """Record a success."""
         self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
 
     def wait(self, error: PenstockError) -> None:
-        """Pause before the next attempt. Raises the error where patience is over."""
+        """Pause before the next attempt. Raises the error if patience is over."""
         now = time.monotonic()
         if now - self._failed_s > self._patience_s:
             self.good()

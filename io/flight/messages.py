@@ -1,6 +1,6 @@
-"""What the Flight service and its client say to each other beside Arrow batches: JSON, and errors with their kind.
+"""The messages between the Flight service and its client, other than Arrow batches: JSON, and errors with their class.
 
-One place for both sides. Opens nothing; knows neither the engine nor a connection.
+Both sides use this module. It opens nothing, and depends neither on the engine nor on a connection.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
 
-# What is said beside Arrow: in a batch's metadata, and in a ticket, command or action. Beyond it nobody reads it.
+# The maximum size of JSON: in a batch's metadata, and in a ticket, command or action. Longer text is not read.
 MAX_WORDS_BYTES, MAX_SAID_BYTES = 4096, 2 << 20
 
-# RecursionError: brackets in brackets, deeper than anybody means.
+# RecursionError: brackets nested too deep.
 _NO_JSON = (ValueError, RecursionError)
 
-# An error's kind travels as its class's name, so that both sides raise the same.
+# The name of an error's class is sent along, so that both sides raise the same.
 _KINDS: dict[str, type[PenstockError]] = {
     kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
 }
@@ -47,14 +47,15 @@ _KINDS: dict[str, type[PenstockError]] = {
 
 @dataclass(frozen=True)
 class PutRequest:
-    """What a stream of gradients says of itself, in its descriptor.
+    """The descriptor of a stream of gradients.
 
     kind : "gradients" (acknowledged) or "exchange" (also answered with deltas)
-    contributor : the producer's name, under which its frames are counted; None: nobody counts, nothing can be resumed
+    contributor : the producer's name, for its frame numbers; None: no numbers, so the stream cannot be resumed
     first : the number of the stream's first frame, counted from 1
     stream : an identifier; a request with that of the contributor's last stream continues its counts
-    ends : whether batches say where frames end, so that a frame may have several; else without steps each is a frame
-    memory : whether memory is wanted that both share
+    ends : whether metadata marks the ends of frames, so that a frame may have several batches; else, without steps,
+        each batch is a frame
+    memory : whether to request shared memory
     """
 
     kind: str = GRADIENTS
@@ -70,7 +71,7 @@ class PutRequest:
 
     @classmethod
     def of(cls, descriptor: flight.FlightDescriptor) -> PutRequest:
-        """From a command, or from a path: ("gradients",) or ("gradients", contributor)."""
+        """Parse a command, or a path: ("gradients",) or ("gradients", contributor)."""
         path = path_of(descriptor)
         if path is not None:
             if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
@@ -92,15 +93,15 @@ class PutRequest:
 
 @dataclass(frozen=True)
 class Ack:
-    """How far a producer's frames have come, and what became of those of this stream.
+    """An acknowledgement: the position of a producer, and the counts of this stream.
 
-    position : of its frames, how many are held
-    durable : by a commit on disk; else in memory, in a service without a checkpoint
-    step : the global step of that commit, or of now
+    position : number of its frames that are acknowledged
+    durable : whether a commit on disk contains them; else they are in memory, in a service without a checkpoint
+    step : the global step of that commit, or the current one
     closing : the service is about to end: send no more
     applied, stale : frames of this stream that entered the gate, and that were dropped because their step was behind;
         a frame that the service recognizes by its number counts as neither
-    pending : frames that the gate holds, of all producers; dropped : reason → rows of this stream's frames
+    pending : frames in the gate, of all producers; dropped : reason → rows of this stream's frames
 
     All counts refer to the frames up to ``position``.
     """
@@ -119,28 +120,28 @@ class Ack:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Ack:
-        """Words that are not known here are ignored."""
+        """Parse an acknowledgement; unknown keys are ignored."""
         return cls(**{word: value for word, value in said["ack"].items() if word in cls.__dataclass_fields__})
 
 
 class Place(NamedTuple):
-    """Where in shared memory a batch lies: an Arrow IPC stream of its own, schema and dictionaries included."""
+    """The location of a batch in shared memory: an Arrow IPC stream with schema and dictionaries."""
 
     offset: int
     length: int
 
 
 class Columns(NamedTuple):
-    """Where in shared memory the values of every column of a batch lie, as Arrow lays them out: numbers, none null."""
+    """The locations of a batch's columns in shared memory, in Arrow's layout: numbers without nulls."""
 
     num_rows: int
     places: tuple[Place, ...]
 
 
 class Words(NamedTuple):
-    """What a producer says with a batch.
+    """The metadata that a producer sends with a batch.
 
-    ends : whether it closes its frame; number : that frame's, where it is said; place : where the batch lies instead
+    ends : whether it ends its frame; number : of that frame, if given; place : location of the batch, if not inline
     """
 
     ends: bool = False
@@ -157,7 +158,7 @@ class Words(NamedTuple):
 
 
 def _is_name(name: Any) -> bool:
-    """Names are kept in checkpoints: text that UTF-8 can write, and not much of it."""
+    """Return whether a name is valid: checkpoints store it, so it must be short and encodable as UTF-8."""
     try:
         return isinstance(name, str) and 1 <= len(name.encode()) <= MAX_NAME
     except UnicodeEncodeError:
@@ -165,7 +166,7 @@ def _is_name(name: Any) -> bool:
 
 
 def read_words(metadata: Any) -> Words:
-    """The text ``penstock.end`` alone does as well as JSON; other programs' metadata says nothing to us."""
+    """Parse metadata: the text ``penstock.end`` or JSON; ignore the metadata of other programs."""
     text = b"" if metadata is None else memoryview(metadata).tobytes()
     if text == END.encode():
         return Words(True)
@@ -198,7 +199,7 @@ def encoded(said: Mapping[str, Any]) -> bytes:
 
 
 def decoded(text: Any, what: str) -> dict[str, Any]:
-    """A JSON object. Raises UsageError."""
+    """Parse a JSON object. Raises UsageError."""
     size = memoryview(text).nbytes
     if size > MAX_SAID_BYTES:
         raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_SAID_BYTES:,} at most")
@@ -212,7 +213,7 @@ def decoded(text: Any, what: str) -> dict[str, Any]:
 
 
 def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:
-    """A descriptor's path; None where it is a command."""
+    """Return a descriptor's path; None for a command."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return None
     path = [step.decode("utf-8", "replace") for step in descriptor.path or []]
@@ -220,7 +221,7 @@ def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:
 
 
 def as_flight(error: BaseException) -> flight.FlightError:
-    """An error for the other side: one line and its kind."""
+    """Convert an error for the other side: one line and its class."""
     if isinstance(error, flight.FlightError):
         return error
     text = " ".join(str(error).split()) or type(error).__name__
@@ -235,7 +236,7 @@ def as_flight(error: BaseException) -> flight.FlightError:
 
 
 def from_flight(error: BaseException, where: str) -> PenstockError:
-    """An error of the other side or of the connection, as one of ours."""
+    """Convert an error of the other side or of the connection to one of penstock's."""
     text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
     kind = (getattr(error, "extra_info", None) or b"").decode("utf-8", "replace")
     if kind == "InputError":
@@ -245,7 +246,7 @@ def from_flight(error: BaseException, where: str) -> PenstockError:
 
 @contextmanager
 def flight_errors(where: str) -> Iterator[None]:
-    """Around calls into a Flight client: what they raise is one of ours."""
+    """Convert the errors of Flight calls in the block to penstock's."""
     try:
         yield
     except PenstockError:

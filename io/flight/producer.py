@@ -1,4 +1,4 @@
-"""One producer's frames on their way to a service: numbered, kept until acknowledged, sent again where need be."""
+"""Send one producer's frames to a service: numbered, buffered until acknowledged, and sent again after a failure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.io.flight.messages import Ack, PutRequest, Words, decoded, from_fl
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
 from penstock.io.flight.shm_ring import Room
 
-# What is kept until it is acknowledged.
+# The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
-# Where acknowledgements are awaited and none comes for so long, the service is asked to commit.
+# After so long without an expected acknowledgement, the producer requests a commit.
 ASK_AFTER_S = 0.2
 
 
 class _Numbered(NamedTuple):
-    """A frame and its number, cut to what is sent at once."""
+    """A frame and its number, split into messages."""
 
     number: int
     pieces: list[pa.RecordBatch]
@@ -52,9 +52,9 @@ class Service(Protocol):
 class Producer:
     """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
 
-    first : the number of the first frame, from 1; None: the one after those that nothing can take back
+    first : the number of the first frame, from 1; None: the one after the durable frames
 
-    acked : what the service said last; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
+    acked : the last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
         broken connections and restarts of the service
     """
 
@@ -77,7 +77,7 @@ class Producer:
         self._last = position if first is None else first - 1
 
     def send(self, frame: Frame) -> int:
-        """Send a frame (what ``Client.put`` takes for one); its number. Waits where too much is on its way."""
+        """Send a frame, as for ``Client.put``; return its number. Waits if the buffer is full."""
         batches = batches_of(frame)
         self._schema = self._schema or batches[0].schema
         check_schema(batches, self._schema)
@@ -93,7 +93,7 @@ class Producer:
         return self._last
 
     def wait(self) -> Ack:
-        """Until everything that was sent is held for good."""
+        """Wait until everything that was sent is durable."""
         while not self._is_done():
             self._go_on()
             self._hear(ask=True)
@@ -103,7 +103,7 @@ class Producer:
         """Wait for the last acknowledgement, and end."""
         try:
             while not self._is_done():
-                self._go_on().end()  # which asks for a commit by itself
+                self._go_on().end()  # which also requests a commit
                 self._hear(ask=False)
         finally:
             self._drop()
@@ -120,13 +120,13 @@ class Producer:
     # ---- inside
 
     def _is_done(self) -> bool:
-        """Whether everything that was sent is acknowledged."""
+        """Return whether everything that was sent is acknowledged."""
         if self._stream is not None:
             self._forget(self._stream)
         return not self._kept
 
     def _go_on(self) -> _PutStream:
-        """Everything that is kept is on its way, over a new connection where the old one broke."""
+        """Send all buffered frames, over a new connection if the old one broke."""
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
@@ -145,7 +145,7 @@ class Producer:
                 raise from_flight(error, self._client.where) from error
 
     def _hear(self, ask: bool) -> None:
-        """Wait until something is said. ask : for a commit, where nothing is"""
+        """Wait for a message. ask : request a commit if there is none"""
         stream = self._stream
         assert stream is not None
         if stream.hear(ASK_AFTER_S if ask else None):
@@ -154,7 +154,7 @@ class Producer:
             self._client.checkpoint()
 
     def _begin(self) -> _PutStream:
-        """A new stream, from the first frame that the service has not applied."""
+        """Open a new stream, from the first frame that the service has not applied."""
         position = int(self._client.act("position", {"contributor": self._contributor})["position"])
         first = next(iter(self._kept), self._last + 1)
         if position < first - 1:
@@ -174,7 +174,7 @@ class Producer:
         return _PutStream(client, options, request, self._schema)
 
     def _forget(self, stream: _PutStream) -> None:
-        """What is acknowledged need not be sent again."""
+        """Drop acknowledged frames from the buffer."""
         if stream.acked is None:
             return
         if stream.acked.position > self.acked.position:
@@ -187,11 +187,11 @@ class Producer:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-            self._forget(stream)  # its last word may have come while it was let go
+            self._forget(stream)  # its last message may have arrived while it was closed
 
 
 class _PutStream:
-    """One DoPut: frames out, acknowledgements in on a thread of its own. next : the number of the frame to be sent"""
+    """One DoPut: frames out, acknowledgements in on a separate thread. next : the number of the next frame"""
 
     def __init__(
         self, client: flight.FlightClient, options: flight.FlightCallOptions, request: PutRequest, schema: pa.Schema
@@ -204,7 +204,7 @@ class _PutStream:
         self._over = self._ended = False
         self.acked: Ack | None = None
         self._heard: Ack | None = None
-        self._room: Room | None = None  # where the service shares memory with us
+        self._room: Room | None = None  # if the service shares memory
         self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
         self._listener.start()
 
@@ -233,14 +233,14 @@ class _PutStream:
         self._writer.write_metadata(words._replace(place=place).encoded())
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Close the sending side."""
         with self._writing:
             if not self._ended:
                 self._ended = True
                 self._writer.done_writing()
 
     def hear(self, timeout_s: float | None) -> bool:
-        """Wait until something new was said, or the stream is over. False where neither came in time."""
+        """Wait for a message or the end of the stream. Return False after the timeout."""
         with self._changed:
             came = self._changed.wait_for(lambda: self.acked is not self._heard or self._over, timeout_s)
             self._heard = self.acked
@@ -251,19 +251,19 @@ class _PutStream:
         return self._over or (self.acked is not None and self.acked.closing)
 
     def check(self) -> None:
-        """Raise what ended the stream, where something did."""
+        """Raise the error that ended the stream, if any."""
         if self._is_over:
-            with self._writing:  # gRPC aborts the process where the listener ends what is closed already
+            with self._writing:  # gRPC aborts the process if the listener ends a closed stream
                 self._ended = True
             self._writer.close()
             raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
 
     def close(self) -> None:
-        """Whatever has not been sent will not be."""
-        # What it complains of is why it is given up. A frame that was cut here is left out by the service.
+        """Close the stream; drop unsent messages."""
+        # Its errors are the reason for closing it. The service drops a frame that was truncated here.
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self.end()
-        self._listener.join()  # the writer's end waits for whoever reads
+        self._listener.join()  # the writer's end waits for the reader
         with suppress(flight.FlightError, pa.ArrowException, OSError):
             self._writer.close()
 
@@ -274,9 +274,9 @@ class _PutStream:
                     self._take(decoded(said, "an acknowledgement"))
                     self._changed.notify_all()
                 if self.acked is not None and self.acked.closing:
-                    self.end()  # the service waits for this, and whoever sends may be busy elsewhere
+                    self.end()  # the service waits for this, and the sending thread may be busy
         except (flight.FlightError, pa.ArrowException, OSError):
-            pass  # the writer says what it was
+            pass  # the writer raises the error
         with self._changed:
             self._over = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a producer gives as frames: record batches and tables of any library, checked, and cut to what is sent."""
+"""Convert a producer's frames, record batches and tables of any library: check them and split them into messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ArrowStream(Protocol):
 
 Frame: TypeAlias = ArrowStream | Sequence[ArrowStream]
 
-# Sent at once.
+# The size of one message.
 MESSAGE_BYTES = 8 << 20
 
 _EXPECTED = "expected a frame: a record batch or table with rows, or a list of them"
@@ -30,9 +30,9 @@ _KEYS = ("step", "contributor")
 
 
 def frames_of(frames: Iterable[Frame] | ArrowStream) -> Iterable[Frame]:
-    """Each is a frame; a single table is cut where its step or its contributor changes, as a source is.
+    """Yield frames; split a single table where its step or contributor changes, as a source is.
 
-    Raises UsageTypeError for what is neither frames nor a table.
+    Raises UsageTypeError for anything but frames or a table.
     """
     if hasattr(frames, "__arrow_c_stream__") and not isinstance(frames, pa.RecordBatchReader):
         return _frames_in(_table(frames))
@@ -59,14 +59,14 @@ def _frames_in(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _codes(values: pa.ChunkedArray) -> Any:
-    """Integers that are equal where the values are."""
+    """Return integers that are equal where the values are."""
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
     indices = [chunk.indices.cast(pa.int64()).fill_null(-1) for chunk in coded.unify_dictionaries().chunks]
     return pa.chunked_array(indices).to_numpy()
 
 
 def batches_of(frame: Frame) -> list[pa.RecordBatch]:
-    """The record batches of one frame. Raises InputError where it is none."""
+    """Return the record batches of one frame. Raises InputError if it is not one."""
     parts = [frame] if hasattr(frame, "__arrow_c_stream__") or not isinstance(frame, Iterable) else list(frame)
     batches = [batch for part in parts for batch in _batches(part)]
     if not any(batch.num_rows for batch in batches):
@@ -89,7 +89,7 @@ def _table(source: Any) -> pa.Table:
 
 
 def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
-    """The service would cut it where the step or the contributor changes, and count more frames than we do."""
+    """Refuse a change of step or contributor: the service would split the frame there, and count more frames."""
     for column in _KEYS:
         if column in batches[0].schema.names:
             seen = pa.chunked_array([batch.column(column) for batch in batches])
@@ -98,7 +98,7 @@ def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
 
 
 def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Raise InputError for other columns than those of the frames before."""
+    """Raise InputError if the columns differ from those of earlier frames."""
     for batch in batches:
         if not batch.schema.equals(schema):
             of = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
@@ -106,7 +106,7 @@ def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
 
 
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of what is sent at once."""
+    """Split batches into slices of one message each."""
     rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows)

@@ -1,6 +1,6 @@
-"""The producer's side of shared memory (``flight_memory``): a ring, of which what the service let go is free again.
+"""The producer's side of shared memory (see ``shm_writer``): a ring buffer whose space the service releases.
 
-A batch of numbers, none null, goes there as its values, column by column; any other one as an Arrow IPC stream.
+A batch of numbers without nulls is written as its values, column by column; any other one as an Arrow IPC stream.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 from penstock.io.flight.messages import Columns, Place
 from penstock.io.flight.shm_writer import KEY_BYTES, LINE, NAME, Bytes, row_bytes
 
-# Below this a batch goes with its message: copies are not what such a one costs (docs/performance.md).
+# Smaller batches go with their message: copies are not their main cost (docs/performance.md).
 WORTH_SHARING_BYTES = 1 << 18
-# So that the words that say where they lie stay short.
+# So that the metadata with their locations stays short.
 MOST_COLUMNS = 32
 
 
 class Stream:
-    """Any batch, to be written as an Arrow IPC stream of its own, schema and dictionaries included."""
+    """Any batch, to be written as an Arrow IPC stream with schema and dictionaries."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -43,7 +43,7 @@ class Stream:
 
 
 class Values:
-    """A batch whose columns are numbers, none null: so many rows, and every column's values."""
+    """A batch whose columns are numbers without nulls: the number of rows, and every column's values."""
 
     def __init__(self, num_rows: int, columns: list[Bytes]) -> None:
         self._num_rows, self._columns = num_rows, columns
@@ -51,7 +51,7 @@ class Values:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Values | None:
-        """None for a batch of anything else."""
+        """Return None for any other batch."""
         if batch.num_columns > MOST_COLUMNS:
             return None
         columns = [_values(column) for column in batch.columns]
@@ -61,7 +61,7 @@ class Values:
     def put(self, memory: Bytes, offset: int) -> Columns:
         places = []
         for values in self._columns:
-            np.copyto(memory[offset : offset + len(values)], values)  # without the interpreter's lock
+            np.copyto(memory[offset : offset + len(values)], values)  # without the GIL
             places.append(Place(offset, len(values)))
             offset += _lines(len(values))
         return Columns(self._num_rows, tuple(places))
@@ -73,17 +73,17 @@ class Room:
     def __init__(self, memory: mmap.mmap, num_bytes: int) -> None:
         self._bytes: Bytes = np.frombuffer(memory, np.uint8)
         self._end = num_bytes
-        self._held: deque[int] = deque()  # where what the service has not let go begins, oldest first
+        self._held: deque[int] = deque()  # offsets of batches that the service has not released, oldest first
         self._next = LINE
         self._num_taken = 0
 
     @classmethod
     def found(cls, offer: Mapping[str, Any]) -> Room | None:
-        """The memory that a service offers; None where it is out of reach, or another one: that of another machine."""
+        """Map the memory that a service offers; None if it is inaccessible or that of another machine."""
         try:
             pid, fd, num_bytes = (int(offer[word]) for word in ("pid", "fd", "bytes"))
             path = f"/proc/{pid}/fd/{fd}"
-            # What else may lie there is not even opened.
+            # Any other file there is not even opened.
             if not os.readlink(path).startswith(f"/memfd:{NAME} ") or num_bytes <= LINE:
                 return None
             with open(path, "r+b", buffering=0) as file:
@@ -95,18 +95,18 @@ class Room:
         return cls(memory, num_bytes)
 
     def parcel(self, batch: pa.RecordBatch) -> Values | Stream | None:
-        """What is to be put; None where the batch does not go here."""
+        """Prepare a batch; None if it does not go through shared memory."""
         if batch.nbytes < WORTH_SHARING_BYTES:
             return None
         parcel = Values.of(batch) or Stream(batch)
         return parcel if parcel.size <= self._end - LINE else None
 
     def has(self, size: int) -> bool:
-        """Whether there is room for so many bytes now."""
+        """Return whether so many bytes are free now."""
         return self._begin(size) is not None
 
     def put(self, parcel: Values | Stream) -> Columns | Place:
-        """Write a batch where there is room for it."""
+        """Write a batch into free space."""
         offset = self._begin(parcel.size)
         assert offset is not None
         place = parcel.put(self._bytes, offset)
@@ -115,13 +115,13 @@ class Room:
         return place
 
     def taken(self, count: int) -> None:
-        """The service has let go of so many batches of this stream."""
+        """Record the number of batches of this stream that the service has released."""
         while self._held and self._num_taken < count:
             self._held.popleft()
             self._num_taken += 1
 
     def _begin(self, size: int) -> int | None:
-        """Where so many bytes may be written. Those that are held lie in a run that may go over the end."""
+        """Return an offset for so many bytes. The bytes in use form a range that may wrap around the end."""
         if not self._held:
             return LINE
         oldest = self._held[0]
@@ -133,7 +133,7 @@ class Room:
 
 
 def _values(column: pa.Array) -> Bytes | None:
-    """A column's values, where it has nothing else that says something."""
+    """Return a column's values if it has no other relevant buffer."""
     kind = column.type
     if not row_bytes(kind) or column.null_count:
         return None

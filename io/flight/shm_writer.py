@@ -1,13 +1,13 @@
-"""Memory that a producer and a service on one machine share: batches go through it, and past the network's copies.
+"""Memory that a producer and a service on one machine share, which avoids the copies of the network.
 
-The service makes it for one stream and says where it is, with a key that stands in it: who finds the key there is on
-the same machine, and the same user, since the kernel opens it for nobody else. It has no name in any folder: when both
-have let it go, however they ended, it is gone. The producer's side is ``flight_room``.
+The service creates it for one stream and sends its location and a key that the memory contains. A client that finds the
+key is on the same machine, and runs as the same user, since the kernel denies access to others. The memory has no name
+in any folder: it disappears when both sides have closed it, however they ended. ``shm_ring`` is the producer's side.
 
-The producer alone says where its batches lie. The service believes nothing of it: what it is to follow (ids, lengths,
-everything but values) it copies, and looks at its copy, which nobody can change any more. The values of gradients may
-be lent: read where they lie, for no value can lead a reader astray, whenever it changes. Who reads them twice, to
-judge and then to use, takes a copy first.
+The producer alone gives the locations of its batches, and the service does not trust them. It copies everything that it
+uses as an index or offset (ids, lengths, everything but values), and reads only the copy, which the producer cannot
+change. The values of gradients may be borrowed, that is, read in place: no value can harm a reader, even if it changes.
+A reader that reads them twice, to check and then to use them, takes a copy first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.io.flight.messages import Columns, Place
 from penstock.io.sources.batch import arrow_errors
 from penstock.io.sources.decompression_limits import Messages
 
-# Only Linux has memory without a name that another process may open.
+# Only Linux has unnamed memory that another process may open.
 try:
     import fcntl
 
@@ -37,21 +37,21 @@ except (ImportError, AttributeError):
     _SEALS = 0
 
 NAME = "penstock"
-# The key comes first, batches and values begin where a cache line does.
+# The key is first; batches and values begin at cache lines.
 KEY_BYTES, LINE = 32, 64
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Given(NamedTuple):
-    """A batch from shared memory. copied : where its values are lent, the same with values of its own"""
+    """A batch from shared memory. copied : if its values are borrowed, returns the batch with private values"""
 
     data: pa.RecordBatch
     copied: Callable[[], pa.RecordBatch] | None = None
 
 
 class Memory:
-    """The service's side. Raises OSError where the system has none."""
+    """The service's side. Raises OSError if the system does not support it."""
 
     def __init__(self, num_bytes: int) -> None:
         if not _SEALS:
@@ -61,21 +61,21 @@ class Memory:
         try:
             os.ftruncate(self._fd, num_bytes)
             os.pwrite(self._fd, self._key, 0)
-            # A producer cannot make it longer than was allowed, nor so short that a read of it would be of nothing.
+            # A producer can neither extend it, nor truncate it so that a read would fail.
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
-            # Mapped: half a millisecond less than pread for 5 MB (docs/performance.md). Unmapped when nobody looks at
-            # lent values any more.
+            # Mapped: half a millisecond less than pread for 5 MB (docs/performance.md). Unmapped when no
+            # borrowed values are in use.
             self._bytes: Bytes = np.frombuffer(mmap.mmap(self._fd, num_bytes, prot=mmap.PROT_READ), np.uint8)
         except BaseException:
             os.close(self._fd)
             raise
 
     def offer(self) -> dict[str, Any]:
-        """What the producer needs to know."""
+        """Return the offer for the producer."""
         return {"pid": os.getpid(), "fd": self._fd, "bytes": self._num_bytes, "key": self._key.hex()}
 
     def batch(self, place: Place | Columns, schema: pa.Schema, name: str, lend: bool = False) -> Given:
-        """The batch that lies there. Raises InputError. name : of the stream; lend : whether values may stay there"""
+        """Return the batch at a location. Raises InputError. name : of the stream; lend : whether to borrow values"""
         if isinstance(place, Place):
             return Given(self._stream(place, schema, name))
         batch = self._columns(place, schema, name, lend)
@@ -86,7 +86,7 @@ class Memory:
         os.close(self._fd)
 
     def _stream(self, place: Place, schema: pa.Schema, name: str) -> pa.RecordBatch:
-        """From an Arrow IPC stream of one batch."""
+        """Read an Arrow IPC stream of one batch."""
         body = _copy(self._at(place, name))
         with arrow_errors("no batch in the shared memory", name):
             file = pa.BufferReader(body)
@@ -100,7 +100,7 @@ class Memory:
                 raise InputError("no batch in the shared memory", source=name) from None
 
     def _columns(self, columns: Columns, schema: pa.Schema, name: str, lend: bool) -> pa.RecordBatch:
-        """From the values of its columns; those of lists stay where they are, if they are lent."""
+        """Build a batch from the values of its columns; those of lists are read in place if they are borrowed."""
         num_rows, arrays = columns.num_rows, []
         if len(columns.places) != len(schema):
             problem = f"{len(columns.places)} columns in the shared memory, where the stream has {len(schema)}"
@@ -125,7 +125,7 @@ class Memory:
 
 
 def row_bytes(kind: pa.DataType) -> int | None:
-    """What a row takes in a column of numbers or of lists of so many float32; None for one of anything else."""
+    """Return the bytes per row of a column of numbers or of fixed-size lists of float32; None for any other."""
     if pa.types.is_fixed_size_list(kind):
         return 4 * int(kind.list_size) if kind.value_type == pa.float32() else None
     return kind.bit_width // 8 if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
@@ -139,7 +139,7 @@ def _column(kind: pa.DataType, num_rows: int, values: pa.Buffer) -> pa.Array:
 
 
 def _with_own_values(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same batch of columns, and what is lent of it copied."""
+    """Return the same batch with its borrowed values copied."""
     columns = [
         _column(each.type, len(each), _copy(each.values.to_numpy().view(np.uint8)))
         if pa.types.is_fixed_size_list(each.type)
@@ -151,6 +151,6 @@ def _with_own_values(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _copy(there: Bytes) -> pa.Buffer:
     body = pa.allocate_buffer(len(there))
-    # Not through memoryview, which holds the interpreter's lock while it copies.
+    # Not through memoryview, which holds the GIL while it copies.
     np.copyto(np.frombuffer(body, np.uint8), there)
     return body

@@ -1,7 +1,7 @@
-"""Flight streams as sources: what a producer puts, and what is fetched from a service by its address.
+"""Flight streams as sources: a producer's put, and a flight that is fetched from a service by its address.
 
-A batch's app_metadata says where its frame ends. gRPC tells a stream that ended from one that was
-cut: there is no end marker to look for.
+The app_metadata of a batch marks the end of its frame. gRPC distinguishes a stream that ended from one that was
+interrupted, so there is no end marker to check.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow
 
 
 class Chunk(NamedTuple):
-    """A batch as it came, whether it ends its frame, and what Batch says of ``copied``."""
+    """A batch as received, whether it ends its frame, and ``copied`` as for Batch."""
 
     data: pa.RecordBatch | None
     ends: bool
@@ -27,9 +27,9 @@ class Chunk(NamedTuple):
 
 
 def flight_source(uri: str, token: str | None = None) -> Source:
-    """A flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order.
+    """Open a flight by its address, ``grpc://HOST:PORT/PATH``: all its endpoints, in order.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, where it is set. An endpoint may name another location: the
+    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set. An endpoint may name another location: the
         token is sent there only if the host is the same, and only over TLS if the address is TLS
     """
     address = Address.of(uri)
@@ -56,7 +56,7 @@ def flight_source(uri: str, token: str | None = None) -> Source:
 
 
 def _part_elsewhere(asked: Address, location: Address, ticket: Any, name: str, token: str | None) -> Parts:
-    """From the location that an endpoint names."""
+    """Read from the location that an endpoint names."""
     is_trusted = asked.may_pass_token_to(location)
     client, options = dial(location, token if is_trusted else "")
     with client:
@@ -79,7 +79,7 @@ def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket
 
 
 def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
-    """What is left of a Flight reader, or of what has a ``schema`` and a ``read_chunk`` that gives Chunks.
+    """Return the rest of a Flight reader, or of an object with a ``schema`` and a ``read_chunk`` that returns Chunks.
 
     ends_are_told : see Part
     """

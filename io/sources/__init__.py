@@ -1,1 +1,1 @@
-"""Any source to record batches: paths, streams, URIs, Arrow objects; containers and their protections."""
+"""Convert any source to record batches: paths, streams, URIs, Arrow objects; check containers for damage."""

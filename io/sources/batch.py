@@ -1,7 +1,7 @@
-"""A source's parts and batches, and the guard around every call into Arrow.
+"""The parts and batches of a source, and the guard around every call into Arrow.
 
-What reads a container or an object makes a Part; what cuts frames takes it. Nothing here opens
-anything.
+The readers of containers and objects create Parts; the framing consumes them. This module opens
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.errors import InputError, PenstockError
 
 END_KEY = b"penstock.end"
 
-# What pyarrow, or a file object that it calls, is known to raise when the bytes are damaged.
+# The errors that pyarrow, or a file object that it calls, is known to raise for damaged bytes.
 RAISED = (
     pa.ArrowException,
     ArithmeticError,
@@ -36,11 +36,11 @@ RAISED = (
 )
 
 
-@dataclass(eq=False)  # not frozen: there are thousands a second, and a frozen one takes four times as long to make
+@dataclass(eq=False)  # not frozen: there are thousands a second, and creating a frozen one takes four times as long
 class Batch:
-    """One record batch and where it stood.
+    """One record batch and its location.
 
-    copied : where another process may write to its values: the same with values of its own
+    copied : if another process may write to its values: returns the batch with private values
     """
 
     data: pa.RecordBatch
@@ -50,7 +50,7 @@ class Batch:
     copied: Callable[[], pa.RecordBatch] | None = None
 
     def owned(self) -> pa.RecordBatch:
-        """Its data, which nobody changes between one look and the next."""
+        """Return its data in memory that no other process can change."""
         return self.data if self.copied is None else self.copied()
 
 
@@ -59,14 +59,14 @@ Batches = Generator[Batch, None, None]
 
 @dataclass
 class Part:
-    """One schema and its batches. What is open for it is closed when the next part of its source is asked for.
+    """One schema and its batches. Requesting the next part of the source closes the files of this one.
 
-    has_boundaries : whether a record batch means something (else frames need columns or a number of rows)
-    ends_are_told : batches say where frames end, so that one that does not say so ends none
+    has_boundaries : whether record batches delimit frames (else frames need columns or a number of rows)
+    ends_are_told : whether metadata marks the batches that end a frame, so that other batches end none
     batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
-    has_checksums : whether what was read of it carries them
-    verified : whether it was read to its end and had checksums, which all fitted
+    has_checksums : whether the batches read so far carry checksums
+    verified : whether it was read to its end, with checksums that all match
     """
 
     name: str
@@ -104,7 +104,7 @@ class Source:
 
 
 def _read_names(field: pa.Field) -> None:
-    """Raise UnicodeDecodeError where this field's name, or one inside it, is no text; pyarrow decodes late."""
+    """Raise UnicodeDecodeError if the name of this field, or of one inside it, is not text; pyarrow decodes lazily."""
     _ = field.name
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -117,21 +117,21 @@ def _read_names(field: pa.Field) -> None:
 
 @contextmanager
 def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterator[None]:
-    """Whatever Arrow makes of damaged bytes is an InputError; penstock's own errors and interrupts pass."""
+    """Convert Arrow's errors about damaged bytes to InputError; penstock's errors and interrupts pass."""
     try:
         yield
     except PenstockError:
         raise
     except RAISED as error:
-        interrupts.check()  # Arrow's calls over a network end with an error where a signal arrives
+        interrupts.check()  # a signal ends Arrow's network calls with an error
         raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch) from error
 
 
 def reason(error: BaseException) -> str:
-    """The error's text, without the Python traceback that Arrow appends where a producer in Python failed."""
+    """Return the error's text, without the Python traceback that Arrow appends if a producer in Python failed."""
     return str(error).split(". Detail: Python exception", 1)[0].strip() or type(error).__name__
 
 
 def ends_frame(metadata: Any) -> bool:
-    """Whether a batch's custom metadata closes its frame."""
+    """Return whether a batch's custom metadata ends its frame."""
     return metadata is not None and END_KEY in dict(metadata)

@@ -1,17 +1,17 @@
-"""The checksums of penstock's own logs: what they cover, and the check of a batch that was just read.
+"""The checksums of penstock's logs: their coverage, and the check of a batch that was just read.
 
-Any Arrow reader reads it. The schema's metadata has ``penstock.log`` = 1; every batch has the custom metadata
+Any Arrow reader can read a log. The schema's metadata has ``penstock.log`` = 1; every batch has the custom metadata
 ``penstock.batch`` (its number, from 0) and ``penstock.crc``; the last one, empty, also has ``penstock.closed``
 (the number of batches before it). The value of ``penstock.crc`` is ``crc32:`` and eight lower-case hex digits: the
 CRC-32 of zlib over all bytes of the log from its first to the last one of this batch, where the digits of this
 checksum and of all before it count as zeros.
 
 So schema, dictionaries, validity, offsets, values, padding, numbers and the framing of messages are covered, and so
-is the order of the batches: one that is swapped, repeated, left out or of another log changes all that follow. A
-CRC-32 finds every flip of a single bit. What lies outside is the end marker: Arrow does not take a flip there for an
-end, which the reader of streams reports. Only the IPC stream is checked, not what another program makes of it.
+is the order of the batches: one that is swapped, repeated, missing or of another log changes all that follow. A
+CRC-32 detects every flip of a single bit. The end marker is not covered: Arrow does not recognize a damaged one as an
+end, which the reader of streams reports. Only the IPC stream is verified, not copies by other programs.
 
-Writes nothing (``log`` does) and reads no file: how a stream is read and where it ends is the business of ``streams``.
+Writes nothing (``io.log`` does) and reads no file: ``ipc_stream`` reads streams and detects their end.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _NO_RECORD = (
 
 _STATED = re.compile(rb"\x0e\0\0\0" + PREFIX + rb"([0-9a-f]{8})\0")
 
-Pieces = Sequence[Any]  # of bytes: anything with the buffer protocol
+Pieces = Sequence[Any]  # any object with the buffer protocol
 
 
 class RawBytes(Protocol):
     """The bytes of a stream, as far as its file was read."""
 
     def check_next(self) -> None:
-        """Raise InputError where what Arrow reads next is a bomb."""
+        """Raise InputError if the next messages are a decompression bomb."""
 
     def last_read(self) -> bytes:
-        """The 8 bytes before the file's position."""
+        """Return the 8 bytes before the file's position."""
 
     def taken(self) -> Pieces:
-        """All bytes read since the last call, or since the start."""
+        """Return all bytes read since the last call, or since the start."""
 
     def forget(self) -> None:
-        """No bytes will be asked for by ``taken`` any more."""
+        """Stop keeping bytes for ``taken``."""
 
 
 class LogCheck:
@@ -62,7 +62,7 @@ class LogCheck:
     """
 
     def __init__(self, raw: RawBytes, name: str, version: bytes | None) -> None:
-        """version : what the schema's metadata says under ``penstock.log``"""
+        """version : the value of ``penstock.log`` in the schema's metadata"""
         if version not in (None, VERSION):
             shown = version.decode(errors="backslashreplace") if version else "(none)"
             raise InputError(f"a penstock log of version {shown}; this penstock reads version 1", source=name)
@@ -70,7 +70,7 @@ class LogCheck:
         self.closed = False
 
     def is_data(self, metadata: Any, index: int) -> bool:
-        """Whether a batch just read is to be handed on: False for the closing record. Raises InputError."""
+        """Check a batch that was just read; return False for the closing record. Raises InputError."""
         found = {} if metadata is None else dict(metadata)
         pieces = self._raw.taken()
         if self.closed:
@@ -96,9 +96,9 @@ class LogCheck:
 
 
 def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any) -> LogCheck | None:
-    """The check that a stream needs, None where it is no log.
+    """Return the check that a stream needs, None if it is not a log.
 
-    metadata : of its first batch. It alone makes a log too: the mark in the schema may be what was damaged.
+    metadata : of its first batch. It alone identifies a log too, since the mark in the schema may be damaged.
     """
     version = (schema.metadata or {}).get(LOG_KEY)
     if version is None and (metadata is None or BATCH_KEY not in dict(metadata)):
@@ -107,7 +107,7 @@ def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any) -> Log
 
 
 def is_log(schema: pa.Schema) -> bool:
-    """Whether a stream's schema says that it is a log."""
+    """Return whether a stream's schema has the mark of a log."""
     return LOG_KEY in (schema.metadata or {})
 
 
@@ -119,9 +119,9 @@ def digits_of(crc: int) -> bytes:
 
 
 def find_digits(pieces: Pieces, digits: bytes) -> tuple[int, int]:
-    """Where the digits of a checksum first stand: the number of the piece and the place in it. Raises LookupError.
+    """Find a checksum's first digits: the index of the piece and the offset in it. Raises LookupError.
 
-    As a string of the metadata: its length, the text and a zero byte.
+    Searches for a string of the metadata: its length, the text and a zero byte.
     """
     for number, piece in enumerate(pieces):
         for hit in _STATED.finditer(piece):
@@ -131,7 +131,7 @@ def find_digits(pieces: Pieces, digits: bytes) -> tuple[int, int]:
 
 
 def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
-    """The running checksum after the pieces. Eight bytes of one of them count as zeros (the character)."""
+    """Extend the running checksum by the pieces. Eight bytes of one of them count as zeros (the character)."""
     for here, piece in enumerate(pieces):
         data = memoryview(piece)
         if here == number:
@@ -142,7 +142,7 @@ def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
 
 
 def _out_of_turn(found: bytes, wanted: int) -> str:
-    """What is said of a batch that has another number than its place in the log."""
+    """Return the error message for a batch whose number differs from its position in the log."""
     if not found.isdigit() or len(found) > 18:
         return f"expected batch {wanted} of the log, got {found.decode(errors='backslashreplace')}"
     number = int(found)

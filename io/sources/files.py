@@ -1,6 +1,6 @@
-"""Files of a file system → parts: opens them and tells the container by its first bytes.
+"""Open the files of a file system as parts; the first bytes determine the container.
 
-A local file is mapped, so that rows are looked at where they lie and no file is read at once.
+Local files are memory-mapped, so rows are read in place and no file is loaded as a whole.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _REMOTE_READ_BYTES = 1 << 20
 
 
 def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
-    """The part of one file; what is opened for it is put on the stack."""
+    """Return the part of one file; the stack closes its open files."""
     local = isinstance(fs, pa.fs.LocalFileSystem)
-    if local and not os.path.isfile(path):  # a pipe or a device: read once, from front to back
+    if local and not os.path.isfile(path):  # a pipe or a device: can be read only once
         with arrow_errors("cannot open", name):
             stream = stack.enter_context(open_reader(path))
         return open_stream(stream, name, stack, allow_missing_end)
@@ -52,7 +52,7 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
 
 
 class _Mapped:
-    """The raw bytes of a mapped file, looked at where they lie."""
+    """The raw bytes of a mapped file, read in place."""
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
         self._file, self._messages, self._taken = file, Messages(name), 0
@@ -70,4 +70,4 @@ class _Mapped:
         return [self._file.read_buffer(self._taken - start)]
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no bytes are kept."""

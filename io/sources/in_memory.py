@@ -1,4 +1,4 @@
-"""Objects → parts: readers, producers of the Arrow C stream interface, datasets and queries, iterables of batches."""
+"""Convert objects to parts: readers, Arrow C stream producers, datasets and queries, iterables of batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FAILED = "the stream failed"
 
 
 def reader_of_capsule(source: Any, name: str) -> pa.RecordBatchReader:
-    """A reader over anything with ``__arrow_c_stream__``."""
+    """Return a reader over any object with ``__arrow_c_stream__``."""
     with arrow_errors("no stream of record batches", name):
         return pa.RecordBatchReader.from_stream(source)
 
 
 def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -> Part:
-    """What is left of a reader."""
+    """Return the remaining batches of a reader as a part."""
     next_batch = _next_of(reader)
 
     def batches(columns: list[str]) -> Batches:
@@ -42,11 +42,11 @@ def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -
 
 
 def scan_of(source: Any) -> Callable[[str], Part] | None:
-    """How a dataset, a scanner or a lazy frame becomes a part, given its name; None: the source is none of them.
+    """Return the function that converts a dataset, a scanner or a lazy frame, with its name, to a part, else None.
 
-    Datasets and lazy frames are read without the columns that nobody wants.
+    Only the needed columns of datasets and lazy frames are read.
     """
-    module = sys.modules.get("pyarrow.dataset")  # slow to load; whoever has a dataset has loaded it
+    module = sys.modules.get("pyarrow.dataset")  # slow to load; the owner of a dataset has loaded it
     if module is not None and isinstance(source, module.Scanner):
         return lambda name: _scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
     if module is not None and isinstance(source, module.Dataset):
@@ -57,10 +57,10 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
 
 
 def _lazy_frame_part(source: Any, name: str) -> Part:
-    """A query that is Arrow data once it is collected, such as ``polars.LazyFrame``."""
+    """Convert a query that becomes Arrow data when collected, such as ``polars.LazyFrame``."""
     with _query_errors(name):
         nothing = source.head(0)
-        # In pieces as it is evaluated, where those are Arrow data (polars 2).
+        # In pieces as it is evaluated, if these are Arrow data (polars 2).
         in_pieces = hasattr(nothing, "collect_batches") and hasattr(nothing.collect_batches(), "__arrow_c_stream__")
         schema = pa.RecordBatchReader.from_stream(_collected(nothing, in_pieces)).schema
     return _scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
@@ -74,7 +74,7 @@ def _collected(query: Any, in_pieces: bool) -> Any:
 
 
 def _scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:
-    """scan : columns → what has ``__arrow_c_stream__``; its batches are cut as the scan pleased, and mean nothing"""
+    """scan : columns → object with ``__arrow_c_stream__``; the scan chooses its batches, so they delimit no frames"""
 
     def batches(columns: list[str]) -> Batches:
         with _query_errors(name):
@@ -86,7 +86,7 @@ def _scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]
 
 @contextmanager
 def _query_errors(name: str) -> Iterator[None]:
-    """Libraries have errors of their own, whose first paragraph says what it is."""
+    """Convert the errors of libraries to InputError, with their first paragraph."""
     try:
         yield
     except PenstockError:
@@ -96,13 +96,13 @@ def _query_errors(name: str) -> Iterator[None]:
 
 
 def _next_of(reader: pa.RecordBatchReader) -> Callable[[], tuple[pa.RecordBatch, Any]]:
-    if isinstance(reader, pa.ipc.RecordBatchStreamReader):  # the only kind that knows of custom metadata
+    if isinstance(reader, pa.ipc.RecordBatchStreamReader):  # the only kind of reader with custom metadata
         return lambda: tuple(reader.read_next_batch_with_custom_metadata())
     return lambda: (reader.read_next_batch(), None)
 
 
 def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None, None]:
-    """One part, or none where there is no batch to tell the schema."""
+    """Yield one part, or none if there is no batch and hence no schema."""
     incoming = iter(batches)
     first = next(incoming, None)
     if first is None:

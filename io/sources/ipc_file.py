@@ -1,8 +1,8 @@
-"""Arrow IPC files, whose end is looked at before Arrow opens them.
+"""Arrow IPC files, whose end is checked before Arrow opens them.
 
-A file that was cut, or two files in one, would otherwise be read wrongly or blamed obscurely: of
-``cat a b`` pyarrow reads b's footer with a's bytes. The footer says where every batch ends; what
-follows the last one is at most an end marker and padding.
+A truncated file, or two files in one, would otherwise be read wrongly or cause an obscure error: for
+``cat a b`` pyarrow reads b's footer with a's bytes. The footer gives the end of every batch; at most
+an end marker and padding may follow the last one.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
 
 
 def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], list[int]]:
-    """Raise unless the file ends with a footer that fits it. Leaves the position at 0.
+    """Raise unless the file ends with a footer that matches it. Leaves the position at 0.
 
-    Returns where the dictionaries lie, and where the record batches.
+    Returns the locations of the dictionaries and of the record batches.
     """
     with arrow_errors(_NOT_READ, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
@@ -92,7 +92,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
 
 
 def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
-    """A file that is far away is not read twice."""
+    """Check a local file; a remote one would have to be read twice."""
     if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):
         file.seek(start)
         messages.check_next(file)
@@ -104,7 +104,7 @@ def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
 
 
 def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
-    """The end of the schema message before the batches: it has a length, after a marker since Arrow 0.15.
+    """Return the end of the schema message before the batches: it has a length, after a marker since Arrow 0.15.
 
     polars writes neither, and readers take the schema from the footer: such a message extends up to ``limit``.
 
@@ -120,7 +120,7 @@ def _end_of_schema(file: pa.NativeFile, limit: int) -> int:
 
 
 def _is_only_a_schema(data: bytes) -> bool:
-    """Whether these bytes are a schema message without a length, and no batch that the footer leaves out follows it."""
+    """Return whether these bytes are a schema message without a length, and not also a batch that the footer omits."""
     if message_kind(data) != SCHEMA:
         return False
     prefixes = np.frombuffer(data, "<i4", len(data) // 8 * 2).reshape(-1, 2)  # a message begins at a multiple of 8
@@ -132,7 +132,7 @@ def _is_only_a_schema(data: bytes) -> bool:
 
 
 def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.int64]:
-    """Where the blocks of a Footer end."""
+    """Return the ends of the blocks of a Footer."""
     if not len(blocks):
         return np.zeros(0, np.int64)
     for name in ("offset", "metadata", "body"):
@@ -143,7 +143,7 @@ def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.i
 
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
-    """The blocks (where a message lies) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
+    """Return the blocks (message locations) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
     table = _uint32(footer, 0)
     vtable = table - struct.unpack_from("<i", footer, table)[0]
     blocks = []

@@ -1,9 +1,9 @@
-"""Binary streams that are read once, from front to back, and Arrow IPC streams, mapped ones too.
+"""Binary streams that can be read only once, and Arrow IPC streams, including mapped ones.
 
-Arrow IPC has no checksum and a stream cut at a batch boundary looks complete to Arrow: the end
-marker is looked for here. pyarrow stops silently both where the marker is and where the input ends;
-``tell()`` after the last batch and after the end tells the two apart (8 bytes, or 4 in files
-written before Arrow 0.15). penstock's own logs have checksums: ``checksums`` checks every batch.
+Arrow IPC has no checksums, and a stream that was truncated at a batch boundary looks complete to Arrow, so
+this module checks the end marker. pyarrow stops silently both at the marker and at the end of the input;
+``tell()`` after the last batch and after the end distinguishes the two (8 bytes, or 4 in files
+written before Arrow 0.15). penstock's logs have checksums: ``checksums`` verifies every batch.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from penstock.io.sources.parquet import parquet_part
 
 ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
 END_MARKER = CONTINUATION + bytes(4)
-# A stream of before Arrow 0.15 begins with the length of its schema message and where its root lies:
-# more than these is none.
+# A stream from before Arrow 0.15 begins with the length of its schema message and the offset of its root:
+# larger values are something else.
 _MAX_SCHEMA_BYTES, _MAX_ROOT = 1 << 26, 256
-# A length is believed up to here; beyond, memory grows with what arrives.
+# A stated length is trusted up to here; beyond, memory grows only with the data that arrives.
 _READ_BYTES = 1 << 26
 _OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts that)"
 
 
 class Forward:
-    """A binary stream as Arrow wants to read it: reads are full, and the first and last bytes are remembered.
+    """A binary stream for Arrow: reads are full, and the first and last bytes are remembered.
 
-    What was read is kept, uncopied, until ``taken`` or ``forget``.
+    Keeps the bytes read, without a copy, until ``taken`` or ``forget``.
     """
 
     def __init__(self, stream: Any, name: str) -> None:
@@ -47,7 +47,7 @@ class Forward:
         self.closed = False
 
     def peek(self, num_bytes: int) -> bytes:
-        """The first bytes, before any is read."""
+        """Return the first bytes without reading them."""
         self._ahead += self._pull(num_bytes - len(self._ahead))
         return self._ahead
 
@@ -68,11 +68,11 @@ class Forward:
         return out
 
     def expect_messages(self) -> None:
-        """From here on Arrow reads a stream; its batches are looked at before it gets them."""
+        """Begin to check batches before Arrow receives them: from here on it reads a stream."""
         self._framing = Framing(self._name)
 
     def check_next(self) -> None:
-        """Done when the bytes come: they cannot be read twice."""
+        """Do nothing: the bytes are checked on arrival, since they cannot be read twice."""
 
     def last_read(self) -> bytes:
         return self._last
@@ -88,7 +88,7 @@ class Forward:
         return self._at
 
     def close(self) -> None:
-        self.closed = True  # the stream itself belongs to whoever opened it
+        self.closed = True  # the stream itself belongs to the caller
 
     def readable(self) -> bool:
         return True
@@ -100,7 +100,7 @@ class Forward:
         return False
 
     def _pull(self, num_bytes: int) -> bytes:
-        """That many bytes, fewer only at the end: a pipe or a socket gives them in pieces."""
+        """Read that many bytes, fewer only at the end: a pipe or a socket delivers them in pieces."""
         pieces: list[bytes] = []
         while num_bytes:
             with arrow_errors("cannot be read", self._name):
@@ -118,7 +118,7 @@ class Forward:
 
 
 def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
-    """A stream's part, whatever the container. What is opened for it is put on the stack; the stream stays open."""
+    """Return a stream's part, for any container. The stack closes its open files; the stream stays open."""
     forward = Forward(stream, name)
     with arrow_errors("cannot be read", name):
         seekable = bool(getattr(stream, "seekable", bool)()) and stream.tell() == 0
@@ -143,7 +143,7 @@ def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: boo
 
 
 def _spooled(forward: Forward, stack: ExitStack) -> tuple[pa.NativeFile, int]:
-    """The rest of a stream as a file without a name: on disk, not in memory. Raises OSError where there is no room."""
+    """Copy the rest of a stream to a file without a name, on disk. Raises OSError if there is no space."""
     with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
         shutil.copyfileobj(forward, spool, 1 << 20)
         spool.flush()
@@ -158,7 +158,7 @@ def ipc_stream_part(
     allow_missing_end: bool,
     size: int | None = None,
 ) -> Part:
-    """head : its first 8 bytes; raw : what was read of the file; size : None where unknown."""
+    """head : its first 8 bytes; raw : the bytes read so far; size : None if unknown."""
     _check_head(head, name)
     with arrow_errors("not an Arrow IPC stream", name):
         try:
@@ -183,7 +183,7 @@ def ipc_stream_part(
             yield Batch(batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
         beyond = file.tell() - end_of_last
-        # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries that no batch follows.
+        # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.
         has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)
         where = f"after batch {index - 1}" if index else "after its schema"
         if check is not None and not check.closed and not allow_missing_end:
@@ -200,7 +200,7 @@ def ipc_stream_part(
             return None
         try:
             return float(file.tell()) / size
-        except (OSError, ValueError):  # closed, maybe by a thread that reads while another asks
+        except (OSError, ValueError):  # closed, perhaps by a thread that reads while another calls this
             return 1.0
 
     container = "log with checksums (Arrow IPC stream)" if is_log(schema) else "Arrow IPC stream"
@@ -225,7 +225,7 @@ def _next_batch(
 
 
 def _raise_where_cut(file: pa.NativeFile, error: Exception, cut: TruncatedInputError) -> None:
-    """Where the input goes no further there is no end marker either. What Forward says of its stream stands."""
+    """Raise ``cut`` if the input has ended, and so has no end marker, unless the error is already one of penstock's."""
     if not isinstance(error, PenstockError) and _at_end(file):
         raise cut from error
 

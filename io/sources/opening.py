@@ -1,9 +1,9 @@
-"""Any source → its parts: decides how a source is read, and walks directories.
+"""Convert any source to its parts: choose how to read it, and walk directories.
 
 A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs or of a flight, an open binary file,
 anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of record batches. It is read as
 parts (the files of a directory; most sources are one part), each with its own schema. How bytes become
-batches is the business of ``files`` and ``streams``, how objects do of ``objects``.
+batches is defined in ``files`` and ``ipc_stream``; ``in_memory`` converts objects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:
 
 
 def open_source(source: Any, allow_missing_end: bool = False) -> Source:
-    """Decide how a source is read; nothing is opened yet but what exists is checked."""
+    """Choose how to read a source and check that it exists, without opening it."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str | os.PathLike):
@@ -47,7 +47,7 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
     name = f"<{type(source).__module__.split('.')[0]} {type(source).__name__}>"
     if hasattr(source, "__arrow_c_stream__"):
         reader = reader_of_capsule(source, name)
-        # Tables and query results are cut as their engine pleased: their batches mean nothing.
+        # An engine chooses the batches of tables and query results: they delimit no frames.
         return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False))
     if (scanned := scan_of(source)) is not None:
         return _one_part(name, lambda name, _: scanned(name))
@@ -63,7 +63,7 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
 
 
 def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
-    """Whether a local file begins as Arrow IPC or Parquet does."""
+    """Return whether a local file begins like Arrow IPC or Parquet."""
     with open(path, "rb") as file:
         head = file.read(8)
     return head.startswith((ARROW_FILE, PARQUET, CONTINUATION, FEATHER_V1))
@@ -109,7 +109,7 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
 
 
 def _near(text: str) -> str:
-    """What lies beside it under nearly the same name, or what to give."""
+    """Return a hint: a similar name in the same folder, or the kinds of source."""
     folder, name = os.path.split(text)
     try:
         beside = [] if "://" in text else os.listdir(folder or ".")
@@ -129,7 +129,7 @@ def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str]]:
-    """A directory's files by name, those of its folders included; hidden ones and marks (_SUCCESS) left out."""
+    """Return a directory's files by name, including subfolders, without hidden files and marks (_SUCCESS)."""
     found = fs.get_file_info(pa.fs.FileSelector(path, recursive=True))
     root = path.rstrip("/") + "/"
     inside = sorted(f.path.removeprefix(root) for f in found if f.type == pa.fs.FileType.File)
@@ -140,7 +140,7 @@ def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str
 
 
 class _Reading:
-    """How far the reading of a source's parts has come."""
+    """The progress of reading a source's parts."""
 
     def __init__(self, num_parts: int) -> None:
         self._num_parts, self._done = num_parts, 0

@@ -1,7 +1,7 @@
-"""Parquet files, read a few pages at a time; their batches mean nothing.
+"""Parquet files, read a few pages at a time; their batches delimit no frames.
 
-Of ``cat a b`` any reader takes b's footer with a's bytes, which look the same where both came from one
-writer. So the bytes between the last column and the footer are accounted for.
+For ``cat a b`` every reader uses b's footer with a's bytes, which look alike if one writer wrote both. This module
+therefore accounts for the bytes between the last column and the footer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         groups = read_groups(footer)
         if _holds_two(file, size - _TAIL_BYTES - len(footer), groups):
             raise InputError("two Parquet files in one? Give them as two sources", source=name)
-        if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # one that is far away is not read twice
+        if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # a remote file would have to be read twice
             check_pages(file, groups, name)
         parquet = open_parquet(file)
         schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
@@ -53,7 +53,7 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
 
 
 def open_parquet(file: Any) -> pa.parquet.ParquetFile:
-    """A mapped file is read where it lies; of others a buffer at a time, else a whole row group would be read at once.
+    """Read a mapped file in place, and others a buffer at a time instead of a whole row group at once.
 
     file : a path, which is mapped, or an open file
     """
@@ -63,7 +63,7 @@ def open_parquet(file: Any) -> pa.parquet.ParquetFile:
 
 
 def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
-    """Leaves the position at 0."""
+    """Read the footer. Leaves the position at 0."""
     file.seek(max(0, size - _TAIL_BYTES))
     tail = bytes(file.read(_TAIL_BYTES))
     if size < len(MAGIC) + _TAIL_BYTES or not tail.endswith(MAGIC):
@@ -79,7 +79,7 @@ def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
 
 
 def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool:
-    """Whether a file ends inside this one: its magic and the next one's lie back to back.
+    """Return whether another file ends inside this one: its magic and the next one's are adjacent.
 
     Where a file of n bytes precedes, n bytes more lie between the last column and the footer than the
     footer knows of; so the other's end is looked for in the first n bytes, which without page

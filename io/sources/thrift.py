@@ -1,13 +1,13 @@
 """Thrift's compact protocol, as far as a Parquet footer needs it: some fields of a struct, the rest skipped.
 
-Knows nothing of Parquet. Damaged bytes give wrong values, IndexError or ValueError, never an endless loop.
+Does not depend on Parquet. Damaged bytes give wrong values, IndexError or ValueError, never an endless loop.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# What is wanted of a value: int, a dict of field number → what is wanted of it, or such a dict in a list.
+# The requested form of a value: int, a dict of field number → requested form, or such a dict in a list.
 Wanted = Any
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
@@ -18,12 +18,12 @@ _MAX_DEPTH = 32
 
 
 def read_struct(data: bytes, wanted: dict[int, Wanted]) -> dict[int, Any]:
-    """The fields wanted, as far as they are there; ValueError where one is of another type."""
+    """Return the requested fields that exist; ValueError if one has another type."""
     return measure_struct(data, wanted)[0]
 
 
 def measure_struct(data: bytes, wanted: dict[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """As read_struct, and how many bytes the struct takes up."""
+    """Return the fields as read_struct does, and the size of the struct in bytes."""
     cursor = _Cursor(data)
     return cursor.struct(wanted, 0), cursor.at
 

@@ -1,7 +1,7 @@
-"""A file that grows during a run: what a checkpoint counts of it outlives a crash, and whole it has its name.
+"""A file that grows during a run: its committed part survives a crash, and it gets its name when it is complete.
 
-While FILE grows it is ``.FILE.part``. With a checkpoint it gets its name only when a commit counts it: a run that ends
-before is repeated as if it had not been. What is written into it is ``delta_file``'s and ``quarantine``'s matter.
+While FILE grows, it is ``.FILE.part``. With a checkpoint it gets its name only when a commit refers to it: a run that
+ends earlier is repeated from scratch. ``delta_sink`` and ``quarantine`` define the contents.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from penstock.io.storage import atomic_files
 
-# Whether a checkpoint counts a new file, asked when it is closed; None: there is no checkpoint.
+# Whether a commit refers to a new file, called when it is closed; None: there is no checkpoint.
 IsCounted = Callable[[], bool] | None
 
 
 class GrowingFile:
-    """Written to until ``finish``. Errors are OSError, which names the file.
+    """A file to append to until ``finish``. Raises OSError, which names the file.
 
-    path : the name it gets
-    kept_bytes : how much of it a commit counts and stays; None for a new file
-    is_counted : without a checkpoint a file gets its name whatever ends the run
+    path : the final name
+    kept_bytes : the committed length, to be kept; None for a new file
+    is_counted : without a checkpoint a file gets its name however the run ends
     """
 
     def __init__(self, path: Path, kept_bytes: int | None = None, is_counted: IsCounted = None) -> None:
@@ -42,7 +42,7 @@ class GrowingFile:
         return not self.is_new or self._is_counted is None or self._is_counted()
 
     def commit(self) -> None:
-        """Everything written is on disk and stays, whatever follows."""
+        """Make everything written so far durable."""
         with self.all_or_nothing():
             self.file.sync()
             if not self._committed:
@@ -50,21 +50,21 @@ class GrowingFile:
         self._committed = True
 
     def finish(self) -> None:
-        """It is whole, on disk and under its name."""
+        """Complete the file: sync it and give it its name."""
         with self.all_or_nothing():
             self.file.finish()
             atomic_files.rename(self._part, self._path)
             atomic_files.sync_folder(self._path.parent)
 
     def give_up(self) -> None:
-        """No commit counts it: close. What a commit that failed may count all the same stays as ``.FILE.part``."""
+        """Close without a name. A part that a failed commit may still refer to stays as ``.FILE.part``."""
         self.file.give_up()
         if not self._committed:
             atomic_files.discard(self._part)
 
     @contextlib.contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """After an error in here nothing more is written, and nothing is left but what was committed."""
+        """After an error in the block, write nothing more and keep only the committed part."""
         try:
             yield
         except BaseException:
@@ -73,12 +73,12 @@ class GrowingFile:
 
 
 def part_of(path: Path) -> Path:
-    """Where a file lies while it grows."""
+    """Return the path of a file while it grows."""
     return path.with_name(f".{path.name}.part")
 
 
 def found_at(path: Path, check_new: Callable[[Path], None]) -> Path:
-    """Where a file lies that another run wrote: under its name where that run ended, and then nothing else does."""
+    """Return the path of a file of another run: ``.FILE.part`` if that exists, where FILE must not, else FILE."""
     part = part_of(path)
     if not part.exists():
         return path

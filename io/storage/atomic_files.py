@@ -1,9 +1,9 @@
 """Every file operation that must survive a crash: checkpoints, tables, configurations, quarantined rows, deltas.
 
-``operations`` is all that touches the disk, one method per call that can fail or be the last one before the
-power goes: tests put another object in its place. The functions below keep the order that makes a file
-whole or absent: written beside its name, fsync, rename, fsync of the folder. Errors are OSError and name a path.
-Files are opened through the reserve of descriptors, where one is held.
+``operations`` makes all calls that touch the disk, one method per call that can fail or be the last one before a
+power failure: tests replace the object. The functions below keep the order that makes a file
+complete or absent: temporary file in the same folder, fsync, rename, fsync of the folder. Errors are OSError and
+name a path. Files are opened through the reserve of descriptors, if there is one.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any, cast
 
 from penstock.io.storage.descriptors import reserve
 
-# One write to the system per so many bytes: small ones are gathered, larger ones go through as they are.
+# The size of one write to the system: smaller writes are buffered, larger ones pass through.
 BUFFER_BYTES = 1 << 17
-# ``write_along`` asks for this much at a time.
+# ``write_along`` starts writeback of this much at a time.
 ALONG_BYTES = 1 << 22
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 class Operations:
-    """The calls to the system that leave something behind."""
+    """The system calls that change the file system."""
 
     def make_folder(self, path: Path) -> None:
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """A new file, or an old one emptied; its descriptor."""
+        """Create or truncate a file; return its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def open_lock(self, path: Path) -> int:
-        """A file that is there for its lock alone, made where there is none; its descriptor."""
+        """Open a lock file, or create it; return its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def resume(self, path: Path, num_bytes: int) -> int:
-        """A file that is there, cut to so many bytes; its descriptor, at the end."""
+        """Truncate an existing file to a length; return its descriptor, positioned at the end."""
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.ftruncate(file, num_bytes)
@@ -55,13 +55,13 @@ class Operations:
         return file
 
     def write(self, file: int, data: Any) -> int:
-        """How many bytes were taken: fewer than given is allowed."""
+        """Write; return the number of bytes written, which may be fewer than given."""
         return os.write(file, data)
 
     def write_along(self, file: int, first: int, num_bytes: int) -> None:
-        """Begin to write these bytes to the disk, where the system can be asked to. Waits for nothing."""
+        """Start writeback of these bytes, if the system supports it, without waiting."""
         if (begin := _sync_file_range()) is not None:
-            begin(file, first, num_bytes, _SYNC_FILE_RANGE_WRITE)  # an error comes out of ``sync``
+            begin(file, first, num_bytes, _SYNC_FILE_RANGE_WRITE)  # ``sync`` reports the error
 
     def sync(self, file: int) -> None:
         os.fsync(file)
@@ -82,7 +82,7 @@ class Operations:
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux' call of this name, which Python does not have. posix_fadvise would begin it too, but drops pages."""
+    """Call Linux's sync_file_range, which Python lacks. posix_fadvise would start writeback too, but drops pages."""
     found = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if found is not None:
         found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -93,7 +93,7 @@ operations = Operations()
 
 
 class _Unbuffered(io.RawIOBase):
-    """A file on disk as Python's buffers want it, through ``operations``."""
+    """A raw file for Python's buffered writer, through ``operations``."""
 
     def __init__(self, path: Path, name: Path, kept_bytes: int | None) -> None:
         super().__init__()
@@ -133,10 +133,10 @@ class _Unbuffered(io.RawIOBase):
 
 
 class File(io.BufferedWriter):
-    """A binary file to write to. Without ``sync`` or ``finish`` nothing is promised of what was written.
+    """A binary file to write to. Data is durable only after ``sync`` or ``finish``.
 
-    name : for errors, where the file is one day to be called otherwise
-    kept_bytes : of a file that is there, how many of its first bytes stay; None for a new file
+    name : the final name, for errors, if it differs from the path
+    kept_bytes : length to which an existing file is truncated; None for a new file
     """
 
     def __init__(self, path: Path, name: Path | None = None, kept_bytes: int | None = None) -> None:
@@ -144,21 +144,21 @@ class File(io.BufferedWriter):
         super().__init__(self._unbuffered, BUFFER_BYTES)
 
     def write_along(self) -> None:
-        """Now and then, have the system begin to write what there is: ``sync`` at the end then has little to do."""
+        """Start writeback from time to time, so that ``sync`` at the end has little to do."""
         self._unbuffered.write_along()
 
     def sync(self) -> None:
-        """Everything written so far is on disk."""
+        """Make everything written so far durable."""
         self.flush()
         self._unbuffered.sync()
 
     def finish(self) -> None:
-        """Everything is on disk; then close."""
+        """Sync, then close."""
         self.sync()
         self.close()
 
     def give_up(self) -> None:
-        """Close, whatever becomes of what is still in the buffer."""
+        """Close, and discard the contents of the buffer."""
         with suppress(OSError, ValueError):
             self._unbuffered.close()
         with suppress(OSError, ValueError):
@@ -166,12 +166,12 @@ class File(io.BufferedWriter):
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file is written before it has its name: beside it, hidden, this thread's own."""
+    """Return the path of a file before it has its name: hidden, in the same folder, unique to this thread."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def discard_orphans(path: Path) -> None:
-    """Remove what processes of this machine left of a file when they were killed."""
+    """Remove the unfinished files that killed processes of this machine left."""
     for part in path.parent.glob(f".{escape(path.name)}.*-*.part"):
         process = part.name.rsplit(".", 2)[1].partition("-")[0]
         if process.isdecimal() and not _lives(int(process)):
@@ -183,14 +183,14 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # of another user
         pass
     return True
 
 
 @contextmanager
 def appearing(path: Path) -> Iterator[File]:
-    """A file that has its name when the ``with`` ends well, whole and on disk; else nothing is left behind."""
+    """Write a file that gets its name, complete and durable, when the block succeeds; else remove it."""
     part = unfinished(path)
     with written(part, path) as file:
         yield file
@@ -204,7 +204,7 @@ def appearing(path: Path) -> Iterator[File]:
 
 @contextmanager
 def written(path: Path, name: Path | None = None) -> Iterator[File]:
-    """A file that is on disk when the ``with`` ends well, and removed when it does not. name : for errors"""
+    """Write a file that is durable when the block succeeds, and is removed otherwise. name : for errors"""
     file = File(path, name)
     try:
         yield file
@@ -216,13 +216,13 @@ def written(path: Path, name: Path | None = None) -> Iterator[File]:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file its name, over one that has it; outlives a loss of power after ``sync_folder``."""
+    """Rename a file, replacing an existing one; durable after ``sync_folder``."""
     with _naming(new):
         operations.rename(old, new)
 
 
 def sync_folder(path: Path) -> None:
-    """The names in it are on disk."""
+    """Make the names in a folder durable."""
     with _naming(path):
         reserve.open(lambda: operations.sync_folder(path))
 
@@ -240,12 +240,12 @@ def discard(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """A folder with all above it, each of them on disk; fine where it exists."""
+    """Create a folder and its parents, each durable; an existing folder is no error."""
     if path.is_dir():
         return
     if path.parent != path:
         make_folders(path.parent)
-    with suppress(FileExistsError):  # another process may be as quick; where it is a file, that is said below
+    with suppress(FileExistsError):  # another process may create it too; if it is a file, the next call raises
         with _naming(path):
             operations.make_folder(path)
         sync_folder(path.parent)

@@ -1,6 +1,6 @@
-"""Deltas as Arrow: their columns, their checksum, and the cut into batches. What they mean: docs/deltas.md.
+"""Deltas as Arrow: their columns, their checksum, and how they are split into batches. See docs/deltas.md.
 
-Opens and writes nothing (``delta_file`` does), and knows no table but by what it is told.
+Opens and writes no file (``delta_sink`` does), and receives the form of every table as an argument.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from penstock.errors import UsageError
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # of the schema's metadata
+DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # key in the schema's metadata
 OPS = ("upsert", "delete")  # nothing deletes yet
 
-# A batch is cut at whichever comes first: what a consumer has to hold at once, whatever a step changed.
+# A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
 MOST_ROWS = 1 << 16
 MOST_BYTES = 1 << 24
 
 
 class Shape(NamedTuple):
-    """What of a table's form a delta needs to know."""
+    """The form of a table, as far as deltas depend on it."""
 
     dim: int
     slots: Sequence[str]
 
 
 class Block(NamedTuple):
-    """Rows of one table that are to be read. ids : ascending; a range where a whole table changed."""
+    """Rows of one table to read. ids : ascending; a range if a whole table changed."""
 
     table: str
     ids: Int64 | range
 
 
 class Piece(NamedTuple):
-    """A block that was read. values : column → float32 (n, dim), "row" first, then the slots that the table has"""
+    """The values of a block. values : column → float32 (n, dim), "row" first, then the slots of the table"""
 
     table: str
     ids: Int64
@@ -50,12 +50,12 @@ class Piece(NamedTuple):
 
 
 class DeltaForm:
-    """How a stream of deltas looks.
+    """The form of a stream of deltas.
 
     tables : the tables that may occur, in the order in which a delta lists them
-    slots : the slots that go out beside the weights; True: all there are
-    op : with a column that says what is to be done with the row
-    numbered : with parent, checksum and rows_left, which say whether a delta is missing, repeated, cut or damaged
+    slots : the slots to include next to the weights; True: all
+    op : include a column with the operation to apply to the row
+    numbered : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
 
     Raises UsageError for a slot that no table has.
     """
@@ -89,16 +89,16 @@ class DeltaForm:
         self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION})
 
     def slots_of(self, table: str) -> list[str]:
-        """The slots of a table that go out."""
+        """Return the slots of a table that are included."""
         return [slot for slot in self._slots if slot in self._tables[table].slots]
 
     def cut(self, blocks: Iterable[Block], parts: int = 1) -> Iterator[list[Block]]:
-        """The blocks of a delta, cut to what is to be one batch each. Depends on nothing but their ids.
+        """Split the blocks of a delta into one list per batch. The result depends only on their ids.
 
-        parts : of so many a batch is made; the cut is to what is one of them
+        parts : number of parts that make a batch; the split is into parts
         """
         batch: list[Block] = []
-        room = 1.0  # of the batch's, as a share
+        room = 1.0  # as a share of the batch
         for block in blocks:
             shape, first = self._tables[block.table], 0
             row_bytes = 4 * shape.dim * (1 + len(self.slots_of(block.table)))
@@ -109,14 +109,14 @@ class DeltaForm:
                     yield batch
                     batch, room = [], 1.0
                     continue
-                count = max(count, 1)  # a row that is larger than a batch may be is one
+                count = max(count, 1)  # a row that exceeds the limit of a batch is one batch
                 batch.append(Block(block.table, block.ids[first : first + count]))
                 first, room = first + count, room - count * share
         if batch:
             yield batch
 
     def batch(self, pieces: Sequence[Piece], step: int, parent: int, checksum: int, rows_left: int) -> pa.RecordBatch:
-        """One batch of a delta."""
+        """Build one batch of a delta."""
         lengths = [len(piece.ids) for piece in pieces]
         num_rows = sum(lengths)
         places = np.array([self._places[piece.table] for piece in pieces], np.int32)
@@ -135,7 +135,7 @@ class DeltaForm:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _lists(self, pieces: Sequence[Piece], column: str) -> pa.Array:
-        """A column of lists, null where a table has no such slot."""
+        """Build a column of lists, null where a table has no such slot."""
         widths = np.repeat(
             [piece.values[column].shape[1] if column in piece.values else 0 for piece in pieces],
             [len(piece.ids) for piece in pieces],
@@ -150,12 +150,12 @@ class DeltaForm:
 
 
 def checksum_begin(step: int, parent: int) -> int:
-    """The checksum of a delta before its first row: CRC-32 of both numbers, int64, little-endian."""
+    """Return the checksum of a delta before its first row: CRC-32 of both numbers, int64, little-endian."""
     return zlib.crc32(struct.pack("<qq", parent, step))
 
 
 def checksum_with(crc: int, pieces: Sequence[Piece]) -> int:
-    """The checksum after one more batch: over each table's name and a zero byte, ids, rows, then slots in order."""
+    """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order."""
     for piece in pieces:
         crc = zlib.crc32(piece.table.encode() + b"\0", crc)
         crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
@@ -165,7 +165,7 @@ def checksum_with(crc: int, pieces: Sequence[Piece]) -> int:
 
 
 def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[str]:
-    """The slots that are wanted, each once. Raises UsageError."""
+    """Return the requested slots, each once. Raises UsageError."""
     known = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
     if isinstance(slots, bool):
         return known if slots else []

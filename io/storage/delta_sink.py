@@ -1,9 +1,9 @@
-"""Writes deltas where somebody else reads them: a file that appears whole and can be gone on with, a pipe or an object.
+"""Write deltas for other programs: to a file that appears complete and can be resumed, to a pipe or to an object.
 
-What is written is penstock's own log (``log``): every byte under a checksum, and whole only with its closing record.
-While a run goes on the deltas stand in ``.FILE.part``; FILE appears when it ends, however it ends, with a checkpoint
-only where a commit counts it. What ``commit`` gives back belongs to a checkpoint: a later run that is handed it goes on
-from there, and what a killed run wrote after it, which that run writes once more, is cut off.
+The format is penstock's log (``io.log``): checksums cover every byte, and a closing record completes it.
+During a run the deltas are in ``.FILE.part``; FILE appears when the run ends, however it ends, with a checkpoint
+only if a commit refers to it. The return value of ``commit`` belongs in a checkpoint: a later run resumes from it, and
+truncates everything that a killed run wrote afterwards and that the resumed run writes again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.io.log import LogWriter, schema_of_log
 from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at, part_of
 from penstock.io.storage.pipes import open_writer
 
-# What of the committed end of a file is looked at before it is gone on with.
+# How much of the committed end of a file is verified before a run resumes it.
 _TAIL_BYTES = 1 << 16
 
 
 class DeltaWriter:
-    """What a file and a stream have in common. Closed at the end of the ``with``, also where an error ends it.
+    """The base of DeltaFile and DeltaStream. The end of the ``with`` block closes it, also after an error.
 
-    is_new : a file that no commit counts yet
+    is_new : a file that no commit refers to yet
     """
 
     is_new = False
@@ -43,18 +43,18 @@ class DeltaWriter:
         self.num_rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Raises OSError, which names the target; nothing is written any more then."""
+        """Write a batch. Raises OSError, which names the target; after that it writes nothing more."""
         with self._all_or_nothing():
             self._log.write(batch)
         self.num_rows += batch.num_rows
         self._step = batch["step"][0].as_py()
 
     def commit(self) -> Mapping[str, Any] | None:
-        """Everything written is on disk. Returns what a later run goes on from, as plain data."""
+        """Make everything written durable. Returns the position for a later run to resume from, as plain data."""
         return None
 
     def close(self) -> None:
-        """What was written is whole."""
+        """Complete the output."""
         raise NotImplementedError
 
     def __enter__(self) -> DeltaWriter:
@@ -66,20 +66,20 @@ class DeltaWriter:
         self.close()
 
     def _all_or_nothing(self) -> AbstractContextManager[None]:
-        """After an error in here nothing more is written."""
+        """After an error in the block, write nothing more."""
         raise NotImplementedError
 
 
 class DeltaFile(DeltaWriter):
     """A file of deltas.
 
-    path : where there is none yet
-    committed : what ``commit`` said last, to go on from there; None for a new file
+    path : must not exist, for a new file
+    committed : the last return value of ``commit``, to resume from; None for a new file
     step : of the last step that changed a row
-    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
 
-    Raises UsageError where the file exists, StateError where it is not what was committed, and OSError, which names
-    the file; after an OSError nothing more is written, and close leaves only what was committed.
+    Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which names
+    the file; after an OSError it writes nothing more, and close keeps only the committed part.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DeltaFile(DeltaWriter):
         return self._growing.all_or_nothing()
 
     def _check_committed(self, committed: Mapping[str, Any], schema: pa.Schema, step: int) -> None:
-        """Raise StateError where the file that is there is not what was committed. It stays as it is."""
+        """Raise StateError if the existing file differs from the committed one; leave it unchanged."""
         file = found_at(self._path, check_new)
         if committed["step"] != step:
             raise StateError(
@@ -141,7 +141,7 @@ class DeltaFile(DeltaWriter):
 
 
 class DeltaStream(DeltaWriter):
-    """Deltas into an open binary file, a pipe or an object: written as they come, and gone when they are."""
+    """Deltas into an open binary file, a pipe or an object: written at once, and never taken back."""
 
     def __init__(self, name: str, stream: Any, schema: pa.Schema, step: int, own: bool = True) -> None:
         self._stream, self._own, self._broken = stream, own, False
@@ -176,10 +176,10 @@ def open_deltas(
     committed: Mapping[str, Any] | None,
     is_counted: IsCounted,
 ) -> DeltaWriter:
-    """A writer for a file, a pipe, "-" (standard output) or a URI that pyarrow.fs opens.
+    """Open a writer for a file, a pipe, "-" (standard output) or a URI that pyarrow.fs opens.
 
-    committed : of the checkpoint that is gone on with
-    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+    committed : of the checkpoint to resume
+    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
     Raises UsageError, StateError or OSError.
     """
     text = os.fspath(target)
@@ -203,21 +203,24 @@ def open_deltas(
 
 
 def _is_known(path: Path, committed: Mapping[str, Any] | None) -> bool:
-    """Whether this may be the file that a checkpoint counts. Of a run that was killed before a commit counted its file
-    there is another name's ``.FILE.part``; commits of before there were names say none."""
+    """Return whether this may be the file that a commit refers to.
+
+    A run that was killed before a commit referred to its file may leave a ``.FILE.part`` of another name. Older
+    commits contain no name.
+    """
     if committed is None:
         return False
     return path.exists() or (part_of(path).exists() and committed.get("name", path.name) == path.name)
 
 
 def is_stream(target: str) -> bool:
-    """Whether what is written there is gone: standard output, a URI, a pipe or a device."""
+    """Return whether output cannot be taken back: standard output, a URI, a pipe or a device."""
     path = Path(target)
     return target == "-" or "://" in target or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def check_new(path: Path) -> None:
-    """Raise UsageError where there is such a file: its deltas may be all that somebody has to go by."""
+    """Raise UsageError if the file exists: its deltas may be the only copy."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path}: exists; deltas are never written over: move them, or give another name")
 
@@ -228,7 +231,7 @@ def _begins_with(path: Path, data: bytes) -> bool:
 
 
 def _tail(path: Path, num_bytes: int) -> int:
-    """CRC-32 of the last bytes of the first ``num_bytes`` of a file."""
+    """Return the CRC-32 of the last bytes of the first ``num_bytes`` of a file."""
     with open(path, "rb") as file:
         first = max(0, num_bytes - _TAIL_BYTES)
         file.seek(first)

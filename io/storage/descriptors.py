@@ -1,7 +1,7 @@
-"""File descriptors: how many this process may have, and a few in reserve for files that must be written.
+"""File descriptors: the limit of this process, and a reserve for files that must be written.
 
-Every connection to a service takes a descriptor of its process. When none is left, a file that must be written is
-opened with one of the reserve, or as soon as there is one again.
+Every connection to a service takes a descriptor of its process. If none is left, a file that must be written is
+opened with one of the reserve, or as soon as one is free.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Python and gRPC walk lists as long as the soft limit here and there, and some hosts allow a billion.
+# Python and gRPC iterate over all numbers up to the soft limit in places, and some hosts allow a billion.
 MOST = 1 << 16
 PATIENCE_S, PAUSE_S = 30.0, 0.05
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 def raise_limit() -> None:
-    """Allow this process as many descriptors as the system lets it have, 65,536 at most."""
+    """Raise the soft limit of this process to the hard one, to 65,536 at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -33,13 +33,13 @@ def raise_limit() -> None:
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """Return the soft limit of this process."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST if soft == resource.RLIM_INFINITY else soft
 
 
 class Reserve:
-    """Open descriptors that nobody uses, so that there are some to close when the process has no other left."""
+    """Unused open descriptors, to be closed when the process has no other left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,27 +47,29 @@ class Reserve:
         self._held: list[int] = []
 
     def hold(self, count: int) -> None:
-        """Hold so many more."""
+        """Reserve more descriptors."""
         with self._lock:
             self._wanted += count
         self.fill()
 
     def release(self, count: int) -> None:
-        """Hold so many less."""
+        """Reserve fewer descriptors."""
         with self._lock:
             self._wanted -= count
             while len(self._held) > self._wanted:
                 os.close(self._held.pop())
 
     def fill(self) -> None:
-        """Take back what was lent, as far as the process has descriptors left."""
+        """Refill the reserve, as far as the process has descriptors left."""
         with self._lock, suppress(OSError):
             while len(self._held) < self._wanted:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open(self, call: Callable[[], T]) -> T:
-        """What a call returns that needs a descriptor. While the process has none left, and something is held here: the
-        call is repeated for ``PATIENCE_S``."""
+        """Return the result of a call that needs a descriptor.
+
+        If the process has none left and there is a reserve, release one and repeat the call for up to ``PATIENCE_S``.
+        """
         until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -79,7 +81,7 @@ class Reserve:
                 time.sleep(PAUSE_S)
 
     def _lend(self) -> bool:
-        """Close one. False where none is held."""
+        """Close one descriptor of the reserve. Return False if it is empty."""
         with self._lock:
             if not self._held:
                 return False

@@ -1,9 +1,8 @@
-"""Writes bad rows into an Arrow file: one batch per frame that had some, whole when the run ends, however it ends.
+"""Write bad rows to an Arrow file: one batch per frame with bad rows, complete however the run ends.
 
-While a run goes on the rows stand in ``.FILE.part``; FILE appears at the end, and only whole, with a checkpoint only
-where a commit counts it. What ``commit`` gives back belongs to a checkpoint: a later run that is handed it goes on from
-there, and what a killed run wrote after it is cut off. Which rows are bad, and what is said of them, is told in
-``bad_rows``.
+During a run the rows are in ``.FILE.part``; FILE appears at the end, only complete, with a checkpoint only
+if a commit refers to it. The return value of ``commit`` belongs in a checkpoint: a later run resumes from it, and
+truncates everything that a killed run wrote afterwards. ``decoding.bad_rows`` defines the columns.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FIRST_BYTES = 8  # of an Arrow IPC file: magic, padding; a stream follows
 
 
 def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
-    """``error``, ``drop`` or ``quarantine=FILE`` → what the reader does, and the file. Raises UsageError."""
+    """Parse ``error``, ``drop`` or ``quarantine=FILE`` into the reader's action and the file. Raises UsageError."""
     mode, equals, name = text.partition("=") if isinstance(text, str) else (repr(text), "", "")
     if mode == _MODE and name:
         return mode, _checked(Path(name))
@@ -38,20 +37,20 @@ def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
 
 
 def check_new(path: Path) -> None:
-    """Raise UsageError where there is such a file: what it holds may be all that is left of someone's rows."""
+    """Raise UsageError if the file exists: it may be the only copy of its rows."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path}: exists; a quarantine is never written over: move it, or give another name")
 
 
 class QuarantineWriter:
-    """Appends bad rows; ``commit`` makes them last; ``close`` makes the file whole and gives it its name.
+    """Appends bad rows; ``commit`` makes them durable; ``close`` completes the file and gives it its name.
 
     path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
-    committed : what ``commit`` said last, to go on from there; None for a new file
-    is_counted : whether the checkpoint counts a new file, asked when it is closed; None: there is no checkpoint
+    committed : the last return value of ``commit``, to resume from; None for a new file
+    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
 
-    Raises UsageError where the file exists, StateError where it is not what was committed, and OSError, which
-    names the file; after an OSError nothing more is written, and close leaves only what was committed.
+    Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which
+    names the file; after an OSError it writes nothing more, and close keeps only the committed part.
     """
 
     def __init__(self, path: Path, committed: Mapping[str, int] | None = None, is_counted: IsCounted = None) -> None:
@@ -64,16 +63,16 @@ class QuarantineWriter:
             check_new(path)
         else:
             self._take_up(committed)
-        self._last = dict(committed or {})  # what is on disk
+        self._last = dict(committed or {})  # the durable part
         self._growing = GrowingFile(path, None if committed is None else self._sink.num_bytes, is_counted)
 
     @property
     def is_new(self) -> bool:
-        """No commit counts it yet."""
+        """Return whether no commit refers to the file yet."""
         return self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """The bad rows of one frame, as one batch: read again, they are one frame."""
+        """Append the bad rows of one frame as one batch: when read again, they are one frame."""
         if not batches:
             return
         whole = pa.concat_batches(list(batches)) if len(batches) > 1 else batches[0]
@@ -82,14 +81,14 @@ class QuarantineWriter:
         self._write()
 
     def commit(self) -> dict[str, int]:
-        """Everything appended is on disk. Returns what a later run goes on from, as plain numbers."""
+        """Make everything appended durable. Returns the position for a later run to resume from, as plain numbers."""
         if self._position() != self._last:  # a run commits often, and bad rows are few
             self._growing.commit()
             self._last = self._position()
         return self._last
 
     def close(self) -> None:
-        """The file is whole, on disk and under its name. After an error only what was committed is left."""
+        """Complete the file and give it its name. After an error, keep only the committed part."""
         if self._growing.closed:
             return
         if not self._growing.gets_name:
@@ -103,13 +102,13 @@ class QuarantineWriter:
         return {"bytes": self._sink.num_bytes, "crc": self._sink.crc, "rows": self.num_rows}
 
     def _write(self) -> None:
-        """What Arrow has made goes into the file."""
+        """Move Arrow's output to the file."""
         with self._growing.all_or_nothing():
             for piece in self._sink.take():
                 self._growing.file.write(piece)
 
     def _take_up(self, committed: Mapping[str, int]) -> None:
-        """Feed the writer what is in the file already, so that it knows where every batch lies."""
+        """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
         file = found_at(self._path, check_new)
         wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
@@ -124,7 +123,7 @@ class QuarantineWriter:
     def _feed(self, file: Path, num_bytes: int, crc: int) -> None:
         with pa.memory_map(str(file)) as mapped:
             data = mapped.read_buffer(num_bytes)
-            if zlib.crc32(data) != crc:  # looked at before Arrow is
+            if zlib.crc32(data) != crc:  # verified before Arrow reads it
                 return
             for batch in pa.ipc.open_stream(data.slice(_FIRST_BYTES if self._is_file else 0)):
                 self._writer.write_batch(batch)
@@ -133,7 +132,7 @@ class QuarantineWriter:
 
 
 class _Sink:
-    """A binary file that keeps what Arrow writes to it until it is taken."""
+    """A binary file that buffers Arrow's output until it is taken."""
 
     closed = False
 

@@ -1,6 +1,6 @@
 """Tables as Parquet, one file each: ``id`` int64, ``row``, then one column per slot, in id order.
 
-Whole tables only; what streams in is the business of the reader.
+Reads and writes whole tables only; ``decoding.reader`` reads streams.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NOT_READ = "cannot be read as Parquet"
 
 
 def table_path(directory: Path, table: str) -> Path:
-    """The file of a table; characters that no file name may hold are percent-encoded."""
+    """Return the file of a table; characters that are invalid in file names are percent-encoded."""
     return directory / f"{quote(table, safe=' ()[]{}@+=,;!#$&~-_.') if table.strip('.') else quote(table)}.parquet"
 
 
 class TablesWriter:
-    """Writes tables into a directory, all or none: the files get their names when the ``with`` ends well.
+    """Writes tables into a directory, all or none: the files get their names when the ``with`` block succeeds.
 
     written : paths of the files, in the order of the tables
     """
@@ -102,9 +102,9 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
 def read_table(
     directory: Path, table: str, vocabulary_size: int, dim: int, columns: Sequence[str]
 ) -> Iterator[tuple[Int64, dict[str, Float32]]]:
-    """Blocks of (ids, column → float32 (n, dim)) of one table's file.
+    """Yield blocks of (ids, column → float32 (n, dim)) of one table's file.
 
-    columns : "row" and the slots; slots that the file lacks are left out of every block
+    columns : "row" and the slots; slots that the file lacks are missing from every block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
     name = str(table_path(directory, table))
@@ -127,7 +127,7 @@ def read_table(
 
 
 def check_table(directory: Path, table: str, dim: int, columns: Sequence[str]) -> None:
-    """What ``read_table`` says of a file before it reads a row. Raises InputError."""
+    """Make the checks of ``read_table`` that need no rows. Raises InputError."""
     with ExitStack() as stack:
         _opened(stack, directory, table, dim, columns)
 
@@ -135,7 +135,7 @@ def check_table(directory: Path, table: str, dim: int, columns: Sequence[str]) -
 def _opened(
     stack: ExitStack, directory: Path, table: str, dim: int, columns: Sequence[str]
 ) -> tuple[pa.parquet.ParquetFile, list[str]]:
-    """One table's file, closed with the stack, and which of the columns it has."""
+    """Open one table's file, to be closed with the stack; return it and which of the columns it has."""
     path = table_path(directory, table)
     if not path.exists():
         raise InputError(f"no file for table '{table}'", source=str(path))
@@ -145,7 +145,7 @@ def _opened(
 
 
 def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
-    """Rows, dim, and the columns beside the id of one table's file, as its schema says. Raises InputError."""
+    """Return the rows, dim and columns other than the id of one table's file, from its schema. Raises InputError."""
     path = table_path(directory, table)
     with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
         parquet = stack.enter_context(open_parquet(path))
@@ -157,7 +157,7 @@ def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
 
 
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
-    """Which of the columns there are."""
+    """Return which of the columns exist."""
     wanted = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:

@@ -16,7 +16,6 @@ from penstock import pipeline
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
-from penstock.pyx.digest import Digest
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.partition import locate, pad, place
 from penstock.stats import Counters
@@ -158,7 +157,7 @@ def placed():
 
 
 def marked():
-    """Marks of rows and a digest: neither takes memory of its own, beside what it gives."""
+    """Marks of rows."""
 
     def work(state):
         ids = np.unique(gradient(6)[0])
@@ -166,12 +165,9 @@ def marked():
         rows.begin(everything=True)
         state["changed"] = rows.change(ids)
         state["taken"] = rows.take_next(ROWS)
-        digest = Digest()
-        digest.update(state["taken"].view(np.uint8))
-        state["digest"] = digest.hexdigest()
 
     def look(state):
-        return state if "digest" in state else {}
+        return state if "taken" in state else {}
 
     return dict, work, look
 
@@ -220,7 +216,7 @@ SCENARIOS = {
     "a frame that makes it grow": lambda: frame(3),
     "a table's sums": drained,
     "ids to shards and rows to devices": placed,
-    "marks and a digest": marked,
+    "marks of rows": marked,
     "the index of a table's ids": mapped_ids,
     "a step": lambda: step("adagrad", False),
     "a step that changes every row": lambda: step("adam", True),

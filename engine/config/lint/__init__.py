@@ -1,7 +1,8 @@
-"""What is legal in a configuration but looks like a mistake, or will be refused later: findings, never errors.
+"""Find settings that are legal but suspicious, or that a later step refuses: findings, never errors.
 
-The rules about the whole stand here, those about one table's optimizer in lint_optimizers.py, their codes in
-findings.py. A configuration that loading refuses gets that said, and nothing else: no other rule could be trusted.
+This module has the rules about the whole configuration, optimizer_rules.py those about one table's optimizer, and
+findings.py their codes. For a configuration that loading refuses, lint reports only those errors, since no other
+rule could be trusted.
 """
 
 from __future__ import annotations

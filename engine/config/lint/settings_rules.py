@@ -139,7 +139,7 @@ def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
 def _meant(
     settings: FeatureSettings, names: Counter[str], number: int
 ) -> tuple[str, str | int, tuple[str, str] | None]:
-    """Who the settings are about, a key that two of the same share, and (problem, fix) where that is nobody."""
+    """Return the table or feature of the settings, a key to detect duplicates, and (problem, fix) if there is none."""
     if settings.HasField("feature_id"):
         who, problem = f"settings of feature_id {settings.feature_id}", None
         if settings.name:

@@ -1,7 +1,7 @@
-"""The numbers of a configuration as somebody wrote them, before float32 rounded them: by their path in the message.
+"""The numbers of a configuration as written, before rounding to float32, by their path in the message.
 
-From Python objects here; from text, with the lines that fields stand on, by a scan of a text that has already been
-parsed. Only lint asks for either.
+``numbers_of`` takes them from Python objects; ``scan`` takes them from a text that has already been parsed, with the
+line number of every field. Only lint uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INNER = "tpu_embedding_configuration."
 
 
 def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
-    """Path -> number for every constant number of ``optimizer``, whose message stands at ``where``."""
+    """Return path -> number for every constant number of ``optimizer``, whose message is at ``where``."""
     named: dict[str, Any] = {
         "learning_rate.constant": optimizer.learning_rate,
         "weight_decay_factor": optimizer.weight_decay_factor,
@@ -40,13 +40,13 @@ def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
 
 @dataclass
 class Scan:
-    """Of a text: path -> the line it stands on, and path -> the number that is written there."""
+    """The fields of a text: path -> line number, and path -> number as written."""
 
     lines: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
 
     def line_of(self, path: str) -> int | None:
-        """The line of ``path``, or of what holds it; None where the text has neither."""
+        """Return the line of ``path``, or of the field that contains it; None if the text has neither."""
         while path:
             if path in self.lines:
                 return self.lines[path]
@@ -60,7 +60,7 @@ _TOKEN = re.compile(
 
 
 def scan(text: str, kind: type[Message]) -> Scan:
-    """Of a text that parses as a message of ``kind``; a text that does not gives what was found before."""
+    """Scan a text that parses as a message of ``kind``; for another text, return the fields before the error."""
     found = Scan()
     tokens = list(_tokens(text))
     if tokens:
@@ -94,7 +94,7 @@ class _Scanner:
         return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ("", 0)
 
     def message(self, kind: Any, prefix: str) -> None:
-        """The fields up to the end of a message; ``kind`` is None inside what is not known."""
+        """Scan the fields up to the end of a message; ``kind`` is None inside an unknown field."""
         counts: dict[str, int] = {}
         while self.peek() not in ("", "}", ">"):
             name, line = self.take()
@@ -119,14 +119,14 @@ class _Scanner:
         self.take()
 
     def value(self, kind: Any, path: str, line: int) -> None:
-        """A message or a scalar, whose field stands on ``line``."""
+        """Scan a message or a scalar, whose field is on ``line``."""
         self.found.lines[path] = line
         if self.peek() in ("{", "<"):
             self.take()
             self.message(kind, path + ".")
             return
         word, _ = self.take()
-        while self.peek()[:1] in ('"', "'"):  # strings side by side are one
+        while self.peek()[:1] in ('"', "'"):  # adjacent strings are one
             self.take()
         number = _number(word)
         if number is not None:

@@ -1,7 +1,7 @@
-"""Between an optimizer class and its messages: what all optimizers share, written and read once.
+"""Convert between optimizer classes and their messages: the fields that all optimizers share.
 
-A new optimizer needs nothing here: it brings its own part with it (its fields, its slots). Reading checks nothing:
-a proto may hold what a constructor refuses. What cannot be run is said in runnable.py.
+A new optimizer needs no change here: its class defines its fields and slots. Reading checks nothing:
+a proto may contain values that a constructor refuses. runnable.py reports settings that cannot run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Program = Callable[..., Any]
 
 
 def optimization_parameters(optimizer: Optimizer, tag: int | None) -> OptimizationParameters:
-    """The proto of ``optimizer`` as TensorFlow writes it; ``tag`` is that of a dynamic learning rate."""
+    """Return the proto of ``optimizer`` as TensorFlow writes it; ``tag`` is that of a dynamic learning rate."""
     parameters = OptimizationParameters()
     if tag is None:
         parameters.learning_rate.constant = cast(float, optimizer.learning_rate)
@@ -67,37 +67,37 @@ def _write_limits(limits: ClippingLimits, lower: float | None, upper: float | No
 
 
 def read_limits(limits: ClippingLimits) -> tuple[float | None, float | None]:
-    """(lower, upper) of a limits message; None where a side is open."""
+    """Return (lower, upper) of a limits message; None for an open side."""
     lower = limits.lower.value if limits.HasField("lower") else None
     upper = limits.upper.value if limits.HasField("upper") else None
     return lower, upper
 
 
 def accumulates(parameters: OptimizationParameters) -> bool:
-    """Whether gradients are summed before the update: UNSPECIFIED means yes."""
+    """Return whether gradients are summed before the update: UNSPECIFIED means yes."""
     return parameters.gradient_accumulation_status != GradientAccumulationStatus.DISABLED
 
 
 def dynamic_tag(parameters: OptimizationParameters) -> int | None:
-    """The tag of a dynamic learning rate, None for a constant one. Presence decides: tag 0 is an empty message."""
+    """Return the tag of a dynamic rate, None for a constant one. Presence decides: tag 0 is an empty message."""
     rate = parameters.learning_rate
     return rate.dynamic.tag if rate.WhichOneof("learning_rate") == "dynamic" else None
 
 
 def settings_of(message: EngineConfig, name: str) -> TableSettings:
-    """The settings of a table; empty ones where there are none."""
+    """Return the settings of a table; empty ones if it has none."""
     return next((settings for settings in message.table if settings.name == name), TableSettings())
 
 
 def algorithm_of(message: EngineConfig, index: int) -> str | None:
-    """Which optimizer table ``index`` has: a member of OptimizationParameters, or one of our own."""
+    """Return the optimizer's field of table ``index``: a member of OptimizationParameters, or one of penstock's."""
     table = message.tpu_embedding_configuration.table_descriptor[index]
     own: str | None = settings_of(message, table.name).WhichOneof("optimizer")
     return table.optimization_parameters.WhichOneof("parameters") or own
 
 
 def initial_values(settings: TableSettings) -> dict[str, float]:
-    """The initial slot values that ``settings`` say, by slot."""
+    """Return the initial slot values in ``settings``, by slot."""
     return {slot.name: slot.initial_value for slot in settings.slot if slot.HasField("initial_value")}
 
 

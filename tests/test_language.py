@@ -1,0 +1,122 @@
+"""Prose uses none of the phrases of banned_phrases.txt: pages without their code, docstrings and comments."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINES = (ROOT / "tests" / "banned_phrases.txt").read_text().splitlines()
+BANNED = [re.compile(rf"(?i)\b(?:{line})(?!\w)") for line in LINES if line and not line.startswith("#")]
+
+# Files and folders whose prose is not clean yet. These lists only shrink: an entry that has become clean fails a
+# test until it is removed.
+PAGES_NOT_YET = [
+    "docs/tpu.md",
+]
+CODE_NOT_YET = [
+    "bench/cases.py",
+    "bench/check.py",
+    "bench/child.py",
+    "bench/compare.py",
+    "bench/experiments",
+    "bench/interleave.py",
+    "bench/machine.py",
+    "bench/runner.py",
+    "engine/accumulators",
+    "engine/activations",
+    "engine/bridge",
+    "engine/checkpoint",
+    "engine/cli",
+    "engine/dataflow.py",
+    "engine/deltas.py",
+    "engine/distributed",
+    "engine/errors.py",
+    "engine/frames.py",
+    "engine/gate.py",
+    "engine/interrupts.py",
+    "engine/masked_arrays.py",
+    "engine/metrics.py",
+    "engine/pipeline.py",
+    "engine/run.py",
+    "engine/sampling.py",
+    "engine/service",
+    "engine/stats.py",
+    "engine/table_accumulator.py",
+    "engine/tables",
+    "engine/telemetry.py",
+    "engine/threads.py",
+    "examples/sync_replicas.py",
+]
+
+
+def pages():
+    found = [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "bench", "examples") for page in (ROOT / folder).rglob("*.md")),
+    ]
+    return sorted(str(page.relative_to(ROOT)) for page in found)
+
+
+def modules():
+    found = (path for folder in ("engine", "io", "pyx", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in found if not path.name.endswith("_pb2.py"))
+
+
+def prose_of_page(text):
+    """Return a page without fenced code, inline code and the targets of links, its white space single spaces."""
+    text = re.sub(r"^( *)```.*?^ *```", " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "CODE", text)
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
+def prose_of_module(text):
+    """Return a module's docstrings and comments, their white space single spaces and ``code`` left out."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return " ".join(re.sub(r"`+[^`]*`+", "CODE", " ".join(found)).split())
+
+
+def phrases(path):
+    """Return the banned phrases in the prose of a page or module, each with the words around it."""
+    text = (ROOT / path).read_text()
+    prose = prose_of_page(text) if path.endswith(".md") else prose_of_module(text)
+    found = sorted((match.start(), match.end()) for banned in BANNED for match in banned.finditer(prose))
+    return [f"{path}: … {prose[max(0, start - 30) : end + 20]} …" for start, end in found]
+
+
+def listed(path, entries):
+    return any(path == entry or path.startswith(f"{entry}/") for entry in entries)
+
+
+def test_pages_use_no_banned_phrase():
+    assert [line for page in pages() if not listed(page, PAGES_NOT_YET) for line in phrases(page)] == []
+
+
+def test_docstrings_and_comments_use_no_banned_phrase():
+    assert [line for module in modules() if not listed(module, CODE_NOT_YET) for line in phrases(module)] == []
+
+
+def test_entries_of_the_lists_that_have_become_clean_are_removed():
+    for entries, paths in ((PAGES_NOT_YET, pages()), (CODE_NOT_YET, modules())):
+        unclean = [path for path in paths if listed(path, entries) and phrases(path)]
+        clean = [entry for entry in entries if not any(listed(path, [entry]) for path in unclean)]
+        assert clean == [], "remove these entries: the prose that they name is clean, or gone"
+
+
+@pytest.mark.parametrize("phrase", ["It was told.", "The run goes\n  on.", "Done. What is left is small."])
+def test_a_banned_phrase_is_found_in_prose_and_not_in_code(phrase):
+    found = [banned for banned in BANNED if banned.search(prose_of_page(f"A page. {phrase}"))]
+    assert len(found) == 1
+    assert found[0].search(prose_of_module(f'"""A module. {phrase}"""\n'))
+    assert not found[0].search(prose_of_page(f"A page.\n```text\nDone. {phrase}\n```\n"))
+    assert not found[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
+
+
+def test_a_question_may_begin_with_what_is():
+    assert not any(banned.search(prose_of_page("Ask. What is left? Nothing.")) for banned in BANNED)
