@@ -1,5 +1,7 @@
 """Masked NumPy arrays are refused wherever arrays are taken: what the mask hides would be used."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from checkpoints import DIM, ROWS
@@ -80,6 +82,15 @@ def test_accumulators():
 
 
 WEIGHTS = np.ones(2, np.float32)
+INDICES, SPLITS = np.array([[0, 0], [1, 0]]), np.array([0, 1, 2])
+
+
+def sparse(indices, values):
+    return SimpleNamespace(indices=indices, values=values, dense_shape=(2, 1))
+
+
+def ragged(splits, values):
+    return SimpleNamespace(row_splits=splits, flat_values=values)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,12 @@ WEIGHTS = np.ones(2, np.float32)
         (ps.CooIds(IDS - 1, masked(IDS)), None),
         (ps.CooIds(masked(IDS - 1), IDS), None),
         (ps.CooIds(IDS - 1, IDS, masked(WEIGHTS)), None),
+        (sparse(INDICES, masked(IDS)), None),
+        (sparse(masked(INDICES), IDS), None),
+        (sparse(INDICES, IDS), sparse(INDICES, masked(WEIGHTS))),
+        (ragged(SPLITS, masked(IDS)), None),
+        (ragged(masked(SPLITS), IDS), None),
+        (ragged(SPLITS, IDS), ragged(SPLITS, masked(WEIGHTS))),
         (IDS, masked(WEIGHTS)),
     ],
 )

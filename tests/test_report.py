@@ -99,6 +99,17 @@ def test_what_did_not_happen_has_no_plot(tmp_path):
     assert headings(page_of(tmp_path / "page")) == ["What it did", "Where the time went", "Tables"]
 
 
+def test_the_page_lists_the_ten_largest_of_many_tables(tmp_path):
+    log, page = str(tmp_path / "log.arrows"), tmp_path / "page"
+    assert main(["synth", log, "--tables", "30", "--rows", "900", "--rows-per-step", "300", "--vocabulary", "9"]) == 0
+    words = ["replay", str(tmp_path / "log.pbtxt"), log, "--no-hash", "--report", str(page), "--json"]
+    assert main(words) == 0
+    listed = page_of(page).partition("<h2>Tables</h2>")[2].partition("</table>")[0]
+    assert listed.count("<td>table_") == 10
+    assert "<td>… 20 more" in listed
+    assert len(json.loads((page / "report.json").read_text())["report"]["tables"]) == 30
+
+
 def test_inspect_writes_a_page_of_the_ids(files, tmp_path, capsys):
     assert main(["inspect", files[1], "--report", str(tmp_path / "page")]) == 0
     page = page_of(tmp_path / "page")

@@ -159,6 +159,17 @@ def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, fra
     np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
 
 
+def test_its_last_words_count_stale_frames(config):
+    with Process(config) as service:
+        with connect(service.uri) as client:
+            client.put([frame(0, step=0)], "w0")
+            client.put([frame(0, step=0), frame(1, step=0)], "w1")
+            client.drain()
+        code, out, err = service.wait()
+    assert (code, err) == (0, "")
+    assert "frames    3: 60 rows, 1 step, 2 stale\n" in out
+
+
 def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
+from penstock.masked_arrays import MASKED, is_masked
 from penstock.tables.combiners import Int64
 
 Array = npt.NDArray[Any]
@@ -83,6 +84,8 @@ def _as_coo(given: Any, who: str, what: str, shape: tuple[int, ...]) -> CooIds:
     """CooIds as they are, or those of a SparseTensor, whose dense_shape must be the batch's."""
     if isinstance(given, CooIds):
         return given
+    if is_masked([given.indices, given.values]):
+        raise UsageError(f"{who}: {MASKED}")
     dense = tuple(np.asarray(given.dense_shape).tolist())
     check_num_samples(math.prod(dense[:-1]), math.prod(shape), who, what)
     if len(dense) not in (2, len(shape) + 1) or (len(dense) > 2 and dense[:-1] != shape):

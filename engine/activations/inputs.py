@@ -59,6 +59,8 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Arra
     if hasattr(given, "null_count"):
         return _of_arrow(given, who, what, feature)
     if hasattr(given, "row_splits") and hasattr(given, "flat_values"):
+        if is_masked([given.row_splits, given.flat_values]):
+            raise UsageError(f"{who}: {MASKED}")
         return _of_splits(np.asarray(given.row_splits), np.asarray(given.flat_values), who, what)
     array = _as_array(given)
     if array is None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import penstock
 from penstock.cli.output import count, input_text, writing
 from penstock.cli.svg import MAX_LEGEND, Bar, Points, bars, lines, short
+from penstock.errors import MOST_LISTED
 from penstock.sampling import Hot, Moment, thinned
 from penstock.stats import Report
 
@@ -85,23 +86,7 @@ def run_sections(
         "rows dropped by reason, and stale frames, added up over steps",
         lines(drops_of(moments), "step", ""),
     )
-    yield (
-        "Tables",
-        "reuse: gradient rows for each row that the optimizer was applied to",
-        table(
-            ("table", "rows", "different ids", "updates", "reuse"),
-            (
-                (
-                    name,
-                    count(t.rows),
-                    count(t.distinct),
-                    count(updated.get(name, 0)),
-                    _ratio(t.rows, updated.get(name, 0)),
-                )
-                for name, t in report.tables.items()
-            ),
-        ),
-    )
+    yield "Tables", "reuse: gradient rows for each row that the optimizer was applied to", _tables(report, updated)
     yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
     yield (
         "How often ids came",
@@ -135,6 +120,20 @@ def _processes(report: Report) -> str:
         for number, of in enumerate(report.processes)
     ]
     return table(head, rows)
+
+
+def _tables(report: Report, updated: Mapping[str, int]) -> str:
+    """A row for each table; of many for the ten with the most rows, and how many more there are."""
+    names = list(report.tables)
+    more = len(names) - MOST_LISTED
+    if more > 0:
+        names = sorted(names, key=lambda name: -report.tables[name].rows)[:MOST_LISTED]
+    rows = [
+        (name, count(of.rows), count(of.distinct), count(updated.get(name, 0)), _ratio(of.rows, updated.get(name, 0)))
+        for name, of in ((name, report.tables[name]) for name in names)
+    ]
+    head = ("table", "rows", "different ids", "updates", "reuse")
+    return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
 
 
 def _notes(report: Report) -> str:

@@ -26,7 +26,7 @@ from penstock.cli.options import (
     learning_rates_of,
     whole,
 )
-from penstock.cli.output import Output, check_writable, count, writing
+from penstock.cli.output import Output, check_writable, count, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.decoding.read_options import ReadOptions
@@ -214,7 +214,8 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     finally:
         if not service.close(args.grace):
             args.leave_at_once()
-    out.say(f"frames    {count(status['frames'])}: {count(status['rows'])} rows, {count(status['steps'])} steps")
+    text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
+    out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     out.say_tables("wrote     ", files)
     for name, value in hashed.items():
         out.say(f"{name.partition('_')[0]:<10}{value}")

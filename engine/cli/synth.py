@@ -12,8 +12,6 @@ from penstock.cli.options import add_command, whole
 from penstock.cli.output import Output, count, writing
 from penstock.io.synth import DISTRIBUTIONS, DLRM_DIMS, DLRM_TABLES, SynthOptions, Written, write_synthetic
 
-SHOWN_TABLES = 20
-
 
 def add(commands: Any) -> None:
     command = add_command(
@@ -73,11 +71,8 @@ def say_written(out: Output, written: Written) -> None:
         f"wrote     {log}: {count(rows)} rows in {count(written.num_steps)} steps, {written.num_bytes / 1e6:.1f} MB"
     )
     out.say(f"wrote     {config}: configuration, Adagrad")
-    for table in written.tables[:SHOWN_TABLES]:
-        name, size = table.name, f"{count(table.vocabulary_size)} × {table.dim}"
-        out.say(f"table     {name}: {size}, {count(written.rows[name])} rows")
-    if len(written.tables) > SHOWN_TABLES:
-        out.say(f"          and {count(len(written.tables) - SHOWN_TABLES)} more tables")
+    sizes = [(table.name, f"{count(table.vocabulary_size)} × {table.dim}") for table in written.tables]
+    out.say_tables("table     ", [f"{name}: {size}, {count(written.rows[name])} rows" for name, size in sizes])
     out.say(f"try       {replay}")
     tables = [
         {"name": t.name, "vocabulary_size": t.vocabulary_size, "dim": t.dim, "rows": written.rows[t.name]}
