@@ -7,6 +7,7 @@ import zlib
 
 import pyarrow as pa
 import pyarrow.ipc
+import pytest
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, plain_of, read
 
 from penstock.cli.main import main
@@ -136,9 +137,10 @@ def test_a_replay_of_a_log_is_verified_and_has_the_hash_of_the_plain_stream(tmp_
         assert f"input     unverified: {why}\n" in err
 
 
-def test_a_log_without_its_end_was_not_read_to_its_end(tmp_path):
+@pytest.mark.parametrize("missing", ["end marker", "closing record"])
+def test_a_log_without_its_end_was_not_read_to_its_end(tmp_path, missing):
     schema, pieces, _ = messages(SMALL)
-    (tmp_path / "log").write_bytes(schema + pieces[0])
+    (tmp_path / "log").write_bytes(schema + b"".join(pieces if missing == "end marker" else pieces[:1]))
     reader = FrameReader(tmp_path / "log", ReadOptions(SIZES, allow_missing_end=True))
     assert list(reader)
     assert (reader.verified, reader.unverified) == (False, "it was not read to its end")

@@ -193,7 +193,7 @@ def ipc_stream_part(
         if has_end and not _at_end(file):
             what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
             raise InputError(what, source=name)
-        part.verified = check is not None and check.closed
+        part.verified = check is not None and check.closed and has_end
 
     def fraction() -> float | None:
         if not size:
