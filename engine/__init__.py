@@ -1,12 +1,12 @@
 """penstock: a streaming update engine for embedding tables.
 
-Arrow gradients in, TPU-embedding updates out. Names are loaded when they are first used: importing
-penstock loads neither jax nor pyarrow.
+Arrow gradients in, TPU-embedding updates out. Names are loaded on first use: importing penstock loads
+neither jax nor pyarrow.
 """
 
 __version__ = "0.1.0"
 
-# typing's, without loading it: the command line hears signals only when this file has been read.
+# typing.TYPE_CHECKING without its import: the command line cannot handle signals before this file has run.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     )
     from penstock.stats import Report, TableReport
 
-# One line per room; the names load it when they are first used.
+# Module → the public names that load it on first use.
 _NAMES = {
     "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),

@@ -1,4 +1,4 @@
-"""``penstock`` and ``python -m penstock``: the command line, which hears signals before it loads anything."""
+"""``penstock`` and ``python -m penstock``: the command line, which handles signals before it loads anything else."""
 
 import sys
 

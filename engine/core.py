@@ -1,7 +1,7 @@
-"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way. Nothing else.
+"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way.
 
-Checkpoints, deltas and telemetry observe the core; the core imports none of them. A frame enters by ``push``, opens
-the gate, and steps the tables: all of it under the gate's lock, which is the one lock of an engine.
+Checkpoints, deltas and telemetry observe the core; the core imports none of them. ``push`` admits a frame, opens the
+gate and steps the tables, all under the gate's lock, which is the only lock of an engine.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ REDUCTIONS = ("mean", "sum")
 
 
 class StepObserver:
-    """Is notified of everything that changes a core's tables. Every method runs under the gate's lock.
+    """Receives a notification of everything that changes a core's tables. Every method runs under the gate's lock.
 
     An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
     """
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """A frame has entered the gate, or was dropped as stale: from here on positions count it.
+        """Handle a frame that has entered the gate or was dropped as stale; positions count it from now on.
 
-        frame : without the rows that were dropped; counters : of the run it belongs to
+        frame : without its dropped rows; counters : of the run that the frame belongs to
         """
 
     def before_step(self, coalesced: Stepped) -> None:
-        """A step is about to change these rows, and all rows of tables whose optimizer is not lazy."""
+        """Prepare for a step that changes these rows, and all rows of tables whose optimizer is not lazy."""
 
     def after_step(self, coalesced: Stepped) -> None:
-        """The step has changed them; the global step still is that of the step."""
+        """Handle a completed step; the global step is not incremented yet."""
 
     def step_failed(self, error: BaseException) -> None:
-        """The step raised; what it has changed is unknown."""
+        """Handle a step that raised; it may have changed any of its rows."""
 
     def before_load(self) -> None:
-        """Any rows are about to be set from outside."""
+        """Prepare for a load, which may set any rows."""
 
     def loaded(self, name: str, ids: Int64 | None) -> None:
-        """These rows of a table were set from outside. ids : None for all"""
+        """Handle a load that has set rows of a table. ids : int64, shape (n,); None: all rows"""
 
 
 class EngineCore:
-    """The tables of an engine and the one way of a gradient into them.
+    """The tables of an engine and the only path of a gradient into them.
 
     tables : on the devices
     reduction : "mean" or "sum"
@@ -68,7 +68,7 @@ class EngineCore:
     gate : counts frames and opens; ``gate.still()`` is the lock of the engine
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
     changed_step : the last step that changed a row
-    failed : the error of a step that failed half way, or None; the tables are then of no step
+    failed : the error of a step that failed half way and left the tables inconsistent; else None
     counters : of frames that belong to no run
     """
 
@@ -104,7 +104,7 @@ class EngineCore:
     # ---- observers
 
     def observe(self, observer: StepObserver, *, weakly: bool = False) -> None:
-        """Notify an observer from now on. The last one is the outermost: first before a step, last after it.
+        """Register an observer. The last one is the outermost: called first before a step, and last after it.
 
         weakly : do not keep it alive
         """
@@ -114,7 +114,7 @@ class EngineCore:
 
     @property
     def observers(self) -> list[StepObserver]:
-        """Those still alive, in the order in which they were registered."""
+        """The observers still alive, in the order of registration."""
         return [observer for get in self._observers if (observer := get()) is not None]
 
     # ---- frames
@@ -124,9 +124,9 @@ class EngineCore:
         return self.gate.global_step
 
     def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
-        """Take one frame in, and step where that opens the gate.
+        """Push one frame, and step if that opens the gate.
 
-        Returns the frame without its bad rows, and whether it was admitted: else it was stale and dropped.
+        Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
         """
         begin, began = self._begin(rates)
         try:
@@ -144,7 +144,7 @@ class EngineCore:
         return self.push(frame.audited(), rates, counters)
 
     def take_in(self, frame: Frame, learning_rates: Given) -> bool:
-        """``push`` for one frame that belongs to no run. False where it was stale."""
+        """Push one frame that belongs to no run. Returns False if it was stale."""
         self.check_ready()
         rates = self._own_rates
         if learning_rates is not None:
@@ -153,32 +153,32 @@ class EngineCore:
         return self.push(frame, rates, self.counters)[1]
 
     def flush(self, counters: Counters) -> bool:
-        """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
+        """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
         begin, began = self._begin(self.rates)
         with self._whole(began):
             return self.pipeline.flush(begin, counters)
 
     def start_counting(self) -> None:
-        """Count rows and distinct ids of every table from zero."""
+        """Reset the counts of rows and distinct ids of every table."""
         with self.still():
             for store in self.pipeline.stores.values():
                 store.start_counting()
 
     def table_reports(self) -> dict[str, TableReport]:
-        """What entered every table's sums since ``start_counting``."""
+        """Return the rows and distinct ids that entered every table's sums since ``start_counting``."""
         return {name: TableReport(of.num_rows, of.num_distinct) for name, of in self.pipeline.stores.items()}
 
     # ---- tables
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Between two steps: no frame enters and no table changes. Raises StateError after a step failed half way."""
+        """Keep frames out and tables unchanged while in the context. Raises StateError after a step failed half way."""
         with self.gate.still():
             self.check_whole()
             yield
 
     def load(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part of the table → rows, as ``State.checked`` returns them"""
+        """Set rows of a table. values : part of the table → float32 rows (n, dim), as ``State.checked`` returns them"""
         with self.still(), self._whole():
             self._before_load()
             for part, value in values.items():
@@ -186,7 +186,7 @@ class EngineCore:
             self._loaded(name, ids)
 
     def load_all(self, read: Callable[[], None]) -> None:
-        """Set rows of any tables. read : sets them; if it raises, the engine has failed"""
+        """Set rows of any tables. read : sets them; if it raises, the engine fails"""
         with self.still(), self._whole():
             self._before_load()
             read()
@@ -194,14 +194,14 @@ class EngineCore:
                 self._loaded(name, None)
 
     def wait(self) -> None:
-        """Wait until the devices are done; their errors are raised here."""
+        """Wait until the devices are done, and raise their errors."""
         with self.still(), self._whole():
             self.tables.wait()
 
     # ---- failure
 
     def fail(self, error: BaseException) -> None:
-        """The tables are of no step any more."""
+        """Mark the engine as failed: its tables are no longer those of a whole step."""
         self.failed = f"{type(error).__name__}: {error}"
 
     def check_whole(self) -> None:
@@ -210,7 +210,7 @@ class EngineCore:
             raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
 
     def check_ready(self) -> None:
-        """Raise StateError or ConfigError where no frame can be taken."""
+        """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""
         if self.failed is not None:
             self.check_whole()
         if self.config.mode == "INFERENCE":
@@ -218,7 +218,7 @@ class EngineCore:
 
     @contextmanager
     def _whole(self, began: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """An error in here fails the engine. began : whether anything was changed; if not, an error changes nothing"""
+        """Fail the engine on an error in the context. began : whether anything was changed; if not, it stays usable"""
         try:
             yield
         except BaseException as error:
@@ -229,10 +229,10 @@ class EngineCore:
     # ---- the step
 
     def _begin(self, rates: LearningRates) -> tuple[Begin, Callable[[], bool]]:
-        """The callback that the pipeline calls before it changes anything, and whether it has been called."""
+        """Return the callback that the pipeline calls before it changes anything, and whether it has been called."""
         began = False
 
-        # Under the gate's lock: another thread's step may have failed, and the rates are for this very step.
+        # Runs under the gate's lock: another thread's step may have failed, and the rates belong to this step.
         def begin(frame: Frame, opens: bool) -> tuple[float, ...]:
             nonlocal began
             self.check_ready()
@@ -268,7 +268,7 @@ class EngineCore:
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:
-    """The reduction asked for, else the configuration's, else the mean. Raises where no engine can be made of these."""
+    """Return the given reduction, else the configuration's, else "mean". Raises ConfigError or UsageError."""
     if not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
     if mesh is not None and not hasattr(mesh, "devices"):

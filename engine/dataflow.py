@@ -1,7 +1,7 @@
-"""An engine as a function over record batches, to be sent to where a data flow runs (docs/stages.md).
+"""An engine as a function over record batches, for distributed data-flow systems (docs/stages.md).
 
-Spark, Ray, Dask, Daft and Beam pickle a function and call it on their workers. What is here holds a configuration and
-arguments alone, and makes its engine where it is called: jax is loaded there, and nowhere else.
+Spark, Ray, Dask, Daft and Beam pickle a function and call it on their workers. The functions here contain only a
+configuration and arguments. They create their engine when they are called: only the worker loads jax.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 
-# Of the engine, and tables to start from (``Engine.read_tables``).
+# Arguments of Engine, and ``init``, the initial tables (``Engine.read_tables``).
 ENGINE_OPTIONS = frozenset({"num_required", "reduction", "seed", "threads", "init"})
 STAGE_OPTIONS = frozenset(field.name for options in (RunOptions, DeltaOptions) for field in fields(options))
 
 
 class StageFunction:
-    """Gradients in, deltas out, each call with an engine of its own: what ``stage_fn`` gives.
+    """Gradients in, deltas out, with a new engine for each call. ``stage_fn`` returns one.
 
-    schema : of the deltas; asking for it makes no engine
+    schema : of the deltas; reading it creates no engine
     """
 
     def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> None:
-        """config : or the path of one, which is then read where the function is called"""
+        """config : a configuration, or the path of one that is read when the function is called"""
         check_known(type(self).__name__, arguments, ENGINE_OPTIONS | STAGE_OPTIONS)
         self._config = config
         self._of_engine = {name: value for name, value in arguments.items() if name in ENGINE_OPTIONS}
@@ -48,7 +48,7 @@ class StageFunction:
     def __call__(
         self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table
     ) -> Iterator[pa.RecordBatch] | pa.Table:
-        """An iterator of batches gives an iterator of batches, lazily; a table, or one batch, gives a table."""
+        """Return the deltas: a table for a table or a single batch; for an iterable of batches, lazily, its batches."""
         if isinstance(batches, pa.RecordBatch | pa.Table):
             return self._made().stage(batches, **self._of_stage).read_all()
         return self._deltas(batches)
@@ -71,9 +71,9 @@ class StageFunction:
 
 
 class BlockStage(StageFunction):
-    """Gradients in, deltas out, block by block, all calls with one engine: Ray's ``map_batches`` makes one per actor.
+    """Gradients in, deltas out, block by block, with one engine for all calls: Ray's ``map_batches`` has one per actor.
 
-    A block ends its last frame, as the end of a source does: give blocks of whole frames.
+    The end of a block ends its last frame, as the end of a source does: pass blocks of whole frames.
     """
 
     _engine: Engine | None = None
@@ -88,12 +88,12 @@ class BlockStage(StageFunction):
 
 
 def stage_fn(config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> StageFunction:
-    """A function from gradient batches to deltas that can be pickled: for Spark, Ray, Dask, Daft, Beam.
+    """Return a picklable function from gradient batches to deltas, for Spark, Ray, Dask, Daft and Beam.
 
-    config : or the path of one, which is then read where the function is called
-    arguments : num_required, reduction, seed, threads, init (a folder of tables); and what ``Engine.stage`` takes
+    config : a configuration, or the path of one that is read when the function is called
+    arguments : num_required, reduction, seed, threads, init (a folder of tables); and the options of ``Engine.stage``
 
-    Raises UsageError for slots that no table has, where config is one.
+    Raises UsageError for slots that no table has, if ``config`` is a configuration.
     """
     function = StageFunction(config, **arguments)
     if isinstance(config, EmbeddingConfig):

@@ -1,8 +1,8 @@
-"""What changes in an engine's tables, handed out as deltas: which rows, since when, how they are read.
+"""Deltas of an engine's tables: which rows changed, since which step, and how they are read.
 
-Deltas observe the engine's core: before a change, and which rows it touched. Rows are read from the devices when their
-batch is asked for; where something else is about to change tables before that, what is left of the delta is read
-first. So a delta is always of one moment, and takes memory only where others push too.
+Deltas observe the engine's core before and after every change. They read rows from the devices lazily, batch by batch.
+If a table is about to change before a delta is consumed, they read the rest of that delta first. So a delta is always a
+consistent snapshot, and it takes memory only if other producers push too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaOptions:
-    """What deltas contain, and how often one is made.
+    """The contents of deltas, and how often one is emitted.
 
     slots : names of slots to include next to the weights; True: all of them
     op : add a column ``op``, "upsert" in every row
@@ -51,11 +51,11 @@ class DeltaOptions:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> DeltaOptions:
-        """The options among the arguments of a call."""
+        """Return the options among the arguments of a call."""
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def check_unused(self, default: DeltaOptions) -> None:
-        """Raise UsageError for the first option that is not the default: there are no deltas."""
+        """Raise UsageError for the first option that differs from the default, for a run without deltas."""
         for name, value in vars(self).items():
             if value != getattr(default, name):
                 raise UsageError(f"{name}: says what deltas hold; give deltas= too")
@@ -64,18 +64,18 @@ class DeltaOptions:
 def form_of(
     specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
 ) -> DeltaForm:
-    """How the deltas of some tables look. Raises UsageError."""
+    """Return the form of the deltas of some tables. Raises UsageError for slots that no table has."""
     shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
     return DeltaForm(shapes, slots, op=op, numbered=numbered)
 
 
 class Deltas(StepObserver):
-    """What changes in the tables of an engine from now on.
+    """A stream of the changes in an engine's tables, from its creation on.
 
-    The core holds deltas weakly: a stream without a reader costs nothing. One thread asks; any may push.
+    The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
-    come_out_here = True  # and not with another process of a job
+    come_out_here = True  # False in the processes of a job that do not emit the deltas
 
     def __init__(self, core: EngineCore, options: DeltaOptions, clock: Callable[[], float] = time.monotonic) -> None:
         specs = core.tables.specs
@@ -87,7 +87,7 @@ class Deltas(StepObserver):
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
         self._touched = {name: TouchedRows(rows) for name, rows in self._sizes().items()}
-        self._delta: Delta | None = None  # that is being handed out
+        self._delta: Delta | None = None  # being consumed
         with core.gate.still():
             self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
             core.observe(self, weakly=True)
@@ -98,27 +98,27 @@ class Deltas(StepObserver):
 
     @property
     def is_clear(self) -> bool:
-        """Everything that changed has been handed out, and more was asked for: whoever took it has it."""
+        """Whether every change was emitted and acknowledged, by the consumer's request for the next batch."""
         return not self.num_touched and self._delta is None
 
     @property
     def num_touched(self) -> int:
-        """Rows that changed since the last delta began; one that two steps touched may count twice."""
+        """Rows that changed since the last delta began; a row that two steps touched may count twice."""
         return sum(touched.num_ids for touched in self._touched.values())
 
     @property
     def num_times(self) -> int:
-        """The same, and one that two steps touched counts twice."""
+        """Row changes since the last delta began; a row that two steps touched counts twice."""
         return sum(touched.num_times for touched in self._touched.values())
 
     def due(self) -> Iterator[pa.RecordBatch]:
-        """The batches of the next delta, where an interval is over; else none."""
+        """Return the batches of the next delta if an interval is over; else none."""
         return self.take() if self._is_over() else iter(())
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """The batches of a delta of everything that changed since the last one; none where nothing did.
+        """Yield the batches of a delta of everything that changed since the last one; none if nothing did.
 
-        Where the last one was broken off, what is left of it.
+        If the last delta was not consumed to its end, yield its remaining batches instead.
         """
         with self._core.gate.still():
             if self._delta is None:
@@ -130,20 +130,20 @@ class Deltas(StepObserver):
                 batch = self._next()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Everything that has not been handed out, whether or not it is due."""
+        """Yield everything that was not emitted yet, whether or not it is due."""
         if self._delta is not None:
             yield from self.take()
         yield from self.take()
 
     def outlive(self, error: BaseException) -> bool:
-        """Whether what is left can be handed out where a run ends with this error."""
+        """Return whether the remaining changes can still be emitted after a run ended with this error."""
         return self._core.failed is None
 
     def _next(self) -> pa.RecordBatch | None:
-        """The next batch of the delta being handed out; None where it is over, or there is none.
+        """Return the next batch of the current delta; None if it is over, or there is none.
 
-        Under the gate's lock, like every look at the delta: a step that reads its last batches (``before_step``) has
-        them neither waiting nor ready for a moment, and must find the delta that it has seen there.
+        The caller holds the gate's lock, as for every access to the delta: while a step reads the last batches
+        (``before_step``), they are for a moment neither waiting nor ready, and the delta looks finished.
         """
         if self._delta is None:
             return None
@@ -154,18 +154,18 @@ class Deltas(StepObserver):
         return self._delta.next()
 
     def _cut(self) -> None:
-        """An interval is over. Under the gate's lock."""
+        """End the interval, and begin a delta if anything changed. The caller holds the gate's lock."""
         self._cut_step, self._cut_s = self._core.global_step, self._clock()
         if blocks := self._taken():
             parent, self._parent = self._parent, self._core.changed_step
             self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
 
     def _taken(self) -> list[Block]:
-        """What has changed; from now on nothing has."""
+        """Return the touched rows of every table, and reset them."""
         return [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
 
     def _sizes(self) -> dict[str, int]:
-        """Table → how many rows may change."""
+        """Return table → number of rows."""
         return {name: spec.vocabulary_size for name, spec in self._core.tables.specs.items()}
 
     # ---- StepObserver
@@ -174,7 +174,7 @@ class Deltas(StepObserver):
         self.before_load()
 
     def before_load(self) -> None:
-        """Rows are about to change: read the rest of the delta that is being handed out."""
+        """Read the rest of the current delta, before rows change."""
         if self._delta is not None:
             self._delta.settle()
 
@@ -192,7 +192,7 @@ class Deltas(StepObserver):
             self._touched[name].add(ids)
 
     def _is_over(self) -> bool:
-        """Whether it is time for a delta. Steps count from 0, not from where this began: a restart cuts alike."""
+        """Return whether a delta is due. Steps count from 0, so that a resumed run ends deltas at the same steps."""
         step = self._core.global_step
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
@@ -205,7 +205,7 @@ class Deltas(StepObserver):
         return Piece(block.table, ids, {c: table.read(ids, part) for c, part in self._columns(block.table).items()})
 
     def _columns(self, table: str) -> dict[str, int]:
-        """What goes out of a table: column → part."""
+        """Return the columns that the deltas of a table contain: column → part."""
         parts = self._core.tables.parts(table)
         return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table)}}
 
@@ -215,9 +215,9 @@ def ids_of(block: Block) -> Int64:
 
 
 class Delta:
-    """One delta on its way out, batch by batch.
+    """One delta, consumed batch by batch.
 
-    read : the rows of a block as they are now
+    read : returns the current rows of a block
     """
 
     def __init__(
@@ -234,17 +234,17 @@ class Delta:
         return not self._waiting and not self._ready
 
     def next(self) -> pa.RecordBatch:
-        """The next batch; there is one while the delta is not over."""
+        """Return the next batch. The delta must not be over."""
         return self._ready.popleft() if self._ready else self._make()
 
     def settle(self) -> None:
-        """Read what has not been handed out."""
+        """Read the batches that were not consumed yet into memory."""
         while self._waiting:
             self._ready.append(self._make())
 
     def _make(self) -> pa.RecordBatch:
         pieces = [self._read(block) for block in self._waiting[0]]
-        self._waiting.popleft()  # what cannot be read now still is to be
+        self._waiting.popleft()  # only now: after a failed read the blocks are still waiting
         self._rows_left -= sum(len(piece.ids) for piece in pieces)
         self._checksum = checksum_with(self._checksum, pieces)
         return self._form.batch(pieces, self._step, self._parent, self._checksum, self._rows_left)

@@ -45,16 +45,16 @@ AnyPath = str | os.PathLike[str]
 class Engine:
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
-    config : what the tables are
-    mesh : a ``jax.sharding.Mesh``, whose devices share the rows of every table; None: all local devices
+    config : the tables and their optimizers
+    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over; None: all local devices
     num_required : frames that open the gate; None: the configuration's, else 1
-    reduction : "mean" divides each row's sum by the frames that held it, "sum" does not; None: the
+    reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
         configuration's, else "mean"
-    seed : of the tables' random start
-    threads : of the host, and of a device that is a CPU; None: all of this process. Results do not depend on it.
+    seed : of the random initial values of the tables
+    threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
 
-    May be used from several threads: frames enter one by one, in the order in which they get the gate's lock,
-    and tables are read and written between two steps.
+    Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
+    written between two steps.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Engine:
         self.session = self._make_session()
         self.core.observe(self.session)
         self._gate = FrameGate(self.core.gate, self.apply)
-        from penstock.bridge.tracing import is_staging  # not before: it loads jax
+        from penstock.bridge.tracing import is_staging  # here, because it loads jax
 
         self._exchange = Exchange(config, self._seen, self._take_in, self.core.gate, is_staging)
 
@@ -119,16 +119,16 @@ class Engine:
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources
         table : of rows without a table column
         columns : role → name, where the stream's columns have other names
-        contribution_rows : split into frames of that many rows, where batches mean nothing and there is no step
+        contribution_rows : split into frames of that many rows, for a source without steps whose batches are arbitrary
         merge : "step" merges sorted sources by step, "round" takes a frame of each source in turn
         learning_rates : by tag, a mapping or a sequence; take precedence over the column and the schedules
         on_bad_row : "error" stops before the frame; "drop" skips the row and counts it; "quarantine=FILE" also writes
             it to an Arrow file, complete when the run returns or raises (docs/bad_rows.md)
         flush : open the gate once more at the end
         limit : stop after that many frames, including those skipped by ``resume``
-        max_stale : 0 to 1, of the rows read, including those skipped by ``resume``: if stale frames held more, raise
-            InputError at the end, which undoes nothing: steps, commits and deltas stay
-        gradient_dtype : "bfloat16" where uint16 values are that
+        max_stale : 0 to 1, a share of the rows read, including those skipped by ``resume``: if stale frames contain
+            more, raise InputError at the end, which undoes nothing: steps, commits and deltas stay
+        gradient_dtype : "bfloat16" if uint16 gradient values are bfloat16 bits
         allow_missing_end : accept a stream without an end marker
         checkpoint : a folder to commit the state and its position to: every ``every`` steps in the background, and at
             the end, whatever ended the run; the last ``keep`` commits stay
@@ -143,10 +143,10 @@ class Engine:
         per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
             with the last value of every row that changed; none of them: one per step
 
-        Raises InputError or ConfigError; the frames before the bad one stay applied, it and the
-        rest are not. Frames that the gate holds at the end stay for the next run, counted as ``pending``.
-        While other threads push, the report counts this source's frames and the steps that they opened; its tables
-        count everything that entered since the run began.
+        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are
+        not. Frames still in the gate at the end stay there for the next run and count as ``pending``. While other
+        threads push, the report counts this source's frames and the steps that they opened; its tables count
+        everything that entered since the run began.
         """
         options, rows = RunOptions.among(locals()), DeltaOptions.among(locals())
         if deltas is None:
@@ -186,8 +186,8 @@ class Engine:
 
         Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
 
-        Nothing is read before a batch is requested, and no more than it takes. Dropping the reader ends the run
-        there, at a whole frame. Errors are raised by the pull that meets them.
+        The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
+        run there, after a whole frame. The request that meets an error raises it.
         """
         options, rows = RunOptions.among(locals()), DeltaOptions.among(locals())
         deltas = self._make_deltas(rows)
@@ -200,12 +200,12 @@ class Engine:
         learning_rates: Given = None,
         contributor: Contributor = None,
     ) -> bool:
-        """Take in one frame given as arrays. ``engine.gate.push`` is the same, for producers that hold only the gate.
+        """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
-        local_step : the producer's step; behind ``global_step`` the frame is stale
-        contributor : who sends it, for ``gate.explain()`` and ``gate.stale``
-        Returns False where it was stale and dropped. Raises InputError; nothing is applied then.
+        local_step : the producer's step; if it is behind ``global_step``, the frame is stale
+        contributor : the producer, for ``gate.explain()`` and ``gate.stale``
+        Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
         self.core.check_ready()
         step = None if local_step is None else whole("local_step", local_step)
@@ -213,7 +213,7 @@ class Engine:
         return self._take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """What a model sees of a batch: activations nested like ``features``, and what ``send_gradients`` needs.
+        """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
@@ -222,22 +222,22 @@ class Engine:
     def send_gradients(
         self, gradients: Any, learning_rates: Given = None, deduplication_data: DeduplicationData | None = None
     ) -> bool:
-        """The gradients of activations, float32, nested like the features, as one frame; None at a leaf is zeros.
+        """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
-        Returns False where the gate found it stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
         return self._exchange.send(gradients, learning_rates, deduplication_data)
 
     def warmup(self) -> int:
-        """Compile every program that steps, lookups and checkpoints will ask for; returns how many there are.
+        """Compile every program that steps, lookups and checkpoints need; return their number.
 
-        Without it each is compiled when first needed, which on a TPU takes seconds. Nothing is applied.
+        Without it each program is compiled on first use, which takes seconds on a TPU. Nothing is applied.
         """
         with self.core.still():
             return self.core.tables.warm()
 
     def flush(self) -> bool:
-        """Open the gate for what it holds, with the rates of the last run or apply. False where it holds nothing."""
+        """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
         self.core.check_ready()
         return self.core.flush(self.core.counters)
 
@@ -249,48 +249,48 @@ class Engine:
 
     @property
     def global_step(self) -> int:
-        """How often the gate has opened."""
+        """Number of openings of the gate, counted on from the last ``gate.set_global_step``."""
         return self.core.global_step
 
     def table(self, name: str) -> jax.Array:
-        """A copy of the weights in id order, (vocabulary_size, dim); row-sharded where the mesh divides it."""
+        """Return a copy of the weights in id order, (vocabulary_size, dim); row-sharded if the mesh divides it."""
         with self.core.still():
             return self.core.tables.table(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
-        """Copies of the optimizer's slots in id order, by TensorFlow's names."""
+        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names."""
         with self.core.still():
             table = self.core.tables.table(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
 
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
-        """The weights of some ids, repeats allowed: float32 (n, dim). The cheap way to see rows.
+        """Return the weights of some ids, repeats allowed: float32 (n, dim). Cheaper than ``table`` for a few rows.
 
-        forward : as a forward pass sees them, through the table's simulated quantization where it has one
+        forward : as a forward pass sees them, through the table's simulated quantization if it has one
         """
         with self.core.still():
             return self.core.tables.lookup(name, ids, forward)
 
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
-        """Weights ("parameters") and every slot as numpy in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
+        """Return weights ("parameters") and slots, in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
         with self.core.still():
             return self.core.tables.retrieve(name)
 
     def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
-        """Set weights, then every slot by its name: TensorFlow's LoadTPUEmbedding…Parameters.
+        """Set the weights and every slot: TensorFlow's LoadTPUEmbedding…Parameters.
 
-        rows and each slot : (vocabulary_size, dim) in id order, or with ``ids`` (n, dim) for those ids only
+        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only
         """
         self.core.check_whole()
         where, values = self.core.tables.checked(name, rows, ids, slots)
         self.core.load(name, where, values)
 
     def state_hash(self) -> str:
-        """SHA-256 (hex) of all tables, slots and the global step; the same state gives the same hash on any mesh.
+        """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
 
-        Over each table by name: the name and a zero byte, vocabulary_size and dim (int64), the weights, then
-        each slot in slot order, rows in id order, little-endian float32 (weights of 16 bits as such); at the end the
-        global step (int64).
+        The hash covers each table, in the order of names: the name and a zero byte, vocabulary_size and dim (int64),
+        the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they
+        are). The global step (int64) ends it.
         """
         with self.core.still():
             return self.core.tables.hash(self.global_step)
@@ -301,10 +301,10 @@ class Engine:
             return self.core.tables.write(place("directory", directory))
 
     def read_tables(self, directory: AnyPath) -> None:
-        """Start from what ``write_tables`` wrote: every row listed is set, the others stay as they are.
+        """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
 
-        A slot that has no column keeps its value, so that weights from elsewhere can be taken up. Raises InputError:
-        where a file is missing or has other columns nothing has changed; after a bad row inside one make a new engine.
+        A slot without a column keeps its value, so that weights from another system can be loaded. Raises InputError:
+        if a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new engine.
         """
         with self.core.still():
             self.core.load_all(self.core.tables.reading(place("directory", directory)))
@@ -325,20 +325,20 @@ class Engine:
         num_required: int | None = None,
         reduction: str | None = None,
     ) -> Engine:
-        """An engine as it was at the last commit of a checkpoint folder, on any mesh.
+        """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
-        config : None: the one that was saved; else its tables must have the same names, dims and optimizers, and
-            at least as many rows: new rows start as they would
+        config : None: the saved one; else its tables must have the same names, dims and optimizers, and at least as
+            many rows: new rows get their initial values
         num_required, reduction : None: as saved; else they must be the same
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction)
 
     @property
     def processes(self) -> tuple[ProcessReport, ...]:
-        """Of a job of several, by rank, what each did by itself; else none."""
+        """A report per process of a distributed job, by rank; empty for a single process."""
         return ()
 
-    # ---- inside; an engine of several processes replaces the first ones
+    # ---- internal; DistributedEngine overrides the first ones
 
     def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
         return State(self.config, mesh, self.seed, threads)
@@ -365,6 +365,6 @@ class Engine:
         return SourceRun(self.core, self.session, self.watch, self._gate, self._open_reader, source, options, deltas)
 
     def _seen(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
-        """Rows by table as a forward pass sees them, and the step they are of."""
+        """Return the rows by table as a forward pass sees them, and their global step."""
         with self.core.still():
             return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step

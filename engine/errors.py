@@ -1,13 +1,13 @@
-"""The errors penstock raises on purpose. Each is also a builtin kind; no other module defines one."""
+"""The errors that penstock raises on purpose. Each is also a builtin error; no other module defines a public one."""
 
 from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Iterable
 
-# A name of megabytes in a damaged file is no name, and a message is to be read.
+# Longest text in a message, in characters: a name in a damaged file may have megabytes.
 _MOST_SAID = 2000
-# Tables that a person is shown, one by one.
+# Most tables that a message lists by name.
 MOST_LISTED = 10
 
 
@@ -16,7 +16,7 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError, ValueError):
-    """The configuration is wrong, or asks for something that this version cannot run."""
+    """The configuration is invalid, or requests something that this version cannot run."""
 
 
 class UsageError(PenstockError, ValueError):
@@ -24,11 +24,11 @@ class UsageError(PenstockError, ValueError):
 
 
 class UsageTypeError(UsageError, TypeError):
-    """An argument is of the wrong type, where TensorFlow says TypeError; a ValueError too, as every wrong one is."""
+    """An argument has the wrong type, where TensorFlow raises TypeError; also a ValueError, as every UsageError is."""
 
 
 class StateError(PenstockError, RuntimeError):
-    """Saved or live state is corrupt or does not fit: wrong tables, wrong shapes, an engine that failed mid-step."""
+    """Saved or live state is corrupt or does not match: wrong tables, wrong shapes, an engine that failed mid-step."""
 
 
 class CommitGoneError(StateError):
@@ -36,17 +36,17 @@ class CommitGoneError(StateError):
 
 
 class DeltasGoneError(StateError):
-    """The deltas asked for are no longer kept, or are of another state: take the tables anew."""
+    """The requested deltas are no longer kept, or belong to another state: fetch the tables again."""
 
 
 class ServiceError(PenstockError, ConnectionError):
-    """A Flight service cannot be reached, refuses the caller, or is full or ending: try again, or elsewhere."""
+    """A Flight service cannot be reached, refuses the caller, or is full or shutting down: retry, or use another."""
 
 
 class InputError(PenstockError, ValueError):
-    """The input is wrong. The message is one line; what it is made of can be read from the attributes.
+    """The input is invalid. The message is one line; the attributes contain its parts.
 
-    source : str or None, which source (a path, a URI, ``<stdin>``)
+    source : str or None, the source (a path, a URI, ``<stdin>``)
     batch : int or None, index of the record batch in the source, from 0
     row : int or None, index of the row in that batch (in the file, for Parquet), from 0
     column : str or None, the column's name in the source
@@ -79,7 +79,7 @@ class InputError(PenstockError, ValueError):
 
 
 def short(text: str) -> str:
-    """A text without its middle, where it is longer than anybody reads."""
+    """Return a text, without its middle if it is longer than 2000 characters."""
     if len(text) <= _MOST_SAID:
         return text
     half = _MOST_SAID // 2
@@ -87,14 +87,14 @@ def short(text: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """``user, item``; of many the first ten, and how many more there are."""
+    """Return ``user, item``; of more than ten names the first ten and the number of the others."""
     names = list(names)
     more = [f"… {len(names) - MOST_LISTED:,} more"] if len(names) > MOST_LISTED else []
     return ", ".join([*names[:MOST_LISTED], *more])
 
 
 class TruncatedInputError(InputError, EOFError):
-    """The input stops before its end: no end marker, or a message cut in two."""
+    """The input is truncated: it has no end marker, or ends inside a message."""
 
 
 class StaleInputError(InputError):
@@ -102,12 +102,12 @@ class StaleInputError(InputError):
 
 
 class TakeTimeoutError(PenstockError, TimeoutError):
-    """A take waited as long as it was told to. It consumed nothing; the message says what it waited for."""
+    """A take waited for its whole timeout. It consumed nothing; the message says what it waited for."""
 
 
 class CancelledError(PenstockError, concurrent.futures.CancelledError):
-    """The accumulator was closed, while a take waited or before the call."""
+    """The accumulator was closed before the call, or while a take waited."""
 
 
 class PeerError(PenstockError, ConnectionError):
-    """Another process of the same job is gone, cannot be reached, or is somewhere else in the work."""
+    """Another process of the same job has exited, cannot be reached, or is at another point of the run."""

@@ -1,8 +1,8 @@
-"""The values that flow: Frame → Coalesced. Never changed once built, and valid then; numpy only.
+"""The values in the data path: Frame → Coalesced. Immutable and validated; numpy only.
 
-A frame that exists has been validated to its end: ids lie inside their tables, gradients are
-finite and as long as their table is wide. Of one that has an ``audit`` the first two are yet to be
-seen: who sums its rows looks at every value anyway, and takes them back where one is bad.
+A frame is validated when it is built: ids lie inside their tables, gradients are finite and as long as their table's
+dim. A frame with an ``audit`` still needs the first two checks: the kernel that sums its rows reads every value anyway,
+and undoes the sums if one is bad.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-# Nobody assigns to their fields, but they are not ``frozen``: there are thousands a second, and a frozen Frame takes
-# six times as long to make.
+# These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
+# times as long to create.
 
 
 @dataclass(eq=False)
@@ -27,8 +27,8 @@ class Rows:
 
     ids : int64, shape (n,)
     grads : float32, shape (m, dim), rows contiguous; may be a view of Arrow's memory
-    which : int64, shape (n,), the rows of grads that are meant; None: all, m is n
-    gains : float32, shape (n,), what each row is multiplied by when it is summed; None: nothing
+    which : int64, shape (n,), the row of grads for each id; None: all rows in order, m is n
+    gains : float32, shape (n,), the factor that each row is multiplied by when it is summed; None: no factors
     """
 
     ids: Int64
@@ -37,35 +37,35 @@ class Rows:
     gains: Float32 | None = None
 
     def gradient(self, row: int) -> Float32:
-        """float32, shape (dim,)."""
+        """Return the gradient of one row: float32, shape (dim,)."""
         gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
         if self.gains is None:
             return gradient
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told by who sums it
+        with np.errstate(over="ignore", invalid="ignore"):  # summing reports values that are not finite
             gained: Float32 = gradient * self.gains[row]
         return gained
 
     def copied(self) -> Rows:
-        """The same in memory of its own: what it looks into need not stay for it."""
+        """Return a copy that does not reference the memory of the original."""
         grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
         return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
 
 
 @dataclass(eq=False)
 class Frame:
-    """What one producer sent for one of its steps.
+    """The contribution of one producer to one of its steps.
 
-    rows : by table, the blocks of its contribution in arrival order; only tables that occur
-    num_rows : gradient rows read for it, the dropped ones included
-    local_step : the producer's step, or None: never stale
-    contributor : who sent it, or None
-    learning_rates : one value per dynamic tag, or None where the stream carries none
-    dropped : rows left out, by reason
-    source : where it came from, for messages
-    bad_rows : the rows left out, as Arrow record batches, where they are to be put into a quarantine
-    audit : the same frame after a look at every value, which raises InputError or leaves rows out; None: it was had
-    truncated : ids that sequences were too short for, left out; they are no rows
-    fingerprint : what a position is to know of the whole frame, where these rows are a share of it; None: they are all
+    rows : by table, the blocks of the contribution in arrival order; only tables that occur
+    num_rows : gradient rows read for it, including dropped ones
+    local_step : the producer's step; None: never stale
+    contributor : the producer, or None
+    learning_rates : one value per dynamic tag; None: the stream has none
+    dropped : reason → number of dropped rows
+    source : the source of the frame, for messages
+    bad_rows : the dropped rows as Arrow record batches, if they are to be quarantined
+    audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
+    truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
+    fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all
     """
 
     rows: Mapping[str, tuple[Rows, ...]]
@@ -81,12 +81,12 @@ class Frame:
     fingerprint: str | None = None
 
     def audited(self) -> Frame:
-        """This frame, valid for certain. Raises InputError."""
+        """Return this frame, fully validated. Raises InputError."""
         return self if self.audit is None else self.audit()
 
 
 class Summed(Protocol):
-    """Some ids and the sum of each, which make arrays when they are asked for: ``pyx.memory.Sums``."""
+    """Distinct ids and their sums, converted to arrays lazily: ``pyx.buffer_pool.Sums``."""
 
     @property
     def num_ids(self) -> int: ...
@@ -100,7 +100,7 @@ class Summed(Protocol):
 
 
 class SummedArrays(NamedTuple):
-    """The same of arrays that are there."""
+    """Distinct ids int64 (u,) and their sums float32 (u, dim), as arrays."""
 
     ids: Int64
     sums: Float32
@@ -117,8 +117,8 @@ class SummedArrays(NamedTuple):
 class Coalesced:
     """One table's gradients of one opening.
 
-    summed : ids int64 (u,) and rows float32 (u, dim), summed, and divided where the reduction is mean; an id is in
-        one of them, once
+    summed : ids int64 (u,) and rows float32 (u, dim), summed, and divided if the reduction is mean; each id occurs once
+        in all of them
     """
 
     __slots__ = ("num_ids", "summed")
@@ -129,5 +129,5 @@ class Coalesced:
 
     @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:
-        """The same as arrays."""
+        """``summed`` as arrays: (ids int64 (u,), sums float32 (u, dim)) each."""
         return tuple([(one.ids, one.sums) for one in self.summed])

@@ -1,10 +1,9 @@
-"""When to open: counts what came in, knows the step, says what is stale, serves takers in turn.
+"""The gate: counts contributions, keeps the global step, rejects stale contributions, and serves takers in order.
 
-Source: TensorFlow's conditional_accumulator_base.{h,cc}. One class for the public accumulators and
-for the engine. It never sees a gradient: what was summed lies in a store behind it, which it reaches
-only through the callables it is given (add, produce, put). They run under its lock, so that what is
-counted and what is summed never disagree, and must not call back what changes the gate. Takers hear
-of their result when the lock is free again: what hangs on a Future may use the gate.
+Source: TensorFlow's conditional_accumulator_base.{h,cc}. One class for the public accumulators and for the engine. The
+gate never sees a gradient: the sums lie in a store, which the gate reaches only through callables (add, produce, put).
+They run under its lock, so that counts and sums always agree, and must not change the gate. A taker's Future completes
+after the lock is released, so that its callbacks may use the gate.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Ticket(NamedTuple):
-    """A taker in the queue. since : when it came, by the gate's clock."""
+    """A taker in the queue. since : when it was queued, in seconds of the gate's clock"""
 
     num_required: int
     produce: Callable[[int], Any]
@@ -35,12 +34,14 @@ class _Ticket(NamedTuple):
 class Gate:
     """Opens when enough has arrived since it last opened, for the taker whose turn it is.
 
-    num_required : of the standing taker that ``open_into`` sets; None: opens only for those in the queue
-    global_step : openings so far, or what ``set_global_step`` said
-    counted : what arrives, in messages
-    clock : seconds, for ``explain`` alone
+    num_required : of the consumer that ``open_into`` sets; None: the gate opens only for takers in the queue
+    global_step : openings so far, or the value of the last ``set_global_step``
+    counted : noun for the contributions, in messages
+    clock : seconds, used only by ``explain``
 
-    num_accumulated : admitted since the last opening. Any number of threads may use a gate.
+    num_accumulated : contributions admitted since the last opening
+
+    Thread-safe.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Gate:
         self.num_accumulated = 0
         self._counted = counted
         self._clock = clock
-        self._lock = threading.RLock()  # re-entrant: what runs under it (a schedule) may look at the gate
-        self._changes = False  # someone is inside _change
+        self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
+        self._changes = False  # a thread is inside _change
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
         self._tell: list[Callable[[], None]] = []
         self._standing: Callable[[int], None] | None = None
@@ -69,7 +70,7 @@ class Gate:
         self._closed = False
 
     def is_stale(self, local_step: int | None) -> bool:
-        """From before the current step; what has no step never is."""
+        """Return whether a contribution of this step is behind the global step; one without a step never is."""
         return local_step is not None and local_step < self.global_step
 
     def admit(
@@ -79,9 +80,10 @@ class Gate:
         contributor: Contributor = None,
         drop: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Take one in: stale → ``drop()``, counted and False; else ``add()``, count, and open for whose turn it is.
+        """Admit a contribution: call ``add()``, count it, open the gate if it is due, and return True.
 
-        Where add or drop raises, nothing is counted. Raises CancelledError where the gate is closed.
+        For a stale one, call ``drop()``, count it as stale, and return False. If add or drop raises, nothing is
+        counted. Raises CancelledError if the gate is closed.
         """
 
         def change() -> bool:
@@ -99,7 +101,7 @@ class Gate:
         return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
-        """Any int64, backwards too. Neither drops what was admitted nor wakes a taker, as in TensorFlow."""
+        """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
 
         step = whole("global_step", global_step)
 
@@ -109,7 +111,7 @@ class Gate:
         self._change(change)
 
     def check_may_open(self) -> None:
-        """Raise StateError where there is no step after this one."""
+        """Raise StateError if the global step is the largest int64."""
         if self.global_step >= INT64_MAX:
             raise StateError(
                 f"the global step is {self.global_step}, the largest int64: the gate cannot open; set_global_step to a "
@@ -117,18 +119,18 @@ class Gate:
             )
 
     def open_into(self, standing: Callable[[int], None]) -> None:
-        """Set the standing taker: called with num_accumulated at ``num_required`` while nobody queues.
+        """Set the consumer: called with num_accumulated once it reaches ``num_required`` and no taker is queued.
 
-        What it raises comes out of the ``admit`` that opened the gate, and the step does not count.
+        The ``admit`` that opened the gate raises its errors, and the step does not count then.
         """
         self._standing = standing
 
     def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
-        """Queue for the next opening with at least num_required.
+        """Queue for the next opening with at least num_required contributions.
 
-        produce : called with num_accumulated when the turn has come; its value is the Future's. Where it
-            raises, the Future raises that and the gate has not opened (TensorFlow counts the step first).
-        Cancelling the Future leaves the queue at once and consumes nothing. Raises CancelledError where the
+        produce : called with num_accumulated at that opening; returns the Future's result. If it raises, the Future
+            raises the same error and the gate has not opened (TensorFlow counts the step first).
+        Cancelling the Future leaves the queue at once and consumes nothing. Raises UsageError, or CancelledError if the
         gate is closed.
         """
         if num_required < 1:
@@ -144,27 +146,27 @@ class Gate:
         return future
 
     def close(self) -> None:
-        """Cancel every taker that waits; from now on admit and take raise CancelledError. Closing twice is fine."""
+        """Cancel every queued taker; from now on admit and take raise CancelledError. Idempotent."""
         with self._lock:
             self._closed = True
             waiting = list(self._queue)
-            self._queue.clear()  # all at once: none is served because the one before it left
+            self._queue.clear()  # all at once, so that cancelling one taker does not serve the next
         for future in waiting:
             if future.cancel():
                 future.set_running_or_notify_cancel()
 
     def still(self) -> AbstractContextManager[Any]:
-        """While in here nothing enters and nothing opens."""
+        """Return a context manager during which nothing is admitted and the gate does not open."""
         return self._lock
 
     @property
     def stale(self) -> Stale:
-        """What was refused, by contributor and by lateness: a copy."""
+        """A copy of the counts of stale contributions, by contributor and by steps behind."""
         with self._lock:
             return self._stale.copy()
 
     def explain(self) -> str:
-        """What the gate waits for, in one line."""
+        """Return one line: contributions and how many are required, queued takers, step, stale contributions."""
         with self._lock:
             now, head = self._clock(), next(iter(self._queue.values()), None)
             required = head.num_required if head else self.num_required
@@ -177,7 +179,7 @@ class Gate:
             return text + ("; closed" if self._closed else "")
 
     def get_state(self) -> dict[str, Any]:
-        """Counts and step as plain data; not the queue."""
+        """Return counts and step as plain data, without the queue."""
         with self._lock:
             return {
                 "global_step": self.global_step,
@@ -187,7 +189,7 @@ class Gate:
             }
 
     def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
-        """Take up what ``get_state`` gave, put the store's part with it, and open for whose turn it then is."""
+        """Restore the state that ``get_state`` returned and the store's (``put``), and open the gate if it is due."""
         try:
             step, num = whole("global_step", state["global_step"]), int(state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
@@ -210,8 +212,8 @@ class Gate:
             raise CancelledError(f"closed: {self.explain()}")
 
     def _change(self, change: Callable[[], T]) -> T:
-        """Hold the lock for a change; then serve whom it allows, and tell them when the lock is free."""
-        # No context manager: every small step comes through here, and a generator costs more than the lock does.
+        """Run a change under the lock and serve the takers that it allows; complete their Futures after the release."""
+        # No context manager: every small step runs this, and a generator costs more than the lock does.
         tell: list[Callable[[], None]] = []
         try:
             with self._lock:
@@ -234,7 +236,7 @@ class Gate:
         while self._queue:
             future, ticket = next(iter(self._queue.items()))
             if not future.cancelled() and self.num_accumulated < ticket.num_required:
-                return  # first come, first served: nobody behind it is asked
+                return  # first come, first served
             del self._queue[future]
             if future.set_running_or_notify_cancel():
                 self._give(future, ticket)
@@ -249,7 +251,7 @@ class Gate:
             result = ticket.produce(self.num_accumulated)
         except Exception as error:
             self._tell.append(lambda error=error: future.set_exception(error))  # type: ignore[misc]
-        except BaseException:  # Ctrl-C belongs to this thread; the taker may be another
+        except BaseException:  # Ctrl-C is for this thread; the taker may be in another
             self._tell.append(lambda: future.set_exception(CancelledError("interrupted while it was served")))
             raise
         else:
@@ -257,17 +259,17 @@ class Gate:
             self._tell.append(lambda: future.set_result(result))
 
     def _pass_through(self) -> None:
-        """What was admitted has been taken: the next step begins."""
+        """Count the step and reset the contributions, which the taker has consumed."""
         self.num_accumulated = 0
         self.global_step += 1
         self._contributors.clear()
 
     def _leave(self, future: Future[Any]) -> None:
-        """A Future is done; where it was cancelled, the next in the queue may be served at this moment."""
+        """Remove a cancelled Future from the queue, which may allow the next taker to be served."""
         if future.cancelled():
             with self._lock:
                 if self._changes:
-                    return  # by what runs inside; who changes the gate serves the queue when done
+                    return  # cancelled from inside a change, which serves the queue when it ends
 
             def change() -> None:
                 if self._queue.pop(future, None) is not None:

@@ -1,11 +1,11 @@
-"""SIGINT and SIGTERM of a command: a handler sets a flag, and loops look at it between two whole pieces of work.
+"""SIGINT and SIGTERM of a command: a handler sets a flag, which loops check between two units of work.
 
 A handler runs at any bytecode of the main thread: while an extension module initializes, in a callback of the garbage
-collector, in ``__del__``. An exception out of it crashes the first and is dropped by the others, so it raises none.
-Only the command line installs the handlers. In a program that imports penstock ``check`` does nothing, and Ctrl-C does
-what Python or the program makes of it.
+collector, in ``__del__``. An exception crashes the first and is ignored by the others, so the handler raises none.
+Only the command line installs the handlers. In a program that imports penstock, ``check`` does nothing, and Python or
+the program handles Ctrl-C.
 
-The entry point installs the handlers before it imports anything else: this module imports nothing but os and signal.
+The entry point installs the handlers before it imports anything else: this module imports only os and signal.
 """
 
 import os
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
-# A second signal before that is the first one again: from the terminal, and from whoever started the command.
+# A second signal before that is the first one repeated: the terminal and the parent process may both send it.
 AT_ONCE_AFTER_S = 1.0
 _AT_ONCE = b"penstock: interrupted twice, ended at once; what was committed before stays\n"
 
 
 class _State:
-    """Of this process.
+    """The signal state of this process.
 
-    before : the handlers that were replaced, by signal; empty where none is installed
-    arrived : a signal has; first_s : when the first one did; again : a second one has, AT_ONCE_AFTER_S later or more
-    raises : ``check`` raises; at_once : another signal ends the process
+    before : the replaced handlers by signal; empty if none is installed
+    arrived : whether a signal has arrived; first_s : time of the first; again : whether a second one arrived at least
+        AT_ONCE_AFTER_S later
+    raises : whether ``check`` raises; at_once : whether another signal ends the process
     wake_up : both ends of the pipe that a signal writes to before Python runs its handler
+    woken_before : the wake-up file descriptor that was replaced
     """
 
     def __init__(self) -> None:
@@ -43,16 +45,16 @@ _state = _State()
 
 
 def install(own_process: bool = False) -> None:
-    """From here on signals set the flag. Where they do already, and in other threads than the main one: nothing.
+    """Install the handlers. Does nothing if they are installed already, or outside the main thread.
 
-    own_process : the process is a command and nothing else: a second signal may end it
+    own_process : the process runs only this command, so that a second signal may end it
     """
     if _state.before:
         return
     try:
         for number in SIGNALS:
             _state.before[number] = signal.signal(number, _handle)
-    except ValueError:  # Python hears signals in the main thread only
+    except ValueError:  # Python handles signals in the main thread only
         return
     _state.wake_up = os.pipe()
     for end in _state.wake_up:
@@ -62,7 +64,7 @@ def install(own_process: bool = False) -> None:
 
 
 def remove() -> None:
-    """Signals do again what they did before ``install``."""
+    """Restore the handlers that ``install`` replaced."""
     global _state
     if not _state.before:
         return
@@ -75,13 +77,13 @@ def remove() -> None:
 
 
 def ignore() -> None:
-    """The process is ending with its result, and no signal changes that."""
+    """Ignore further signals, while the process exits with its result."""
     for number in _state.before:
         signal.signal(number, signal.SIG_IGN)
 
 
 def leave_to_caller(at_once: bool) -> None:
-    """From here on the caller looks at ``arrived``, and ``check`` raises nothing.
+    """Stop ``check`` from raising; the caller polls ``arrived`` instead.
 
     at_once : a second signal still ends the process
     """
@@ -89,24 +91,24 @@ def leave_to_caller(at_once: bool) -> None:
 
 
 def arrived() -> bool:
-    """Whether a signal asks for the end."""
+    """Return whether a signal has arrived."""
     return _state.arrived
 
 
 def arrived_again() -> bool:
-    """Whether a second one asks for it at once."""
+    """Return whether a second signal has arrived, at least AT_ONCE_AFTER_S after the first."""
     return _state.again
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt where a signal has arrived. Threads other than the main one go on until it ends them."""
+    """Raise KeyboardInterrupt if a signal has arrived. Other threads continue until the main thread ends them."""
     if _state.arrived and _state.raises and _in_main_thread():
-        _state.at_once = False  # it is heard: what is whole is committed now
+        _state.at_once = False  # the signal is handled: the run commits what is complete
         raise KeyboardInterrupt
 
 
 def wait_readable(fd: int) -> None:
-    """Until there is something to read, or the end. Raises KeyboardInterrupt where a signal arrives before."""
+    """Wait until fd has data or is at its end. Raises KeyboardInterrupt if a signal arrives before."""
     import select
 
     waiting = select.poll()
@@ -119,11 +121,11 @@ def wait_readable(fd: int) -> None:
         if woken in ready:
             os.read(woken, 1 << 10)
         check()
-    check()  # Ctrl-C also ends who writes into the pipe: that is no truncated input
+    check()  # Ctrl-C also ends the writer of the pipe: do not report truncated input
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Raises KeyboardInterrupt where a signal has arrived."""
+    """Sleep. Raises KeyboardInterrupt if a signal has arrived."""
     import time
 
     check()

@@ -1,7 +1,7 @@
-"""The learning rates of one step: which of several givers speaks for a tag.
+"""The learning rates of one step, resolved by precedence.
 
-Precedence, tag by tag: the call (``learning_rates=``, ``--learning-rate``), then the frame's
-column, then the schedule, called once per step with the global step.
+Precedence, tag by tag: the call (``learning_rates=``, ``--learning-rate``), then the frame's column, then the schedule,
+called once per step with the global step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from penstock.errors import ConfigError, UsageError
 Given = Mapping[int, float] | Sequence[float] | None
 
 
-# Rates are float32 on the device: what is larger becomes infinite there and takes the tables with it.
+# Rates are float32 on the device: a larger one becomes infinite there and destroys the tables.
 MAX_FLOAT32 = 3.4028234663852886e38
 
 
 def is_usable(rate: float) -> bool:
-    """Finite, and finite as a float32."""
+    """Return whether a rate is finite as a float32."""
     return abs(rate) <= MAX_FLOAT32
 
 
 def check_given(given: Given, num_tags: int) -> dict[int, float]:
-    """What a call gave, by tag: a mapping for some tags, or a sequence for all."""
+    """Return the rates of a call by tag. given : a mapping for some tags, or a sequence for all. Raises UsageError."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -53,7 +53,7 @@ def check_given(given: Given, num_tags: int) -> dict[int, float]:
 
 
 class LearningRates:
-    """Resolves every tag's value at an opening."""
+    """Resolves the value of every tag at an opening."""
 
     def __init__(self, num_tags: int, given: Given, schedules: Mapping[int, Callable[..., Any]]) -> None:
         self.num_tags = num_tags
@@ -62,11 +62,11 @@ class LearningRates:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """The tags that have a value nowhere but in the frames."""
+        """The tags whose only source of values is the frames."""
         return tuple(t for t in range(self.num_tags) if t not in self._given and t not in self._schedules)
 
     def complete(self) -> LearningRates:
-        """These rates, where no tag is missing. ConfigError otherwise."""
+        """Return these rates. Raises ConfigError if a tag is missing."""
         if self.missing:
             raise ConfigError(
                 "the configuration has dynamic learning rates: give learning_rates=, one value per tag "
@@ -75,7 +75,7 @@ class LearningRates:
         return self
 
     def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
-        """One value per tag. frame_rates : of the frame that opens the gate."""
+        """Return one value per tag. frame_rates : of the frame that opens the gate. Raises ConfigError, UsageError."""
         if frame_rates is not None and len(frame_rates) != self.num_tags:
             raise UsageError(f"learning_rates: expected {self.num_tags} values, got {len(frame_rates)}")
         if not self.num_tags:
@@ -109,10 +109,10 @@ class LearningRates:
 
 
 def _takes_step(schedule: Callable[..., Any]) -> bool:
-    """TensorFlow calls its callables with nothing: what can be called so is. Schedules (optax's) need the step."""
+    """Return whether a schedule needs the step, as optax's do. TensorFlow's callables take no argument."""
     try:
         signature = inspect.signature(schedule)
-    except (TypeError, ValueError):  # some callables written in C tell none
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return False
     return not _binds(signature) and _binds(signature, 0)
 

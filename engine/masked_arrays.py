@@ -1,4 +1,4 @@
-"""Masked NumPy arrays, which nothing here takes: what makes a plain array of one would use what its mask hides."""
+"""Masked NumPy arrays, which penstock rejects: a conversion to a plain array would use the masked values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it
 
 
 def is_masked(given: Any) -> bool:
-    """Whether this is one, or a list or tuple with one inside."""
-    # Not imported for this, which takes tens of milliseconds: before somebody has, there is no masked array.
+    """Return whether this is a masked array, or a list or tuple that contains one."""
+    # Without an import, which takes tens of milliseconds: until a caller imports numpy.ma, there is no masked array.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     return kind is not None and _holds(kind, given)
 

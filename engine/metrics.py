@@ -1,7 +1,7 @@
 """The metrics of an engine: a collector for prometheus-client, Prometheus' text format, JSON.
 
 Every counter of the Report is a metric, with its unit in its name (docs/metrics.md). ``Counters``, ``Gate`` and
-``Watch`` count; this module only names what they counted.
+``Watch`` count; this module only names their counts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Metrics(Collector):
 
     Any thread may collect while the engine runs; it waits for the frame that is being applied.
 
-    Counters are those of the run that goes on or was the last, and of what was applied without one; a new run begins
-    them anew, which Prometheus takes for a restart.
+    Counters cover the current or last run, and frames applied outside runs. A new run resets them, which Prometheus
+    treats as a restart.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -41,18 +41,18 @@ class Metrics(Collector):
         self._engine, self._compiles = engine, num_compiles
 
     def collect(self) -> list[Metric]:
-        """All of them, of one moment between two frames."""
+        """Return all metrics: a consistent snapshot between two frames."""
         with self._engine.gate.still():
             several = self._engine.processes
             flow = [*self._flow(several), *self._gate(), *self._tables(several), *self._time(), *self._checkpoint()]
             return [*flow, *_processes(several)] if several else flow
 
     def text(self) -> str:
-        """Prometheus' text format, version 0.0.4."""
+        """Return the metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self).decode()
 
     def plain(self) -> dict[str, Any]:
-        """Name → number, or label values joined by "," → number. What is not a number is None."""
+        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None."""
         found: dict[str, Any] = {}
         for metric in self.collect():
             for sample in metric.samples:
@@ -146,7 +146,7 @@ class Metrics(Collector):
         yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", self._compiles())
 
     def _checkpoint(self) -> Iterator[Metric]:
-        """Nothing where nothing was committed."""
+        """Yield the metrics of the last commit; none if there is none."""
         last = self._engine.session.last
         if last is None:
             return
@@ -159,7 +159,7 @@ class Metrics(Collector):
 
 
 def _processes(several: Sequence[ProcessReport]) -> Iterator[Metric]:
-    """What each process of a job did by itself, by its number."""
+    """Yield the metrics of each process of a job, labelled by its rank."""
 
     def of(name: str, kind: type[Counter] | type[Gauge], documentation: str, numbers: Iterable[float]) -> Metric:
         return labelled(f"penstock_process_{name}", kind, documentation, "process", dict(enumerate(numbers)))
@@ -185,7 +185,7 @@ def _processes(several: Sequence[ProcessReport]) -> Iterator[Metric]:
 def labelled(
     name: str, kind: type[Counter] | type[Gauge], documentation: str, label: str, values: Mapping[Any, float]
 ) -> Metric:
-    """A family with one label; values : by the label's value"""
+    """Return a metric family with one label. values : label value → number"""
     made = kind(name, documentation, labels=[label])
     for of, value in values.items():
         made.add_metric([str(of)], value)
@@ -193,14 +193,14 @@ def labelled(
 
 
 def summary(name: str, documentation: str, quantiles: Mapping[float, float], num: int, total: float) -> Metric:
-    """A summary with quantiles, which SummaryMetricFamily has no argument for."""
+    """Return a summary with quantiles, for which SummaryMetricFamily has no argument."""
     made = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
     made.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
     return made
 
 
 def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:
-    """Counts by whole numbers from 1 on, each rounded up to a power of two: a few series, however many numbers."""
+    """Return counts with their keys, whole numbers from 1 on, rounded up to powers of two: this bounds the series."""
     rounded: collections.Counter[int] = collections.Counter()
     for value, n in sorted(counts.items()):
         rounded[1 << (value - 1).bit_length()] += n
@@ -208,5 +208,5 @@ def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:
 
 
 def quantile(ascending: list[float], share: float) -> float:
-    """The value that so many are not above; NaN where there are none."""
+    """Return a quantile by nearest rank; NaN if there are no values. share : 0 to 1"""
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan

@@ -1,4 +1,4 @@
-"""The loop: a frame in, and when the gate opens a step out. No I/O, no clock, no jax.
+"""The pipeline: frames in, and a step out when the gate opens. No I/O, no clock, no jax.
 
 Frame → gate → stores → at an opening: Coalesced of every table to ``step``, a callable.
 """
@@ -19,7 +19,7 @@ from penstock.threads import Crew
 
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
-# What of a frame outlives it: step, contributor, learning rates, source.
+# The fields of the last frame that a flush needs: step, contributor, learning rates, source.
 _Last = tuple[int | None, Contributor, tuple[float, ...] | None, str]
 
 # Below this many rows a second thread costs more than it saves.
@@ -27,9 +27,9 @@ ROWS_WORTH_SPLITTING = 1 << 14
 
 
 class FrameGate:
-    """The gate of an engine as its producers see it: frames enter, nobody takes.
+    """The gate of an engine as its producers see it: they push frames, and takers are refused.
 
-    push : takes gradients, local_step, contributor and learning_rates as ``Engine.apply`` does
+    push : a callable with the arguments gradients, local_step, contributor and learning_rates of ``Engine.apply``
     """
 
     def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
@@ -42,15 +42,15 @@ class FrameGate:
         contributor: Contributor = None,
         learning_rates: Any = None,
     ) -> bool:
-        """Take in one frame, from any thread, also while the engine runs. False where it was stale.
+        """Push one frame, from any thread, also while the engine runs. Returns False if it was stale.
 
-        Validated before the gate's lock is asked for; admission, sums and the step happen under it, so that
-        the frames of all threads form one order. Arguments and errors: ``Engine.apply``.
+        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
+        frames of all threads have one order. Arguments and errors: ``Engine.apply``.
         """
         return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise StateError: the gate's contents belong to the tables, and a taker would count a step that is none."""
+        """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
         raise StateError(
             "an engine's gate opens into its tables, for nobody else: Engine.flush opens it early, and a "
             "SparseConditionalAccumulator is for takers"
@@ -58,26 +58,26 @@ class FrameGate:
 
     @property
     def num_required(self) -> int | None:
-        """Frames that open the gate."""
+        """Number of frames that open the gate."""
         return self._gate.num_required
 
     @property
     def num_accumulated(self) -> int:
-        """Frames admitted since the gate last opened."""
+        """Number of frames admitted since the gate last opened."""
         return self._gate.num_accumulated
 
     @property
     def global_step(self) -> int:
-        """How often the gate has opened, or what ``set_global_step`` set."""
+        """Number of openings so far, counted on from the last ``set_global_step``."""
         return self._gate.global_step
 
     @property
     def stale(self) -> Stale:
-        """Frames refused as stale, by contributor and by lateness: a copy."""
+        """A copy of the counts of stale frames, by contributor and by steps behind."""
         return self._gate.stale
 
     def is_stale(self, local_step: int | None) -> bool:
-        """Whether a frame of this step would be refused; one without a step never is."""
+        """Return whether a frame of this step would be dropped as stale; one without a step never is."""
         return self._gate.is_stale(local_step)
 
     def set_global_step(self, global_step: int) -> None:
@@ -85,15 +85,15 @@ class FrameGate:
         self._gate.set_global_step(global_step)
 
     def still(self) -> AbstractContextManager[Any]:
-        """Keep frames from entering and the gate from opening."""
+        """Return a context manager during which no frame enters and the gate does not open."""
         return self._gate.still()
 
     def explain(self) -> str:
-        """How many frames the gate has and needs, in one line."""
+        """Return one line: how many frames the gate has and needs."""
         return self._gate.explain()
 
     def get_state(self) -> dict[str, Any]:
-        """Counts and step as plain data."""
+        """Return counts and step as plain data."""
         return self._gate.get_state()
 
     def __repr__(self) -> str:
@@ -101,17 +101,17 @@ class FrameGate:
 
 
 class BadRowsError(Exception):
-    """A frame that was not audited holds a bad row. Nothing of it was taken in: audit it, and push the audited one."""
+    """A frame that was not audited contains a bad row. Nothing of it was added: audit it, and push the result."""
 
 
 class Pipeline:
-    """Everything between a source of frames and the device.
+    """The path from a source of frames to the device.
 
-    step : called at an opening with what every table coalesced and the learning rate of every tag,
-        after the gate's contents were taken and before the step counts up
-    threads : tables are coalesced side by side, and large blocks in parts; results do not depend on it
+    step : called at an opening with the coalesced gradients of every table and the learning rate of every tag, after
+        the stores are drained and before the global step is incremented
+    threads : tables are coalesced in parallel, and large blocks in parts; results do not depend on it
 
-    Any number of threads may push: what they do in here happens under the gate's lock.
+    Thread-safe: pushes run under the gate's lock.
     """
 
     def __init__(self, gate: Gate, stores: Mapping[str, TableStore], step: Step, threads: int | None = None) -> None:
@@ -123,23 +123,23 @@ class Pipeline:
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]
         self._most_parts = 1 << self._crew.threads.bit_length() - 1  # a power of two
-        self._last: _Last | None = None  # of the last one admitted
+        self._last: _Last | None = None  # of the last frame admitted
         self._num_admitted = 0
-        self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and whom the step counts for
+        self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and the step's counters
         gate.open_into(self._open)
 
     def push(self, frame: Frame, begin: Begin, counters: Counters) -> tuple[Frame, bool]:
-        """Take one frame in, and step if that opens the gate. Where it was stale it is dropped whole, and counted.
+        """Push one frame, and step if that opens the gate. Drop and count a stale frame.
 
-        Returns the frame, audited where it was stale, and whether it was taken in.
+        Returns the frame (audited if it was stale), and whether it was admitted.
 
-        begin : called when the frame is not stale, before anything of it is taken in, with whether it opens
-            the gate: then it gives the learning rate of every tag
-        Raises BadRowsError for a frame that was not audited.
+        begin : called for a frame that is not stale, before any of its rows is added, with whether it opens the gate;
+            returns the learning rate of every tag if it does
+        Raises BadRowsError for a frame that was not audited and contains a bad row.
         """
 
         def audit() -> None:
-            # Before it is counted as stale: a frame that is refused is not.
+            # Before the frame is counted as stale: a rejected frame is not counted.
             nonlocal frame
             frame = frame.audited()
 
@@ -150,7 +150,7 @@ class Pipeline:
         return frame, admitted
 
     def flush(self, begin: Begin, counters: Counters) -> bool:
-        """Open the gate for what it holds. False where it holds nothing, or others queue for it."""
+        """Open the gate for the buffered frames. Returns False if there are none, or takers are queued."""
         with self.gate.still():
             if self._last is None or not self.gate.num_accumulated:
                 return False
@@ -164,11 +164,11 @@ class Pipeline:
         return True
 
     def get_state(self) -> dict[str, Any]:
-        """What is behind the gate beside the stores, as plain data: frames admitted, what counts of the last one."""
+        """Return the state next to the stores, as plain data: frames admitted, and the fields of the last one."""
         return {"num_admitted": self._num_admitted, "last": self._last and list(self._last[:3])}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``get_state`` gave, or its copy through JSON."""
+        """Restore the state that ``get_state`` returned, or its copy through JSON."""
         self._num_admitted = int(state["num_admitted"])
         self._last = None
         if state["last"] is not None:
@@ -204,7 +204,7 @@ class Pipeline:
             intake.cancel()
             raise
         if not self._work(num_tasks, alone):
-            # Where a frame before it is held, its rows have been looked at above.
+            # If an earlier frame is buffered, _check above has validated the rows.
             assert vacant
             intake.undo()
             raise BadRowsError
@@ -214,13 +214,13 @@ class Pipeline:
                 self.stores[table].end()
         self._opening = opening
         self._num_admitted += 1
-        # Not the frame: its rows may hold a whole batch in memory.
+        # Not the frame: its rows may keep a whole batch in memory.
         self._last = frame.local_step, frame.contributor, frame.learning_rates, frame.source
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
-        """The tables of a frame, and into how many tasks each is split: one, unless it would keep the others waiting.
+        """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.
 
-        The largest first, so that no thread begins with a large table when the others are done.
+        The largest table is first, so that no thread begins a large table when the others are done.
         """
         num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in rows.items()}
         tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
@@ -229,12 +229,12 @@ class Pipeline:
         return tables, [most if one else 1 for one in large]
 
     def _check(self, alone: bool) -> None:
-        """What is added to sums that are held cannot be taken back: look first."""
+        """Validate every row before it is added to buffered sums, where it could not be undone. Raises BadRowsError."""
         if not self._work(self._intake.check(1 if alone else self._crew.threads), alone):
             raise BadRowsError
 
     def _work(self, num_tasks: int, alone: bool) -> bool:
-        """What the intake has shared out. alone : on this thread. False where a row is bad."""
+        """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""
         if alone:
             return self._intake.work()
         return self._crew.run([self._intake.work] * min(num_tasks, self._crew.threads))

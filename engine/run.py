@@ -1,6 +1,6 @@
-"""One source on its way through an engine: read, applied and committed frame by frame.
+"""The run of one source: read, applied and committed frame by frame.
 
-``Engine.run`` drives a ``SourceRun`` to its end, ``Engine.stage`` as far as its consumer asks. Nothing is read before.
+``Engine.run`` drives a ``SourceRun`` to its end; ``Engine.stage`` drives it lazily, as its consumer requests deltas.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class RunOptions:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> RunOptions:
-        """The options among the arguments of a call."""
+        """Return the options among the arguments of a call."""
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
 
 class SourceRun:
-    """A source and how it is applied.
+    """A source and the options of its run.
 
-    gate : what ``progress`` is called with
-    open_reader : makes the reader of a source
-    deltas : observes the core, and is asked for what is due after every frame
+    gate : passed to ``progress``
+    open_reader : returns the reader of a source
+    deltas : observes the core, and emits the deltas that are due after every frame
 
-    The constructor checks the options and that the source exists, and opens nothing.
-    Raises InputError, ConfigError or UsageError.
+    The constructor checks the options and that the source exists, and opens nothing. Raises InputError, ConfigError or
+    UsageError.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SourceRun:
         return self._report()
 
     def run_into(self, target: str | os.PathLike[str]) -> Report:
-        """Apply the source to its end, and write its deltas; commits wait for them."""
+        """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
         deltas, core = self._deltas, self._core
         assert deltas is not None
         if deltas.come_out_here:
@@ -133,14 +133,15 @@ class SourceRun:
         return self.run()
 
     def reader(self) -> pa.RecordBatchReader:
-        """A stream of deltas, whose consumer drives the run."""
+        """Return a stream of deltas whose consumer drives the run."""
         assert self._deltas is not None
         return pa.RecordBatchReader.from_batches(self._deltas.schema, self.batches())
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
-        """Apply frame by frame, and hand out the deltas as they become due. Closed between two, it has ended there.
+        """Apply frame by frame, and yield the deltas as they become due. Closing the generator ends the run there.
 
-        What changed may be committed when it was handed out and more is asked for: before, nobody may have it.
+        A change may be committed only once its delta was yielded and the next batch requested: that request is the
+        consumer's acknowledgement.
         """
         core, counters, options = self._core, self._counters, self._options
         self._started_s = time.perf_counter()
@@ -172,16 +173,16 @@ class SourceRun:
                 raise
             with self._alone(saving):
                 yield from self._rest()
-                if not self._may_commit():  # others have stepped before more was asked for
+                if not self._may_commit():  # other threads stepped before the consumer's next request
                     yield from self._rest()
                 saving.end()
         core.wait()
         saving.check_stale(self._max_stale)
 
     def _alone(self, saving: Run) -> AbstractContextManager[Any]:
-        """No other thread steps between the last delta and the commit that counts it, where both are files.
+        """Return a context in which no other thread steps between the last delta and its commit, if both are files.
 
-        Not where a consumer pulls the deltas: it may take any time for one, and pull the next from another thread.
+        It holds no lock if a consumer pulls the deltas, which may take any time and continue from another thread.
         """
         return self._core.gate.still() if self._writer is not None and saving.commits else nullcontext()
 
@@ -206,12 +207,12 @@ class SourceRun:
         return iter(()) if self._deltas is None else self._deltas.due()
 
     def _rest(self) -> Iterator[pa.RecordBatch]:
-        """Of the interval that has begun."""
+        """Yield the deltas of the interval that has begun."""
         if self._deltas is not None:
             yield from self._deltas.rest()
 
     def _may_commit(self) -> bool:
-        """Not while there are changes that nobody was told of: a run that goes on from there would not tell them."""
+        """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""
         return self._deltas is None or self._deltas.is_clear
 
     def _report(self) -> Report:

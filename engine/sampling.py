@@ -1,7 +1,6 @@
-"""A closer look at what flows: which ids are hot, how far rows move, and how it all went over time.
+"""Sampled statistics of a run: hot ids, how far rows move, and a history.
 
-It looks only while it has spent less than 0.15 % of the time, so that a run does not notice; what it says of
-ids and rows is sampled.
+Sampling is throttled to 0.15 % of the run's time; its figures of ids and rows are estimates.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ Stepped = Mapping[str, Sequence[Coalesced]]
 Read = Callable[[str, Int64], Float32]
 KnownAs = Callable[[str, Int64], Int64]
 
-SHARE = 0.0015  # of the time, for looking closer
-ALLOWANCE_S = 0.005  # and so much at the start, so that short runs are seen, too
-SAMPLED_ROWS = 256  # that a look measures the movement of, per table
-SAMPLED_IDS = 2048  # that a look counts, per table
-KEPT_IDS = 4096  # that are counted at a time
-MAX_MOMENTS = 256  # of the history; beyond, every second one is forgotten
+SHARE = 0.0015  # of the time, for sampling
+ALLOWANCE_S = 0.005  # in addition, so that short runs are sampled too
+SAMPLED_ROWS = 256  # per table and sample, for how far rows move
+SAMPLED_IDS = 2048  # per table and sample, for hot ids
+KEPT_IDS = 4096  # that have a count at a time
+MAX_MOMENTS = 256  # of the history; beyond that, every second one is dropped
 
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a run was at one moment.
+    """One entry of the history of a run.
 
-    norms : table → by how much a row that a step touched moved, the root of the mean square over sampled rows; of
-        tables that were looked at since the moment before
+    seconds : since the run began
+    norms : table → L2 norm of a touched row's change in a step, the root mean square over sampled rows; only tables
+        sampled since the previous moment
     rates : of every tag at the last opening
     """
 
@@ -55,7 +55,7 @@ class Moment:
 
 
 def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
-    """At most so many of them, the last one included; what the others say of norms is kept."""
+    """Return at most ``most`` moments, including the last one, with the norms of the dropped ones merged in."""
     stride = -(-len(moments) // most)
     kept = []
     for end in range(len(moments), 0, -max(1, stride)):
@@ -68,7 +68,7 @@ def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
 
 @dataclass
 class Hot:
-    """Which ids come most often, by sampling: counts of the ids seen, of which the rarest are forgotten."""
+    """The most frequent ids, by sampling: counts of sampled ids, of which the rarest are dropped."""
 
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     sampled: int = 0
@@ -82,33 +82,33 @@ class Hot:
             self.counts = Counter(dict(self.counts.most_common(KEPT_IDS)))
 
     def most(self, number: int) -> list[tuple[str, int, float]]:
-        """(table, id, share of the sampled rows), the most frequent first."""
+        """Return (table, id, share of the sampled rows), the most frequent first."""
         return [(table, one, n / self.sampled) for (table, one), n in self.counts.most_common(number)]
 
 
 class Budget:
-    """Says whether there is time for a look: half of what all looks may take."""
+    """The time budget of one kind of sample: half of the time that all sampling may take."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began_s, self._spent_s = clock, clock(), 0.0
 
     def may(self) -> bool:
-        """Asked for every frame and step, and mostly answered no: hence a comparison, and not a ``with``."""
+        """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
         return self._spent_s <= (ALLOWANCE_S + SHARE * (self._clock() - self._began_s)) / 2
 
     @contextmanager
     def look(self) -> Iterator[None]:
-        """What is done in here is timed."""
+        """Charge the time in the context to the budget."""
         started = self._clock()
         yield
         self._spent_s += self._clock() - started
 
 
 class Probe:
-    """A closer look, in so little of the time that a run does not notice: hot ids, how far rows move, history.
+    """Samples hot ids, how far rows move, and the history of a run, within its time budgets.
 
-    read : (table, ids) → their weights
-    known_as : (table, ids) → as whoever looks knows them
+    read : (table, ids) → their weights, float32 (n, dim)
+    known_as : (table, local ids) → the ids that the user knows
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Probe:
         self.moments: list[Moment] = []
 
     def before(self, coalesced: Stepped) -> None:
-        """Remember some of the rows that a step is about to change."""
+        """Keep copies of some of the rows that a step is about to change."""
         self._rows = {}
         if not self._for_rows.may():
             return
@@ -136,7 +136,7 @@ class Probe:
                     self._rows[name] = some, self._read(name, some)
 
     def after(self) -> None:
-        """How far they have moved."""
+        """Compute how far the kept rows have moved."""
         if not self._rows:
             return
         with self._for_rows.look():
@@ -144,7 +144,7 @@ class Probe:
                 with np.errstate(invalid="ignore"):
                     moved = np.subtract(self._read(name, ids), rows, dtype=np.float64)
                 norm = math.sqrt(float(np.square(moved).sum(axis=1).mean()))
-                if math.isfinite(norm):  # a row that has become infinite has moved by no number
+                if math.isfinite(norm):  # skip rows that became infinite
                     self.norms[name] = norm
             self._rows = {}
 
@@ -158,7 +158,7 @@ class Probe:
                     self.hot.count(name, self._known_as(name, self._some(ids, SAMPLED_IDS)))
 
     def note(self, seconds: float, of: Counters, gate: Gate, rates: Sequence[float]) -> None:
-        """One more moment of the history, or none: of a long run every second, fourth, eighth … frame is noted."""
+        """Append a moment to the history, or skip it: a long run records every second, fourth, eighth … frame."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -171,7 +171,7 @@ class Probe:
         self.norms = {}
 
     def _some(self, ids: Int64, most: int) -> Int64:
-        """At most so many of the ids, evenly from all over: a copy."""
+        """Return a copy of at most ``most`` of the ids, at equal strides."""
         stride = -(-len(ids) // most)
         start = int(self._rng.integers(stride)) if stride > 1 else 0
         return ids[start :: max(1, stride)].copy()

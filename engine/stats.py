@@ -1,4 +1,4 @@
-"""What a run did: counters while it goes on, a frozen Report when it is done. No clock of its own."""
+"""The statistics of a run: counters while it runs, a frozen Report at its end. It reads no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from penstock.frames import Frame
 
 @dataclass(frozen=True)
 class TableReport:
-    """rows : gradient rows that entered the gate; distinct : different ids among them."""
+    """The counts of one table.
+
+    rows : gradient rows that entered the gate; distinct : distinct ids among them
+    """
 
     rows: int
     distinct: int
@@ -21,14 +24,14 @@ class TableReport:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What one process of several did by itself.
+    """The part of one process in a distributed job.
 
-    rows, dropped : of its own sources, as in Report
-    tables : name → TableReport of the rows that are its own; updated : name → rows that the optimizer was applied to
-    held_bytes : most memory that its own sums behind the gate took
-    sent_bytes : what it sent to the others
+    rows, dropped : of the sources that it reads, as in Report
+    tables : name → TableReport of the rows that it owns; updated : name → rows that the optimizer was applied to
+    held_bytes : peak memory of its sums behind the gate
+    sent_bytes : bytes sent to the other processes
     stage_s : seconds by stage (``Watch.stage_s``)
-    hot : (table, id, share of its own rows) of the ids that come most often, where somebody looks closer
+    hot : (table, id, share of its own rows) of the most frequent ids, if sampling is on
     """
 
     rows: int = 0
@@ -42,11 +45,11 @@ class ProcessReport:
 
     @property
     def own_rows(self) -> int:
-        """Gradient rows that entered the gate and are its own, whoever read them."""
+        """Gradient rows that entered the gate and that it owns, whichever process read them."""
         return sum(table.rows for table in self.tables.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the report as plain data."""
         tables = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
         return {**vars(self), "tables": tables}
 
@@ -56,7 +59,7 @@ class ProcessReport:
 
 
 def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], Counter[str]]:
-    """The tables of all of them together, and the rows updated: every row has one owner."""
+    """Return the tables of all processes, and the rows updated by table. Sums are exact: every row has one owner."""
     tables = {
         name: TableReport(
             sum(of.tables[name].rows for of in processes if name in of.tables),
@@ -71,7 +74,7 @@ def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], 
 
 
 def hottest(processes: Sequence[ProcessReport], most: int) -> list[tuple[str, int, float]]:
-    """(table, id, share of all rows), the most frequent first."""
+    """Return (table, id, share of all rows), the most frequent first."""
     total = sum(process.own_rows for process in processes) or 1
     found = [(table, one, share * of.own_rows / total) for of in processes for table, one, share in of.hot]
     return sorted(found, key=lambda entry: -entry[2])[:most]
@@ -79,24 +82,24 @@ def hottest(processes: Sequence[ProcessReport], most: int) -> list[tuple[str, in
 
 @dataclass(frozen=True)
 class Report:
-    """What one run did.
+    """The result of one run.
 
-    rows : gradient rows read, of stale frames and dropped ones included
-    frames : received, stale ones included
+    rows : gradient rows read, including stale frames and dropped rows
+    frames : frames received, including stale ones
     stale : frames dropped because their step was behind; stale_rows : rows read for them
-    pending : frames that the gate holds at the end, not applied
-    steps : openings of this run; global_step : openings in all
-    seconds, rows_per_s : of the run, reading included
-    dropped : reason → rows left out
-    skipped : frames that were read again and left out, because the checkpoint held them already
-    truncated : ids of example streams that sequences were too short for; they are no rows
-    verified : whether all of the input was read, carried checksums, and all of them fit; unverified : why it is not
+    pending : frames buffered in the gate at the end, not applied
+    steps : openings in this run; global_step : openings in total
+    seconds, rows_per_s : of the run, including reading
+    dropped : reason → dropped rows
+    skipped : frames that were read again and skipped, because the checkpoint already contains them
+    truncated : ids of example streams beyond ``max_sequence_length``; they do not count as rows
+    verified : whether all of the input was read and had matching checksums; unverified : the reason why it is not
     tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
-    held_bytes : most memory that the sums behind the gate took
-    state_hash : of the tables after the run, where it was asked for
-    notes : what the user should know, a sentence each
-    processes : of a job of several, by rank, what each did by itself; else none
+    held_bytes : peak memory of the sums behind the gate
+    state_hash : of the tables after the run, if requested
+    notes : hints for the user, a sentence each
+    processes : a report per process of a distributed job, by rank; else empty
     """
 
     rows: int
@@ -121,7 +124,7 @@ class Report:
     unverified: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, as ``--json`` prints them."""
+        """Return plain dicts, lists and numbers, as ``--json`` prints them."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["dropped"] = dict(self.dropped)
         plain["tables"] = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
@@ -140,12 +143,12 @@ FIX_STALE = (
 
 
 def percent(part: int, whole: int) -> str:
-    """``50.0%``; ``under 0.1%`` where rounding would say that it is nothing."""
+    """Return a share as ``50.0%``, or ``under 0.1%`` for one that would round to zero."""
     return "under 0.1%" if 0 < part < whole / 2000 else f"{part / whole if whole else 0:.1%}"
 
 
 def too_stale(stale_rows: int, rows: int, most: float | None) -> str | None:
-    """What is wrong where stale frames held more than the share ``most`` of the rows read; None where nothing is."""
+    """Return an error message if stale frames contain more than the share ``most`` of the rows read; else None."""
     if most is None or not rows or stale_rows / rows <= most:
         return None
     return (
@@ -156,7 +159,7 @@ def too_stale(stale_rows: int, rows: int, most: float | None) -> str | None:
 
 @dataclass
 class Counters:
-    """Counted while a run goes on."""
+    """The counters of a run, or of frames outside runs. Fields as in Report."""
 
     rows: int = 0
     frames: int = 0
@@ -168,7 +171,7 @@ class Counters:
     stale_rows: int = 0
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
-        """admitted : whether the gate took it in; else it was stale"""
+        """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""
         if not admitted:
             self.stale += 1
             self.stale_rows += frame.num_rows
@@ -180,32 +183,32 @@ class Counters:
 
     @property
     def num_dropped(self) -> int:
-        """Rows left out, whatever the reason."""
+        """Dropped rows, for any reason."""
         return self.dropped.total()
 
     def plus(self, other: Counters) -> Counters:
-        """Both together."""
+        """Return the sum of both; of ``held_bytes`` the larger."""
         added = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         held = max(self.held_bytes, other.held_bytes)
         return Counters(held_bytes=held, dropped=self.dropped + other.dropped, **added)
 
     def report(self, seconds: float, **rest: Any) -> Report:
-        """What was counted, and the rest of the Report."""
+        """Return the Report with these counters. rest : its other fields"""
         counted = {name: getattr(self, name) for name in _REPORTED}
         rows_per_s = self.rows / seconds if seconds > 0 else 0.0
         return Report(seconds=seconds, rows_per_s=rows_per_s, dropped=dict(self.dropped), **counted, **rest)
 
     def get_state(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the counters as plain data."""
         return {**vars(self), "dropped": dict(self.dropped)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:
-        """Raises KeyError or TypeError where it is none."""
+        """Return the counters of a ``get_state``. Raises KeyError or TypeError if the state is malformed."""
         return cls(**{**state, "dropped": Counter(state["dropped"])})
 
     def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
-        """What the user should know, a sentence each. first_bad : the first row dropped for a reason, where known"""
+        """Return hints for the user, a sentence each. first_bad : reason → the first row dropped for it, if known"""
         notes = [self.stale_note("was" if self.stale == 1 else "were")] if self.stale else []
         for reason, n in self.dropped.items():
             notes.append(
@@ -214,7 +217,7 @@ class Counters:
         return tuple(notes)
 
     def stale_note(self, verb: str) -> str:
-        """How many frames were stale, their share of the rows, and the flags that fix it."""
+        """Return a sentence: the number of stale frames, their share of the rows, and the flags that fix it."""
         return (
             f"{self.stale:,} of {self.frames:,} frames {verb} stale (step behind the engine's), with "
             f"{self.stale_rows:,} of {self.rows:,} rows ({percent(self.stale_rows, self.rows)}): {FIX_STALE}"
@@ -229,12 +232,12 @@ EXACT_LATENESS = 64
 
 
 def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
-    """Count one more; from MAX_CONTRIBUTORS names on, new ones are counted together as "others"."""
+    """Count one more of a contributor; after MAX_CONTRIBUTORS names, new ones count together as "others"."""
     counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
 
 
 def told(counts: Mapping[Contributor, int], most: int = 8) -> str:
-    """``worker 0: 2, 'b': 1, unnamed: 1``, the largest first; beyond ``most``, how many there are."""
+    """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
     largest = sorted(counts.items(), key=lambda of: -of[1])
     text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
     return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
@@ -242,11 +245,11 @@ def told(counts: Mapping[Contributor, int], most: int = 8) -> str:
 
 @dataclass
 class Stale:
-    """What was dropped because its step was behind.
+    """The counts of contributions dropped as stale.
 
-    by_contributor : who sent it → how many
-    by_lateness : steps behind → how many; above 64 by the next power of two (65 to 128 count as 128)
-    last : the last one in words, or None
+    by_contributor : contributor → count
+    by_lateness : steps behind → count; above 64 by the next power of two (65 to 128 count as 128)
+    last : a description of the last one, or None
     """
 
     total: int = 0
@@ -266,7 +269,7 @@ class Stale:
         return copy.deepcopy(self)
 
     def get_state(self) -> dict[str, Any]:
-        """Plain data, keys of any kind kept: pairs instead of mappings."""
+        """Return the counts as plain data: pairs instead of mappings, so that keys keep their types."""
         return {
             "total": self.total,
             "by_contributor": [[who, n] for who, n in self.by_contributor.items()],
@@ -276,7 +279,7 @@ class Stale:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Stale:
-        """Raises KeyError, TypeError or ValueError where it is none."""
+        """Return the counts of a ``get_state``. Raises KeyError, TypeError or ValueError if the state is malformed."""
         return cls(
             int(state["total"]),
             Counter({who: int(n) for who, n in state["by_contributor"]}),

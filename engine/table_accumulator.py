@@ -1,7 +1,7 @@
-"""What one table holds behind the gate: its coalesced rows since the last opening.
+"""The gradients of one table behind the gate, coalesced since the last opening.
 
-Two ways, as the table's gradient_accumulation_status says. On: everything is summed into one
-accumulator. Off: every frame is coalesced by itself and applied by itself, in arrival order.
+The table's gradient_accumulation_status selects one of two ways. On: all frames are summed in one accumulator. Off:
+every frame is coalesced and applied separately, in arrival order.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ Array = npt.NDArray[Any]
 
 
 class TableStore:
-    """One table's side of the gate. dim : floats per row; mean : divide by frames at the opening.
+    """The accumulated gradients of one table.
 
-    is_share : other processes hold other rows of the table; where frames are not accumulated, one that has no row here
-        is kept all the same, so that the frames held have the same numbers everywhere
+    dim : floats per row; mean : divide sums by the number of frames at the opening
+    accumulate : sum all frames; False: keep them separate
+    is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
+        that the buffered frames have the same numbers in every process
 
-    accumulator : takes a frame's rows in (``pyx.intake``); ``end`` follows it
+    accumulator : sums a frame's rows (``pyx.frame_accumulate``); ``end`` must follow
     """
 
     def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
         self.dim, self.accumulates = dim, accumulate
         self._mean = mean and accumulate
         self.accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
-        self._whole: list[Coalesced] = []  # frames done, where they are not accumulated
+        self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
         nothing = Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
         self._of_no_rows = [nothing] if is_share else []
 
     def end(self) -> None:
-        """A frame is in."""
+        """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
             self._whole += self._drained() or self._of_no_rows
 
     @property
     def vacant(self) -> bool:
-        """Whether a frame that comes now can be taken back."""
+        """Whether the accumulator is empty, so that the next frame can be undone."""
         return len(self.accumulator) == 0
 
     def drain(self) -> list[Coalesced]:
-        """What has been summed: one, or one per frame where accumulation is off; empty ones left out."""
+        """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
         if self.accumulates:
             return self._drained()
         whole, self._whole = self._whole, []
@@ -62,25 +64,25 @@ class TableStore:
 
     @property
     def num_distinct(self) -> int:
-        """Distinct ids that have entered the gate since ``start_counting``, those still held included."""
+        """Distinct ids that have entered the gate since ``start_counting``, including those still buffered."""
         return self.accumulator.num_distinct
 
     @property
     def nbytes(self) -> int:
-        """Bytes held behind the gate."""
+        """Bytes buffered behind the gate."""
         return self.accumulator.nbytes + self.nbytes_apart
 
     @property
     def nbytes_apart(self) -> int:
-        """Of these, those of whole frames, where they are not accumulated."""
+        """Bytes of complete frames that are kept separate."""
         return sum([summed.nbytes for frame in self._whole for summed in frame.summed])
 
     def start_counting(self) -> None:
-        """Forget the counts of the run before. What is held from then counts again only where it comes again."""
+        """Reset the counts of the previous run. A buffered id counts again only if it arrives again."""
         self.accumulator.start_counting()
 
     def get_state(self) -> dict[str, Array]:
-        """What is held, as arrays that are copies: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
+        """Return copies of the buffered sums as arrays: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
         if self.accumulates:
             states = [] if self.vacant else [self.accumulator.get_state()]
         else:
@@ -88,7 +90,7 @@ class TableStore:
         return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Take up what ``get_state`` gave; what is held now is dropped. Counts of runs are not part of it."""
+        """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
         num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
         self.drain()
         for number in range(num_held):

@@ -1,7 +1,6 @@
-"""What an engine does while it runs: how often and how long, and on request a closer look at what flows.
+"""Telemetry of an engine: counts, times, spans and log records, and on request sampled statistics.
 
-Counting and timing is cheap enough to be always on (microseconds a step). What costs more is the
-Probe's, which is there only where somebody looks.
+Counts and times cost microseconds per step and are always on. The Probe costs more and exists only on request.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from penstock.stats import Counters
 
 T = TypeVar("T")
 log = logging.getLogger("penstock")
-log.addHandler(logging.NullHandler())  # who sets nothing up hears nothing: without it Python prints warnings to stderr
+log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints warnings to stderr
 
 STAGES = ("read", "sum", "step", "save")
-RECENT_STEPS = 1024  # that quantiles are taken over
+RECENT_STEPS = 1024  # window of the quantiles
 
 
 class Watch(StepObserver):
-    """Counts and times of one engine.
+    """The counts and times of one engine.
 
-    read : (table, ids) → their weights, for who is inside a step already
-    known_as : (table, ids) → as whoever looks knows them
-    stage_s : seconds in reading, summing (validation included), steps, and saving, since the last run began
-    updated, num_steps : table → rows that the optimizer was applied to, and how many steps, since then
-    recent_s : of the last steps of all runs. On an accelerator a step's time is that of its dispatch
-    counters, share, first_bad : of the run that goes on or was the last; how much of its input is read (None: unknown),
-        and by reason the first row that was left out
-    num_skipped : frames of that run that were left out, because the checkpoint held them already
-    queued_rows : of a service: how many wait in frames that are not whole yet; None where nothing is pushed
-    tracer : OpenTelemetry's, or what has its ``start_as_current_span``; None: no spans
+    read : (table, ids) → their weights, callable inside a step
+    known_as : (table, local ids) → the ids that the user knows
+    stage_s : seconds of reading, summing (including validation), steps, and saving, since the last run began
+    updated, num_steps : table → rows that the optimizer was applied to, and the number of steps, since then
+    recent_s : seconds of the last steps of all runs; on an accelerator, of their dispatch
+    counters, share, first_bad : of the current or last run; the share of its input that is read (None: unknown), and
+        by reason the first dropped row
+    num_skipped : frames of that run that were skipped, because the checkpoint already contains them
+    queued_rows : of a service: returns the rows of incomplete frames; None: not a service
+    tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Watch(StepObserver):
         self._step_began_s = 0.0
 
     def look_closer(self) -> None:
-        """From now on there is a probe."""
+        """Create the probe, if there is none."""
         if self.probe is None:
             self.probe = Probe(self._read, self.clock, self._known_as)
 
@@ -71,7 +70,7 @@ class Watch(StepObserver):
     def run(
         self, counters: Counters, share: Callable[[], float | None], first_bad: Mapping[str, str]
     ) -> Iterator[None]:
-        """Around a run."""
+        """Reset the counts and times, and record the start and the end of the run in the context."""
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
@@ -80,7 +79,7 @@ class Watch(StepObserver):
         try:
             with self._span("penstock.run"):
                 yield
-        except GeneratorExit:  # who pulled its deltas has let it go
+        except GeneratorExit:  # the consumer has dropped its deltas
             self._ended()
             raise
         except BaseException as error:
@@ -92,20 +91,20 @@ class Watch(StepObserver):
     def _ended(self, message: str = "run ended", *of: Any) -> None:
         self.ended_s = self.clock()
         share = self.share()
-        self.share = lambda: share  # asking the reader for it would keep its files mapped
+        self.share = lambda: share  # a reference to the reader would keep its files mapped
         told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if of else logging.INFO
         log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})
 
     @property
     def seconds(self) -> float:
-        """Of the run."""
+        """Duration of the current or last run."""
         if self.started_s is None:
             return 0.0
         return (self.clock() if self.ended_s is None else self.ended_s) - self.started_s
 
     def reading(self, frames: Iterator[T]) -> Iterator[T]:
-        """The same frames; what is waited for them is the stage "read"."""
+        """Yield the frames, and count the wait for them as the stage "read"."""
         while True:
             started = self.clock()
             try:
@@ -117,7 +116,7 @@ class Watch(StepObserver):
             yield frame
 
     def applying(self) -> AbstractContextManager[Any]:
-        """A frame is taken in; what of it is neither step nor saving is the stage "sum"."""
+        """Return a context that counts its time as the stage "sum", without the time of steps and saving."""
         return _Timed(self, "sum", ("step", "save"))
 
     def saving(self) -> AbstractContextManager[Any]:
@@ -144,7 +143,7 @@ class Watch(StepObserver):
             self.probe.after()
 
     def step_failed(self, error: BaseException) -> None:
-        """A step that failed is not counted."""
+        """End the span of a failed step, which is not counted."""
         self._end_span(error)
 
     def _end_span(self, error: BaseException | None) -> None:
@@ -153,7 +152,7 @@ class Watch(StepObserver):
             span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
     def took(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
-        """A frame of a run is in, or was stale."""
+        """Sample a frame of a run after it was admitted or dropped as stale."""
         if self.probe is not None:
             self.probe.took(frame)
             self.probe.note(self.seconds, self.counters, gate, rates)
@@ -168,7 +167,7 @@ class Watch(StepObserver):
 
 
 class _Timed:
-    """Seconds in here belong to a stage, but for those that ``others`` count meanwhile."""
+    """A context whose seconds count for a stage, without those that ``others`` count meanwhile."""
 
     __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
 

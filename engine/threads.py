@@ -1,4 +1,4 @@
-"""A few threads that share out tasks, the calling one among them."""
+"""A thread pool that includes the calling thread."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Task = Callable[[], bool]
 
 
 def num_threads(threads: int | None) -> int:
-    """None: as many as this process may use."""
+    """Return the number of threads; None: the CPUs that this process may use. Raises UsageError."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return whole("threads", threads, 1)
 
 
 class Crew:
-    """Runs tasks on so many threads. Tasks are native code that lets go of the interpreter, or they gain nothing."""
+    """Runs tasks on several threads. Only native code that releases the GIL runs in parallel."""
 
     def __init__(self, threads: int | None) -> None:
         self.threads = num_threads(threads)
         self._pool = ThreadPoolExecutor(self.threads - 1, "penstock") if self.threads > 1 else None
 
     def run(self, tasks: Iterable[Task], alone: bool = False) -> bool:
-        """All tasks, begun in the order given. Returns whether all returned True; one that raises is raised here,
-        when all have ended. alone : on the calling thread."""
+        """Run all tasks, started in the given order, and return whether all returned True. Raises the error of a task
+        once all have ended. alone : on the calling thread only"""
         if alone or self._pool is None:
             return False not in [task() for task in tasks]
         left = deque(tasks)
@@ -37,7 +37,7 @@ class Crew:
         try:
             good = _work(left)
         finally:
-            # Also after an error here: nobody may write to the sums any more when this returns.
+            # Also after an error: no thread may write to the sums when this returns.
             left.clear()
             wait(helping)
             results = [helper.result() for helper in helping]

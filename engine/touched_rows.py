@@ -1,9 +1,9 @@
 """The rows of a table that steps touched since the last delta.
 
-A commit keeps track of changed rows too (checkpoint/dirty_rows.py): a byte per row, scanned once per commit, because it
-also has to know which rows are not copied yet. A delta is made as often as every step, so its cost must follow the rows
-touched and not the size of the table: ids are kept as lists, and marked per row only after many steps. Several streams
-of deltas, each since another step, exist next to one checkpoint. tests/test_checkpoint_rows.py holds both equal.
+Checkpoints track dirty rows too (checkpoint/dirty_rows.py): a byte per row, scanned once per commit, which also records
+which rows are not copied yet. A delta may be due after every step, so its cost must follow the number of touched rows
+and not the size of the table: ids are kept as lists, and marked per row only after many steps. Several streams of
+deltas, each since another step, coexist with one checkpoint. tests/test_checkpoint_rows.py checks that both agree.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
-# Ids of several steps are merged when so many have come together, so that memory does not follow the steps.
+# Merge the ids of several steps at this number, so that memory does not grow with the number of steps.
 MERGE_IDS = 1 << 16
 
 
 class TouchedRows:
-    """The ids of one table that were touched: distinct, whatever the number of steps.
+    """The distinct ids of one table that steps touched.
 
-    Those of a few steps are held as they came, those of many as marks, a byte per row: to merge lists costs more than
+    The ids of a few steps are kept as lists, those of many as marks, a byte per row: merging lists would cost more than
     the steps themselves.
 
-    num_ids : how many, an id of two steps perhaps twice; num_times : how many, such an id twice
+    num_ids : number of ids; one that two steps touched may count twice; num_times : the same, but it counts twice
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -39,7 +39,7 @@ class TouchedRows:
     def add(self, ids: Int64) -> None:
         if self._all or not len(ids):
             return
-        self._held.append(np.array(ids))  # a copy: they may look into memory that is soon used again
+        self._held.append(np.array(ids))  # a copy: the ids may be a view of memory that is soon reused
         self.num_ids += len(ids)
         self.num_times += len(ids)
         if self.num_ids - self._num_marked > MERGE_IDS:
@@ -51,7 +51,7 @@ class TouchedRows:
         self.num_times += self._num_rows
 
     def take(self) -> Int64 | range:
-        """Ascending; from now on nothing is touched."""
+        """Return the touched ids in ascending order, and reset them."""
         ids = range(self._num_rows) if self._all else self._distinct()
         if self._marks is not None and self._num_marked:
             self._marks[:] = False
@@ -66,7 +66,7 @@ class TouchedRows:
 
     def _mark(self, held: Sequence[Int64]) -> npt.NDArray[np.bool_]:
         marks = self._marks = np.zeros(self._num_rows, bool) if self._marks is None else self._marks
-        for ids in held:  # each distinct in itself
+        for ids in held:  # the ids of one step are distinct
             self._num_marked += len(ids) - int(np.count_nonzero(marks[ids]))
             marks[ids] = True
         return marks

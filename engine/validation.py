@@ -1,4 +1,4 @@
-"""Arguments from Python, checked where they come in: a wrong one is a UsageError that names it."""
+"""Validation of arguments at the public interface: an invalid one raises a UsageError that names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UsageError for the first name that is no argument of a call."""
+    """Raise UsageTypeError for the first name that is not an argument of a call. known : the argument names"""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -29,7 +29,8 @@ def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def known_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a misspelt option of a method a UsageError that names the nearest one. The signature stays visible."""
+    """Return a decorator: a misspelt option of a method raises a UsageTypeError with the nearest name. The signature
+    stays visible."""
 
     def checked(method: Callable[P, R]) -> Callable[P, R]:
         options = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -47,7 +48,7 @@ def known_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
-    """value as an int64 from ``least`` on; any integer type is one, a float or a string is not."""
+    """Return value, of any integer type, as an int of the int64 range. Raises UsageError, also below ``least``."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -60,14 +61,14 @@ def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
 
 
 def share(name: str, value: Any) -> float:
-    """value as a number from 0 to 1."""
+    """Return value as a float from 0 to 1. Raises UsageError."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise UsageError(f"{name}: expected a share from 0 to 1, got {value!r}")
     return float(value)
 
 
 def place(name: str, value: Any) -> Path:
-    """value as a path: a string is one, or what has ``__fspath__``."""
+    """Return value, a string or an object with ``__fspath__``, as a Path. Raises UsageTypeError."""
     try:
         return Path(value)
     except TypeError:
@@ -75,7 +76,7 @@ def place(name: str, value: Any) -> Path:
 
 
 def function(name: str, value: Any) -> Any:
-    """value, which can be called."""
+    """Return value, a callable. Raises UsageTypeError."""
     if not callable(value):
         raise UsageTypeError(f"{name}: expected something to call, got {value!r}")
     return value
