@@ -1,5 +1,5 @@
-"""``penstock bench``: ours against other libraries and against the memory of the machine, in one run.
+"""``penstock bench``: penstock against other libraries and against the machine's memory bandwidth, in one run.
 
-``cases`` names what can be measured, ``runner`` starts a fresh interpreter (``child``) per workload and number of
-threads, ``meet`` lets the sides of a case run in turns. Nothing of penstock imports this package but the command.
+``cases`` lists the benchmarks, ``runner`` starts a fresh interpreter (``child``) per workload and number of threads,
+and ``interleave`` runs the sides of a case in turns. Only the command imports this package.
 """

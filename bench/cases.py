@@ -1,6 +1,6 @@
-"""What can be measured, by name: ``w1/adagrad`` is a workload and a kind, ``growth/rows`` a row of sizes.
+"""The cases by name: ``w1/adagrad`` is a workload and a kind, ``growth/rows`` a series of sizes.
 
-A case is one or more points; a growth case has one for each size. Nothing here draws or measures anything.
+A case consists of one or more points; a growth case has one for each size. This module draws and measures nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATENCY_ROWS, LATENCY_STEPS = 100, 200
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large. rows : of a step; scale : of the vocabularies of w1 to w4; short : growth stops early, too"""
+    """Sizes. rows : of a step; scale : of the vocabularies of w1 to w4; short : fewer and smaller growth sizes"""
 
     rows: int = STEP_ROWS
     scale: float = 1.0
@@ -41,7 +41,7 @@ SHORT = Sizes(rows=1 << 16, scale=1 / 64, short=True)
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to measure. x : the size that grows, in a growth case; threads : where the case itself says"""
+    """One measurement. x : the size that grows, in a growth case; threads : set if the case determines them"""
 
     case: str
     kind: str
@@ -51,16 +51,17 @@ class Point:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that ours needs at least: the steps, the tables with their slots, what the gate holds."""
+        """Minimum memory that penstock needs: the steps, the tables with their slots, and the sums in the gate."""
         parts = 1 + SLOTS.get(self.kind, 1)
         if self.kind == "doput":
-            parts *= 2  # the service's, and those of the replay beside it
+            parts *= 2  # the service's and those of the replay it takes turns with
         tables = 0 if self.kind == "coalesce" else parts * self.workload.table_bytes
         return (self.workload.num_steps + 2) * self.workload.step_bytes + tables
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """The cases that any of the names or globs means, in their order; none given: the compared ones."""
+    """Return the cases that match any of the names or globs, in the order of CASES; without patterns, the compared
+    ones. Raises UsageError for a pattern without a match."""
     for pattern in patterns:
         if not any(fnmatchcase(case, pattern) for case in CASES):
             near = difflib.get_close_matches(pattern, CASES, 1)
@@ -73,7 +74,7 @@ def select(patterns: Sequence[str]) -> list[str]:
 
 
 def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
-    """What is measured for a case. cpus : that may be used; growth/threads goes up to them"""
+    """Return the points of a case. cpus : usable CPUs, the largest size of growth/threads"""
     if case in COMPARED:
         name, kind = case.split("/")
         return [Point(case, kind, make(name, sizes.rows, sizes.scale))]
@@ -91,7 +92,7 @@ def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
 
 
 def _growing(what: str, short: bool) -> list[tuple[int, Workload]]:
-    """(size, workload) of a growth case; only the one size changes."""
+    """Return (size, workload) of a growth case; only that one size changes."""
     rows = STEP_ROWS >> (4 if short else 2)
     if what == "vocabulary":
         xs = [10**n for n in range(4, 7 if short else 9)]
@@ -111,7 +112,7 @@ def _growing(what: str, short: bool) -> list[tuple[int, Workload]]:
 
 
 def _grown(what: str, title: str, vocabulary_size: int, dim: int, rows: int, draw: Any) -> Workload:
-    # 10^7 rows are their own cycle: no cache holds them.
+    # One step of 10^7 rows needs no others to cycle through: it exceeds every cache.
     return one_table(what, title, vocabulary_size, dim, rows, draw, 3 if rows <= STEP_ROWS else 1)
 
 

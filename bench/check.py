@@ -1,7 +1,7 @@
-"""Whether a side did its first step rightly: sampled rows against the equations in float64.
+"""The check of a side's first step: sampled rows against the equations in float64.
 
-Every side starts from the same constant weights and slots (sides.py), so one step from there needs no copy of a
-table. Sums of up to 10^5 float32 gradients differ with their order: what counts as equal allows for it.
+Every side starts from the same constant weights and slots (contestants.py), so checking one step needs no copy of a
+table. Sums of up to 10^5 float32 gradients depend on their order: the tolerance allows for it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from penstock.bench.workloads import Step
 Float64 = npt.NDArray[np.float64]
 
 SAMPLED_ROWS = 2000  # of each table
-# Of the larger of a number's change and a hundredth of the rate.
+# Relative to the larger of a number's change and a hundredth of the rate.
 TOLERANCE = 1e-3
-# Share of the sampled numbers that may be off: an optimizer that divides by a gradient's size magnifies what a sum near
-# zero lost to float32. One wrong row of 2000 is more than that.
+# Share of the sampled numbers that may be off: an optimizer that divides by a gradient's size magnifies the float32
+# rounding of a sum near zero. One wrong row of 2000 exceeds it.
 OUTLIERS = 2e-4
 
 
 def wrong(side: Side, kind: str, step: Step, corrects_bias: bool = False) -> str | None:
-    """What is wrong with the side after it has done ``step`` and nothing else; None where nothing is."""
+    """Return the error of the side after it has run ``step`` and nothing else; None if its result is right."""
     for table, (ids, grads) in step.parts.items():
         sample = np.unique(np.random.default_rng(1).choice(ids, SAMPLED_ROWS))
         wanted = expected(kind, float64_sums(ids, grads, sample), corrects_bias)
@@ -43,7 +43,7 @@ def wrong(side: Side, kind: str, step: Step, corrects_bias: bool = False) -> str
 
 
 def float64_sums(ids: Int64, grads: npt.NDArray[np.float32], sample: Int64) -> Float64:
-    """The gradient of every sampled id (ascending), summed in float64."""
+    """Return the gradient of every sampled id (ascending), summed in float64: shape (len(sample), dim)."""
     at = np.minimum(np.searchsorted(sample, ids), len(sample) - 1)
     rows = np.flatnonzero(sample[at] == ids)
     rows = rows[np.argsort(at[rows], kind="stable")]
@@ -53,7 +53,7 @@ def float64_sums(ids: Int64, grads: npt.NDArray[np.float32], sample: Int64) -> F
 
 
 def expected(kind: str, g: Float64, corrects_bias: bool = False) -> Float64:
-    """Sums (coalesce), or the weights after one step with gradient sums ``g`` from the start of sides.py."""
+    """Return the sums (coalesce), or the weights after one step with gradient sums ``g`` from the initial state."""
     if kind in ("coalesce", "sgd"):
         return g if kind == "coalesce" else WEIGHT - RATE * g
     if kind == "adam":

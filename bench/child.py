@@ -1,9 +1,8 @@
 """A fresh interpreter for one workload and number of threads: ``python -m penstock.bench.child FD``, started by runner.
 
-Its order on stdin (JSON), its events to the file descriptor FD (a JSON object a line): ``begin`` names what is tried
-next, so that the parent knows who killed the process; ``case`` is a result. Libraries may print what they like.
-
-Before anything that starts threads is imported, the process is pinned to its CPUs.
+It reads its order from stdin (JSON), and writes events to the file descriptor FD (a JSON object per line): ``begin``
+names the next attempt, so that the parent knows which one killed the process; ``case`` is a result. Libraries may print
+anything to stdout and stderr. The process is pinned to its CPUs before it imports anything that starts threads.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def main() -> int:
 
 
 def measure(order: dict[str, Any], say: Any) -> None:
-    """All points of the order, one after the other."""
+    """Measure all points of the order, one after the other."""
     import jax
     import pyarrow as pa
 
@@ -48,7 +47,7 @@ def measure(order: dict[str, Any], say: Any) -> None:
     drawn: tuple[Any, list[Any], roofline.Rates | None] = (None, [], None)
     for point in todo:
         say("begin", case=point.case, x=point.x, side="penstock")
-        # The cases of w1 to w4 share their steps; every growth point has its own.
+        # The cases of w1 to w4 share their steps; every growth point draws new ones.
         key = (point.workload.name, point.x)
         if drawn[0] != key:
             drawn = (None, [], None)
@@ -60,7 +59,7 @@ def measure(order: dict[str, Any], say: Any) -> None:
 
 
 def load_ways(order: dict[str, Any], say: Any) -> list[Any]:
-    """The ways of the peers; a library that cannot be loaded is told and left out."""
+    """Return the ways of the peers; report and skip a library that cannot be loaded."""
     from penstock.bench import peers
 
     ways = []

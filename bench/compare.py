@@ -1,7 +1,7 @@
-"""One point measured: sides made, checked against the reference, timed in turns, set beside the memory's limit.
+"""The measurement of one point: create the sides, check them against the reference, and time them in turns.
 
-Peers whose tables do not fit into memory together meet ours in waves, one after the other; a ratio is always of two
-sides of one wave.
+If the tables of all peers do not fit into memory together, the peers run against penstock in several waves. A ratio
+always compares two sides of one wave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. ways : of the peers, all kinds; say : told what is being tried, should the process die of it"""
+    """Settings of a measurement. ways : of the peers, all kinds; say : called with each attempt before it begins, so
+    that the parent can name the one that killed the process"""
 
     threads: int
     rounds: int
@@ -40,7 +41,7 @@ class Settings:
 
 
 def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, settings: Settings) -> dict[str, Any]:
-    """The result of one point, ready for JSON."""
+    """Return the result of one point, as JSON data."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if point.kind == "latency":
             found = latency(point, steps, settings)
@@ -55,14 +56,14 @@ def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, s
 
 
 def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
-    """Ours and every peer that can do this kind."""
+    """Measure penstock and every peer that supports this kind."""
     failed: dict[str, str] = {}
     with tried(OURS, settings.say, failed):
         ours = our_side(point, steps, settings.threads, folder)
         check(ours, point.kind, steps)
     if failed:
         return {"sides": {}, "failed": failed}
-    # Growth is a question about ours alone.
+    # Growth cases measure penstock only.
     ways = [way for way in settings.ways if way.kind == point.kind and point.case in COMPARED]
     timings: list[tuple[int, str, Timing]] = []
     for number, wave in enumerate(waves(ways, steps)):
@@ -93,7 +94,7 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
 
 
 def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:
-    """The way as a side that has done its first step rightly."""
+    """Return the way as a side whose first step was checked. Raises WrongError."""
     side = PerTable(way, point.workload, steps)
     if way.ids_kept is None:
         check(side, point.kind, steps, way.corrects_bias)
@@ -106,11 +107,11 @@ def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:
 
 
 class WrongError(Exception):
-    """A side's first step is not what the reference says."""
+    """The first step of a side differs from the reference."""
 
 
 def check(side: Side, kind: str, steps: Sequence[Step], corrects_bias: bool = False) -> None:
-    """The side's first step against the reference. Raises WrongError."""
+    """Run the side's first step and compare it with the reference. Raises WrongError."""
     side.prepare([0])
     side.run([0])
     problem = wrong(side, kind, steps[0], corrects_bias)
@@ -120,7 +121,7 @@ def check(side: Side, kind: str, steps: Sequence[Step], corrects_bias: bool = Fa
 
 @contextmanager
 def tried(name: str, say: Say, failed: dict[str, str]) -> Iterator[None]:
-    """What goes wrong in here is that side's failure, and no one else's."""
+    """Record an error in the context as the failure of that side, and continue with the others."""
     say("begin", side=name)
     try:
         yield
@@ -132,7 +133,7 @@ def tried(name: str, say: Say, failed: dict[str, str]) -> Iterator[None]:
 
 
 def waves(ways: Sequence[Way], steps: Sequence[Step]) -> list[list[Way]]:
-    """The ways in groups that fit into the memory that is free now; at least one group, and one way in each."""
+    """Return the ways in groups that fit into the free memory together; one empty group if there are no ways."""
     room = machine.free_bytes() * SHARE_OF_FREE_MEMORY
     groups: list[list[Way]] = [[]]
     taken = 0.0
@@ -147,7 +148,10 @@ def waves(ways: Sequence[Way], steps: Sequence[Step]) -> list[list[Way]]:
 
 
 def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[str] = ()) -> dict[str, Any]:
-    """By side; ours over all waves, every peer with what ours took in its wave. ids_only : get no ratio"""
+    """Return the results by side: penstock over all waves, every peer with penstock's median in its wave.
+
+    ids_only : sides without a ratio
+    """
     ours = {wave: timing for wave, name, timing in timings if name == OURS}
     sides = {OURS: Timing(tuple(s for timing in ours.values() for s in timing.samples)).as_json()}
     for wave, name, timing in timings:
@@ -161,7 +165,7 @@ def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[st
 
 
 def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
-    """A small step through ``run`` and ``apply``, beside the least that JAX can do."""
+    """Measure a small step through ``run`` and ``apply``, and the smallest possible JAX call for comparison."""
     failed: dict[str, str] = {}
     standing: dict[str, Side] = {}
     for name, how in ((OURS, "run"), ("penstock_apply", "apply"), ("bare_donated_jit", "bare")):
@@ -175,7 +179,7 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
 
 
 def described(point: Point, steps: Sequence[Step]) -> dict[str, Any]:
-    """The workload in numbers, as it was drawn."""
+    """Return the numbers of the workload, as drawn."""
     workload = point.workload
     unique = sum(steps[0].num_unique.values())
     return {

@@ -1,6 +1,6 @@
-"""What takes part in a case: a ``Side`` runs steps, and shows what came of them so that it can be checked.
+"""The contestants of a case: a ``Side`` runs steps, and returns results for the check.
 
-A library's own way is a ``Way``: a few functions over one table; ``PerTable`` makes a Side of it.
+A ``Way`` is how a library does a kind of case: a few functions over one table. ``PerTable`` turns it into a Side.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import numpy.typing as npt
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, TableSize, Workload
 
-# The kinds of cases: what is done with a step, and the slots that it needs beside the weights.
+# The kinds of cases, and the number of slots that each needs in addition to the weights.
 SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2, "replay": 1, "doput": 1}
 UPDATES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
-WAYS_IN = ("replay", "doput")  # Adagrad again, whose gradients come another way
+WAYS_IN = ("replay", "doput")  # Adagrad, with gradients from a file or over the network
 
-# What every side starts from and learns with; ``expected`` in check.py says what must come of it. The weight is
-# small: thousands of small steps added to a large one, one by one, would be lost to rounding.
+# The initial state and the hyperparameters of every side; ``expected`` in check.py computes the result. The weight is
+# small: thousands of small steps added to a large one would be lost to rounding.
 WEIGHT, ACCUMULATOR, RATE = 1 / 64, 0.1, 0.05
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Side(Protocol):
-    """One who does a case's steps."""
+    """A contestant: runs the steps of a case."""
 
     def prepare(self, steps: Sequence[int]) -> None:
-        """What the next ``run`` of these steps takes for granted; not timed."""
+        """Prepare the next ``run`` of these steps; not timed."""
 
     def run(self, steps: Sequence[int]) -> None:
-        """Do these of the distinct steps, one after the other, and come back when all is done."""
+        """Run these of the distinct steps one after the other, and return when all work is done."""
 
     def seen(self, table: str, ids: Int64) -> Float32:
-        """After one step: the sums of these ids (coalesce), or their weights. float32 (n, dim)"""
+        """Return, after one step, the sums of these ids (coalesce) or their weights: float32 (n, dim)."""
 
 
 @dataclass(frozen=True)
 class Way:
     """One way of a library to do a kind of case, table by table.
 
-    name : as it is reported; package : what must be installed, as it is imported
-    convert : numpy → the library's array, before anything is timed
-    state : what is kept for a table; not called for coalesce
-    forward : (state, ids) → what ``step`` gets instead of the ids; not timed. For a library whose backward pass is
-        its update, and needs a forward pass before it
+    name : in reports; package : the import name of the required package
+    convert : numpy → the library's array; not timed
+    state : table → the state kept for it; not called for coalesce
+    forward : (state, ids) → the argument of ``step`` instead of the ids; not timed. For a library whose backward pass
+        is its update, and needs a forward pass before it
     step : (state, ids, grads) → anything that ``finish`` waits for; for coalesce (unique ids, sums)
-    seen : (state, ids) → weights; not called for coalesce, whose result goes through ``to_numpy``
-    slow : left out unless peers are "all"
-    ids_kept : of a way that takes no gradients, a result → how many rows' ids it held; stands apart, without a ratio
-    corrects_bias : Adam whose averages are corrected, as torch's are and TensorFlow's on TPU are not
+    seen : (state, ids) → weights; not called for coalesce, whose result is converted by ``to_numpy``
+    slow : takes part only if peers are "all"
+    ids_kept : of a way without gradients, a result → number of rows whose ids it contains; reported without a ratio
+    corrects_bias : Adam with bias correction, which torch has and TensorFlow on TPU has not
     """
 
     name: str
@@ -70,7 +70,7 @@ class Way:
     corrects_bias: bool = False
 
     def num_bytes(self, workload: Workload) -> int:
-        """Memory that it needs, roughly: inputs of its own, what comes of a step, and tables with their slots."""
+        """Return the approximate memory in bytes: converted inputs, the result of a step, and tables with slots."""
         tables = 0 if self.kind == "coalesce" else (1 + SLOTS[self.kind]) * workload.table_bytes
         return tables + (workload.num_steps + 2) * workload.step_bytes
 
@@ -120,7 +120,7 @@ class PerTable:
 
 
 def look_up(unique: npt.NDArray[Any], sums: npt.NDArray[Any], ids: Int64) -> Float32:
-    """The sums of ids; a missing one is NaN, and so is every one where an id comes twice."""
+    """Return the sums of ids; NaN for a missing id, and for all of them if ``unique`` contains an id twice."""
     found = np.full((len(ids), sums.shape[1]), np.nan, np.float32)
     order = np.argsort(unique, kind="stable")
     ranked = unique[order]

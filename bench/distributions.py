@@ -1,6 +1,6 @@
-"""How ids are drawn: each function makes a ``Draw``, ranks by popularity which ``spread`` turns into ids.
+"""Distributions of ids: each ``Draw`` draws ranks by popularity, which ``spread`` maps to ids.
 
-Vectorised and without tables as long as the vocabulary: 10^8 ids cost no more memory than 10^4.
+They are vectorised and need no arrays as long as the vocabulary: 10^8 ids take no more memory than 10^4.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ Int64 = npt.NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int, int], Int64]  # (rng, rows, vocabulary_size) → ids
 
 _FACTOR, _OFFSET = 2_654_435_761, 12_345  # a prime: multiplying by it permutes every smaller modulus
-_HEAD = 1 << 16  # ranks whose probability is summed one by one; beyond, the integral is exact to 1e-10
+_HEAD = 1 << 16  # ranks whose probabilities are summed exactly; beyond them, the integral is exact to 1e-10
 
 
 def spread(ranks: Int64, vocabulary_size: int) -> Int64:
-    """Rank → id, a bijection, so that popular ids are not neighbours in the table."""
+    """Return the ids of ranks. The mapping is a bijection that scatters popular ids over the table."""
     return (ranks * _FACTOR + _OFFSET) % vocabulary_size
 
 
 def zipf(exponent: float) -> Draw:
-    """Bounded zipf by inverse distribution function: the head summed, the tail integrated. exponent : not 1."""
+    """Return a bounded zipf, by its inverse distribution function: head summed, tail integrated. exponent : not 1"""
     flat = 1.0 - exponent
 
     def tail(ranks: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The integral of x^-exponent from the end of the head to each rank + 1/2."""
+        """Return the integral of x^-exponent from the end of the head to each rank + 1/2."""
         return np.asarray((np.asarray(ranks, np.float64) + 0.5) ** flat - (_HEAD + 0.5) ** flat) / flat
 
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
@@ -44,12 +44,12 @@ def zipf(exponent: float) -> Draw:
 
 
 def uniform(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
-    """Every id as likely as any other."""
+    """Draw every id with the same probability."""
     return rng.integers(0, vocabulary_size, rows)
 
 
 def hot(num_ids: int) -> Draw:
-    """Uniform over ``num_ids`` ids that lie scattered in the vocabulary."""
+    """Return a uniform draw from ``num_ids`` ids that are scattered over the vocabulary."""
 
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
         return spread(rng.integers(0, min(num_ids, vocabulary_size), rows), vocabulary_size)
@@ -58,7 +58,7 @@ def hot(num_ids: int) -> Draw:
 
 
 def reused(times: int) -> Draw:
-    """Every id that occurs does so ``times`` times (the last one perhaps less often), in random order."""
+    """Return a draw in which every id that occurs does so ``times`` times (the last perhaps less), in random order."""
 
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
         first = int(rng.integers(0, vocabulary_size))
@@ -69,15 +69,15 @@ def reused(times: int) -> Draw:
 
 
 def lognormal_uses(mean_log: float, stddev_log: float) -> Draw:
-    """Distinct random ids, each used ``ceil(exp(N(mean_log, stddev_log)))`` times, in random order.
+    """Return a draw of random ids, each used ``ceil(exp(N(mean_log, stddev_log)))`` times, in random order.
 
-    Stands in for the reuse histograms of production recommenders: most ids once or twice, a few thousands of times.
+    It models the reuse histograms of production recommenders: most ids occur once or twice, a few thousands of times.
     """
 
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
         uses = np.ceil(np.exp(rng.normal(mean_log, stddev_log, min(rows, vocabulary_size)))).astype(np.int64)
         ids = rng.permutation(vocabulary_size)[: len(uses)]
-        # A table too small for so few uses goes round again.
+        # Repeat the draws if the table is too small for so many rows.
         drawn = np.resize(np.repeat(ids, uses)[: max(rows, 1)], rows)
         return rng.permutation(drawn)
 

@@ -1,6 +1,6 @@
-"""DoPut: a step pushed over loopback into ``penstock serve``, a process of its own, on the same CPUs.
+"""DoPut: a step pushed over loopback into ``penstock serve``, a separate process on the same CPUs.
 
-It takes turns with ``Replay`` of the same steps: what lies between is the network, two processes and bookkeeping.
+It takes turns with ``Replay`` of the same steps: the difference is the network, two processes and bookkeeping.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDS_WITHIN_S = 10
 
 
 class DoPut(Ours):
-    """One producer pushes steps, each one frame, and waits for the last acknowledgement: then all is in the tables.
+    """A producer that pushes steps as one frame each, and waits until all are applied (the last acknowledgement).
 
     The service ends with this object.
     """
@@ -45,7 +45,7 @@ class DoPut(Ours):
 
 
 def _address(service: subprocess.Popen[str], said: Path) -> str:
-    """Where it listens: what it says first. Raises RuntimeError with its last words where it does not come up."""
+    """Return the service's address from its first line. Raises RuntimeError with its last line if it does not start."""
     assert service.stdout is not None
     words = service.stdout.readline().split()
     if len(words) > 1:

@@ -1,7 +1,7 @@
-"""Sides in turns: warmed up, timed round by round, each round in another order.
+"""Interleaved timing: sides are warmed up and timed round by round, each round in another order.
 
-A machine's speed changes by the minute, so only sides that took turns are compared. A sample during which our CPUs
-worked for others is marked; where enough unmarked ones remain, it does not count.
+The speed of a machine changes by the minute, so only interleaved sides are compared. A sample during which other
+processes used our CPUs is marked as disturbed; it does not count if enough undisturbed ones remain.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from penstock.bench import machine
 from penstock.bench.contestants import Side
 
-# What others may take of our CPUs before a sample is disturbed: a share of its time, beyond the ticks of the clock.
+# CPU time that other processes may use before a sample counts as disturbed: a share of its time, plus clock ticks.
 OTHERS_MOST, OTHERS_TICKS_S = 0.05, 0.03
 ENOUGH = 3
-# A side that takes so many times as long as the second fastest decides nothing: it sits out after ENOUGH rounds.
+# A side that takes this many times as long as the second fastest is dropped after ENOUGH rounds.
 FAR_BEHIND = 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One pass over the distinct steps. ms : of one step; disturbed : others used our CPUs meanwhile"""
+    """One pass over the distinct steps. ms : per step; disturbed : other processes used our CPUs meanwhile"""
 
     ms: float
     disturbed: bool
@@ -33,13 +33,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a side took for a step. clean : samples that count; all are kept"""
+    """The times of a side. samples : all of them; clean : the samples that count"""
 
     samples: tuple[Sample, ...]
 
     @property
     def clean(self) -> tuple[Sample, ...]:
-        """The undisturbed samples, or all where fewer than ENOUGH are."""
+        """The undisturbed samples, or all of them if there are fewer than ENOUGH."""
         clean = tuple(s for s in self.samples if not s.disturbed)
         return clean if len(clean) >= ENOUGH else self.samples
 
@@ -59,7 +59,7 @@ class Timing:
 
 
 def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[str, Timing]:
-    """Time every side; all have been warmed up by one pass. Who is far behind after ENOUGH rounds sits out."""
+    """Warm up and time every side. A side that is far behind after ENOUGH rounds is dropped."""
     steps = range(num_steps)
     for side in sides.values():
         side.prepare(steps)
@@ -81,7 +81,7 @@ def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[s
 
 
 def in_the_race(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """The sides that are not far behind: the fastest of others that it is compared with stays in any case."""
+    """Return the sides that are not far behind the second fastest, so that at least two remain to compare."""
     least = {name: min(sample.ms for sample in of) for name, of in samples.items()}
     second = sorted(least.values())[:2][-1]
     return [name for name, ms in least.items() if ms <= FAR_BEHIND * second]
@@ -96,5 +96,5 @@ def timed(side: Side, steps: Sequence[int]) -> Sample:
 
 
 def others_s() -> float:
-    """Seconds that the CPUs of this process have worked for others, or were taken away by the host of the machine."""
+    """Return the seconds that the CPUs of this process spent on other processes, or that the host took away."""
     return machine.busy_s() - time.process_time()

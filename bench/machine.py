@@ -1,6 +1,6 @@
-"""The machine and the versions that a result belongs to; and what of the environment decides about threads.
+"""The machine and the versions of a result, and the environment variables that set the number of threads.
 
-Imports nothing that starts threads: ``settle`` must come before numpy and the rest.
+It imports nothing that starts threads: ``settle`` must run before numpy and the other libraries are imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Read by the libraries when they are imported, never later.
+# The libraries read these only when they are imported.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -27,26 +27,26 @@ DEPENDENCIES = ("jax", "jaxlib", "numpy", "pyarrow")
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that may use ``threads`` threads."""
+    """Return the environment of a process that may use ``threads`` threads."""
     threads_of = dict.fromkeys(THREAD_VARIABLES, str(threads))
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "1", "JAX_PLATFORMS": "cpu"}
     return {**os.environ, **threads_of, "TF_NUM_INTEROP_THREADS": "1", **quiet}
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def settle(threads: int) -> None:
-    """Pin this process to as many CPUs as it may have threads; XLA and others count them when they start."""
+    """Pin this process to as many CPUs as it may have threads; XLA and other libraries count the CPUs at startup."""
     if hasattr(os, "sched_setaffinity"):
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cpus[:threads])
 
 
 def free_bytes() -> int:
-    """Memory that can be had without anything being swapped out."""
+    """Return the memory in bytes that is available without swapping."""
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             return 1024 * int(line.split()[1])
@@ -54,7 +54,7 @@ def free_bytes() -> int:
 
 
 def busy_s() -> float:
-    """Seconds that the CPUs this process may use were not idle, time taken by the host included; 0 if nobody says."""
+    """Return the busy seconds of the CPUs of this process, including time stolen by the host; 0 if unknown."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     ticks = 0
     for line in _lines("/proc/stat"):
@@ -66,7 +66,7 @@ def busy_s() -> float:
 
 
 def describe() -> dict[str, Any]:
-    """What numbers depend on; nothing that names the computer."""
+    """Return the properties of the machine that affect results; nothing that identifies it."""
     model = next((l.partition(":")[2].strip() for l in _lines("/proc/cpuinfo") if l.startswith("model name")), "")  # noqa: E741
     pages = "".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled"))
     return {
@@ -81,7 +81,7 @@ def describe() -> dict[str, Any]:
 
 
 def versions(distributions: Sequence[str]) -> dict[str, str]:
-    """Of Python, what penstock stands on and those of the named distributions that are installed."""
+    """Return the versions of Python, penstock's dependencies and the installed ones of the named distributions."""
     found = {"python": platform.python_version()}
     for name in (*DEPENDENCIES, *distributions):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,8 +1,8 @@
-"""penstock's own side: the one place of this package that knows its Engine and what lies under it.
+"""penstock's sides: the only module of this package that uses the Engine and its internals.
 
-Everything goes through ``Engine.run`` over record batches in memory, validation on; frames are cut by
-``contribution_rows``, so that a step is one frame whatever its batches. Only ``Coalesce``, which must stop before the
-device, joins a reader and a pipeline by itself, as the Engine does.
+All sides use ``Engine.run`` over record batches in memory, with validation. ``contribution_rows`` splits the frames, so
+that a step is one frame, independent of its batches. Only ``Coalesce``, which must stop before the device, connects a
+reader and a pipeline directly, as the Engine does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.table_accumulator import TableStore
 
 
 def config_of(workload: Workload, kind: str) -> EmbeddingConfig:
-    """The workload's tables under one optimizer, all weights equal at the start."""
+    """Return the workload's tables with one optimizer and equal initial weights."""
     optimizers: dict[str, Any] = {
         "sgd": lambda: SGD(RATE),
         "adagrad": lambda: Adagrad(RATE, initial_accumulator_value=ACCUMULATOR),
@@ -45,7 +45,7 @@ def config_of(workload: Workload, kind: str) -> EmbeddingConfig:
 
 
 class Ours:
-    """Nothing of ours happens outside ``run``."""
+    """Base of penstock's sides, which do all their work in ``run``."""
 
     def prepare(self, steps: Sequence[int]) -> None:
         pass
@@ -71,12 +71,12 @@ class Update(Ours):
 
 
 class Replay(Update):
-    """The same from an Arrow IPC file that the page cache holds: all distinct steps in one file."""
+    """``Engine.run`` over an Arrow IPC file in the page cache: all distinct steps in one file."""
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, folder: Path) -> None:
         super().__init__(workload, "adagrad", steps, threads)
         every = tuple(range(len(steps)))
-        # The first by itself is for the check.
+        # A file with only the first step is for the check.
         self._files: dict[tuple[int, ...], Path] = {(0,): folder / "first.arrow", every: folder / "steps.arrow"}
         for numbers, path in self._files.items():
             write_file(path, batches_of(steps, numbers))
@@ -86,9 +86,9 @@ class Replay(Update):
 
 
 class Coalesce(Ours):
-    """Read, validate and coalesce, and stop there: an Engine without devices.
+    """Reads, validates and coalesces, and stops there: an Engine without devices.
 
-    The adapter to what is inside: reader → pipeline → stores, joined as ``Engine.__init__`` and ``Engine.run`` do.
+    It connects reader → pipeline → stores, as ``Engine.__init__`` and ``Engine.run`` do.
     """
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
@@ -133,10 +133,10 @@ def write_file(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
 
 
 class Latency(Ours):
-    """A small step at a time: ``how`` is "run" (a stream of them), "apply" (one call each) or "bare".
+    """Runs small steps: ``how`` is "run" (a stream of them), "apply" (one call each) or "bare".
 
-    "bare" is the least that JAX asks for: one jitted call that donates an array of the tables' shape and gives it
-    back with one number changed.
+    "bare" is the smallest JAX call: a jitted function that donates an array of the table's shape and returns it with
+    one number changed.
     """
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, how: str) -> None:
@@ -149,7 +149,7 @@ class Latency(Ours):
             (t,) = workload.tables
             self._array = jax.jit(lambda: jnp.full((t.vocabulary_size, 2, t.dim), WEIGHT, jnp.float32))()
             one = jnp.zeros((1, 1, 1), jnp.float32)
-            # A slice and no scatter: of a scatter of one number XLA makes a copy of the array on a CPU.
+            # A slice update and no scatter: for a scatter of one number, XLA copies the array on a CPU.
             change = partial(jax.lax.dynamic_update_slice, update=one, start_indices=(0, 0, 0))
             self._call = jax.jit(change, donate_argnums=0)
         else:

@@ -1,9 +1,9 @@
-"""How fast memory alone would allow a step to be: the traffic that no implementation gets round, at measured rates.
+"""The memory limit of a step: the traffic that no implementation can avoid, at measured rates.
 
     coalesce   every id and gradient read once, the sums written once past the caches
     updates    every id and gradient read once, every touched row and its slots read and written once
 
-Left out, so that it is a limit and not a forecast: looking up ids, the adds of repeated ids, everything but memory.
+It is a lower bound and not a forecast: it ignores id lookups, the adds of repeated ids, and everything but memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.bench.contestants import SLOTS, WAYS_IN
 from penstock.bench.workloads import Step, TableSize, Workload
 
 STREAM_BYTES = 1 << 28
-TABLE_BYTES = (1 << 26, 1 << 32)  # of the table whose random rows are updated: at least, at most
+TABLE_BYTES = (1 << 26, 1 << 32)  # of the table whose random rows are updated: minimum, maximum
 NUM_ROWS = 1 << 18
 REPEATS = 5
 
-# Row-wise Adagrad's one number per row lies in a line of its own or beside the weights: what it adds to the row.
+# The cost of row-wise Adagrad's one number per row, which lies in a separate array or next to the weights.
 ROWWISE_SHARE = 1.15
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What memory did. read, write : bytes per second; update_s : row bytes → seconds per random row"""
+    """Measured memory rates. read, write : bytes per second; update_s : row bytes → seconds per random row"""
 
     read: float
     write: float
@@ -46,7 +46,7 @@ class Rates:
 
 
 def row_bytes(kind: str, table: TableSize) -> tuple[int, ...]:
-    """The row sizes whose update says what ``kind`` costs this table: weights alone, and slots beside them."""
+    """Return the row sizes in bytes that determine the cost of ``kind``: weights alone, and weights with slots."""
     if kind == "coalesce":
         return ()
     weights = 4 * table.dim
@@ -54,7 +54,7 @@ def row_bytes(kind: str, table: TableSize) -> tuple[int, ...]:
 
 
 def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: int) -> Rates:
-    """The rates that the limits of these kinds need."""
+    """Return the rates that the limits of these kinds need."""
     sizes = {size for kind in kinds for table in workload.tables for size in row_bytes(kind, table)}
     wanted = max((1 + SLOTS[kind]) * workload.table_bytes for kind in kinds)
     num_bytes = max(TABLE_BYTES[0], min(wanted, TABLE_BYTES[1], free_bytes // 4))
@@ -64,13 +64,13 @@ def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: 
         read_s = best(pool, [lambda p=p: memory_bandwidth.read_stream(p) for p in parts])  # type: ignore[misc]
         write_s = best(pool, [lambda p=p: memory_bandwidth.write_stream(p, 1) for p in parts])  # type: ignore[misc]
         table = np.zeros(num_bytes // 4, np.float32)
-        table += 1  # every page is there before anything is timed
+        table += 1  # touch every page before timing
         updates = {size: update_s(pool, table, size // 4, threads) for size in sorted(sizes)}
     return Rates(STREAM_BYTES / read_s, STREAM_BYTES / write_s, updates)
 
 
 def update_s(pool: ThreadPoolExecutor, table: Any, width: int, threads: int) -> float:
-    """Seconds per random row of ``width`` floats; every thread has rows and a part of the table of its own."""
+    """Return the seconds per random row of ``width`` floats; every thread updates its own part of the table."""
     rng = np.random.default_rng(0)
     tasks = []
     for part in range(threads):
@@ -81,7 +81,7 @@ def update_s(pool: ThreadPoolExecutor, table: Any, width: int, threads: int) -> 
 
 
 def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
-    """Seconds of the fastest repetition: a limit is what was possible at all."""
+    """Return the seconds of the fastest repetition, as for any limit."""
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -92,7 +92,7 @@ def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
 
 
 def limit_ms(kind: str, step: Step, rates: Rates) -> float:
-    """Of one step. replay and doput are limited as the Adagrad that they do: a file or messages are read once."""
+    """Return the limit of one step in milliseconds. replay and doput count as Adagrad: their input is read once."""
     kind = "adagrad" if kind in WAYS_IN else kind
     seconds = step.workload.step_bytes / rates.read
     for table in step.workload.tables:
@@ -103,7 +103,7 @@ def limit_ms(kind: str, step: Step, rates: Rates) -> float:
         elif kind == "rowwise_adagrad":
             seconds += unique * rates.update_s[sizes[0]] * ROWWISE_SHARE
         else:
-            # Slots in tables of their own or beside the weights: whichever this machine does faster.
+            # Slots in separate tables or next to the weights, whichever is faster on this machine.
             apart = (1 + SLOTS[kind]) * rates.update_s[sizes[0]]
             seconds += unique * min(apart, rates.update_s[sizes[-1]])
     return 1e3 * seconds

@@ -1,7 +1,7 @@
-"""Starts a child per workload and number of threads, and joins what they found into one result.
+"""Runs a child process per workload and number of threads, and joins the results.
 
-A library may kill its process. Then the child is started again for what is left, without the way that did it, and
-the result says so.
+A library may kill its process. The runner then starts another child for the remaining points, without the way that
+failed, and records it in the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Told = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure and how. peers : names in PEERS; slow : slow ways take part; told : hears each result"""
+    """The points to measure, and how. peers : names in PEERS; slow : slow ways take part; ``told`` : called with each
+    result"""
 
     cases: Sequence[str]
     threads: Sequence[int]
@@ -43,7 +44,7 @@ class Plan:
 
 @dataclass
 class Found:
-    """What came of a plan. unusable : peer → why it could not be loaded; died : way → how its process ended"""
+    """The results of a plan. unusable : peer → why it could not be loaded; died : way → how its process ended"""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     unusable: dict[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Found:
 
     @property
     def failed(self) -> list[str]:
-        """The cases in which our own check failed."""
+        """The cases in which penstock failed or was wrong."""
         return [name_of(run) for run in self.runs if any(side.startswith(OURS) for side in run["failed"])]
 
 
@@ -60,7 +61,7 @@ def name_of(run: dict[str, Any]) -> str:
 
 
 def run(plan: Plan) -> Found:
-    """Measure everything. Raises MemoryError before anything starts where a case cannot fit."""
+    """Measure everything. Raises MemoryError before the first measurement if a case does not fit into memory."""
     orders = list(grouped(plan))
     for _, of in orders:
         check_memory(of)
@@ -73,7 +74,7 @@ def run(plan: Plan) -> Found:
 
 
 def as_json(plan: Plan, found: Found) -> dict[str, Any]:
-    """The whole result: what a report is made of."""
+    """Return the whole result, the input of a report."""
     return {
         "penstock_bench": 1,
         "machine": machine.describe(),
@@ -89,12 +90,12 @@ def as_json(plan: Plan, found: Found) -> dict[str, Any]:
 
 
 def versions(plan: Plan) -> dict[str, str]:
-    """Of everything that takes part; ours is that of the code that runs, installed or not."""
+    """Return the versions of all libraries that take part; penstock's is that of the running code."""
     return {"penstock": penstock.__version__} | machine.versions([PEERS[name][1] for name in plan.peers])
 
 
 def grouped(plan: Plan) -> Iterator[tuple[int, list[Point]]]:
-    """(threads, points) of each child: the points of a workload share its steps."""
+    """Yield (threads, points) of each child: the points of a workload share its steps."""
     cpus = machine.usable_cpus()
     groups: dict[tuple[str, int], list[Point]] = {}
     for case in plan.cases:
@@ -118,7 +119,7 @@ def check_memory(of: Sequence[Point]) -> None:
 
 
 def measure_group(plan: Plan, threads: int, of: Sequence[Point], found: Found) -> None:
-    """One child after the other until every point has its result."""
+    """Run one child after the other until every point has a result."""
     todo = [[point.case, point.x] for point in of]
     without: list[str] = []
     peers = [peer for peer in plan.peers if peer not in found.unusable]
@@ -153,7 +154,7 @@ def measure_group(plan: Plan, threads: int, of: Sequence[Point], found: Found) -
 
 @dataclass
 class Heard:
-    """Of one child. ended : how it died, None where it did all it was told; side, case : what it tried last"""
+    """The state of one child. ended : how it died, None if it completed its order; side, case : its last attempt"""
 
     finished: list[list[Any]] = field(default_factory=list)
     side: str = OURS
@@ -162,7 +163,7 @@ class Heard:
 
 
 def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
-    """Start a child, and take in its events until it ends."""
+    """Start a child, and process its events until it ends."""
     heard, done = Heard(), False
     ours, its = os.pipe()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
@@ -179,10 +180,10 @@ def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
         try:
             with io.TextIOWrapper(reader_of(ours), encoding="utf-8") as events:
                 assert child.stdin is not None
-                with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # how it ended is told below
+                with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # the exit is reported below
                     json.dump(order, stdin)
                 for line in events:
-                    if line.endswith("\n"):  # else it was killed in the middle of it
+                    if line.endswith("\n"):  # else the child was killed while it wrote the line
                         done = take_in(json.loads(line), heard, plan, found) or done
             child.wait()
         finally:
@@ -195,7 +196,7 @@ def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
 
 
 def take_in(event: dict[str, Any], heard: Heard, plan: Plan, found: Found) -> bool:
-    """One event of a child; True for the last one."""
+    """Process one event of a child, and return True for the last one."""
     if event["event"] == "begin":
         heard.side, heard.case = event["side"], event.get("case", heard.case)
     elif event["event"] == "unusable":

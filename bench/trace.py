@@ -1,7 +1,7 @@
-"""Does the host work while the device does? Traces a few steps for Perfetto, and reads in the trace how much overlaps.
+"""Does the host work while the device does? Traces a few steps for Perfetto, and computes the overlap from the trace.
 
-Two rows of the trace matter, beside the device's own (on a CPU: XLA's threads): COALESCE on the caller's thread, and
-"penstock dispatch", which lays out a step and hands it to the device, on another.
+Two rows of the trace matter, in addition to the device's (on a CPU: XLA's threads): COALESCE on the caller's thread,
+and "penstock dispatch", which lays out a step and dispatches it to the device, on another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a trace shows. Times in seconds; both : the caller and the dispatching thread at work at once"""
+    """The figures of a trace. Times in seconds; both : the caller and the dispatching thread work at the same time"""
 
     path: Path
     variant: str
@@ -44,14 +44,14 @@ class Overlap:
 
 
 def trace(directory: Path, rows: int, steps: int) -> Overlap:
-    """Run steps of so many gradient rows under JAX's profiler, which writes below the directory."""
+    """Run steps of ``rows`` gradient rows under JAX's profiler, which writes below the directory."""
     from penstock.config.embedding import EmbeddingConfig
     from penstock.config.optimizers import Adagrad
     from penstock.config.tables import TableConfig
     from penstock.engine import Engine
 
     if jax.default_backend() == "cpu":
-        # With our handlers the caller runs the step itself: there would be nothing to see.
+        # With the FFI handlers the caller runs the step itself, and the trace has no dispatch.
         os.environ.setdefault("PENSTOCK_VARIANT", "xla")
     engine = Engine(EmbeddingConfig.from_tables([TableConfig(VOCABULARY, DIM, name="t")], Adagrad(0.1)))
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def trace(directory: Path, rows: int, steps: int) -> Overlap:
 
 
 def spans(path: Path, name: str) -> Spans:
-    """When the events of that name began and ended, in seconds of the trace's clock."""
+    """Return (start, end) of the events of that name, in seconds of the trace's clock."""
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     found = [event for event in events if event.get("name") == name and event.get("ph") == "X"]
@@ -82,6 +82,6 @@ def spans(path: Path, name: str) -> Spans:
 
 
 def common(one: Spans, other: Spans) -> Spans:
-    """Where spans of both lie; the spans of each do not meet among themselves."""
+    """Return the intersections of two lists of spans; the spans within a list must be disjoint."""
     pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return [(start, end) for start, end in pairs if start < end]

@@ -1,7 +1,7 @@
-"""The workloads of the bench: tables, and steps of gradient rows for them, the same for the same seed.
+"""The workloads of the bench: tables, and steps of gradient rows for them, deterministic by seed.
 
-A step is one contribution of ``rows`` gradient rows, cut into record batches of ``batch_rows``. Several distinct
-steps are made and cycled, so that no cache or branch predictor learns one by heart.
+A step is one contribution of ``rows`` gradient rows, split into record batches of ``batch_rows``. Several distinct
+steps are drawn and cycled, so that no cache or branch predictor memorizes one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table, and how many rows of a step are its. draw : of its ids"""
+    """One table, and the number of its rows in a step. draw : the distribution of its ids"""
 
     name: str
     vocabulary_size: int
@@ -37,13 +37,13 @@ class TableSize:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights alone."""
+        """Bytes of the weights, without slots."""
         return 4 * self.vocabulary_size * self.dim
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Tables and how their gradients are drawn. Nothing is drawn before ``steps`` is called."""
+    """Tables and the distribution of their gradients, which ``steps`` draws."""
 
     name: str
     title: str
@@ -53,21 +53,21 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Gradient rows of a step."""
+        """Number of gradient rows in a step."""
         return sum(table.rows for table in self.tables)
 
     @property
     def step_bytes(self) -> int:
-        """Ids and gradients of one step."""
+        """Bytes of the ids and gradients of one step."""
         return sum(t.rows * (8 + 4 * t.dim) for t in self.tables)
 
     @property
     def table_bytes(self) -> int:
-        """The weights of all tables."""
+        """Bytes of the weights of all tables."""
         return sum(t.num_bytes for t in self.tables)
 
     def steps(self) -> list[Step]:
-        """The distinct steps."""
+        """Draw and return the distinct steps."""
         return [self._step(number) for number in range(self.num_steps)]
 
     def _step(self, number: int) -> Step:
@@ -98,7 +98,7 @@ class Step:
 
     @cached_property
     def parts(self) -> dict[str, tuple[Int64, Float32]]:
-        """table → (ids (n,), gradients (n, dim)): views."""
+        """Table → (ids (n,), gradients (n, dim)): views."""
         parts, row, value = {}, 0, 0
         for t in self.workload.tables:
             ids = self.ids[row : row + t.rows]
@@ -108,12 +108,12 @@ class Step:
 
     @cached_property
     def num_unique(self) -> dict[str, int]:
-        """table → distinct ids."""
+        """Table → number of distinct ids."""
         return {name: len(np.unique(ids)) for name, (ids, _) in self.parts.items()}
 
     @cached_property
     def batches(self) -> list[pa.RecordBatch]:
-        """The step as record batches that look into the arrays above."""
+        """The step as record batches that reference the arrays above."""
         whole = self._whole_batch()
         size = self.workload.batch_rows
         return [whole.slice(start, size) for start in range(0, whole.num_rows, size)]
@@ -124,7 +124,7 @@ class Step:
         if len(tables) == 1:
             gradients = pa.FixedSizeListArray.from_arrays(values, tables[0].dim)
             return pa.RecordBatch.from_arrays([ids, gradients], ["id", "gradient"])
-        # Dims differ from table to table, and so do the lengths of the lists.
+        # Dims differ between tables, and so do the lengths of the lists.
         offsets = np.zeros(len(self.ids) + 1, np.int32)
         np.cumsum(np.repeat([t.dim for t in tables], [t.rows for t in tables]), out=offsets[1:])
         codes = np.repeat(np.arange(len(tables), dtype=np.int32), [t.rows for t in tables])
@@ -134,7 +134,7 @@ class Step:
 
 
 def aligned(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array at a multiple of 64 bytes: what every side likes best."""
+    """Return an uninitialized array, aligned to 64 bytes, which suits every side."""
     size = np.dtype(dtype).itemsize
     block = np.empty(length * size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
@@ -149,7 +149,7 @@ def one_table(name: str, title: str, vocabulary_size: int, dim: int, rows: int, 
 
 
 def make(name: str, rows: int = STEP_ROWS, scale: float = 1.0) -> Workload:
-    """One of ``WORKLOADS``. rows : of a step; scale : of the vocabularies"""
+    """Return one of ``WORKLOADS``. rows : of a step; scale : of the vocabularies"""
     vocabulary = {"w1": 10_000_000, "w2": 50_000_000, "w3": 1_000_000}
     size = max(1024, round(vocabulary.get(name, 0) * scale))
     if name == "w1":
@@ -157,7 +157,7 @@ def make(name: str, rows: int = STEP_ROWS, scale: float = 1.0) -> Workload:
     if name == "w2":
         return one_table(name, "uniform over one table of dim 16, hardly an id twice", size, 16, rows, uniform, 3)
     if name == "w3":
-        # 10,000 hot ids for 2^20 rows; fewer rows meet fewer, so that the reuse of about 105 stays.
+        # 10,000 hot ids for 2^20 rows; fewer ids for fewer rows, so that the reuse stays at about 105.
         draw = hot(max(1, rows * 10_000 // STEP_ROWS))
         return one_table(name, "10,000 hot ids of one table of dim 64", size, 64, rows, draw, 2)
     return dlrm(rows, scale)
@@ -168,9 +168,9 @@ DLRM_VOCABULARY = (1_341, 786_432)
 
 
 def dlrm(rows: int, scale: float = 1.0) -> Workload:
-    """32 uneven tables: rows per table lognormal (sigma 1), uses per id lognormal, reuse about 7.6 in all.
+    """Return 32 uneven tables: rows per table lognormal (sigma 1), uses per id lognormal, reuse about 7.6 overall.
 
-    The published trace histograms are not shipped; see ``lognormal_uses`` for what stands in for them.
+    ``lognormal_uses`` models the published trace histograms, which are not shipped.
     """
     rng = np.random.default_rng(SEED)
     dims = rng.permutation(DLRM_DIMS)

@@ -1,6 +1,6 @@
-"""Other libraries' ways, one module per library; a module is imported only where its library is installed.
+"""The ways of other libraries, one module per library; a module is imported only if its library is installed.
 
-Each way is what a good user of that library would write. What is outside the timing stands in docs/performance.md.
+Each way is what a good user of that library would write. docs/performance.md lists the work that is not timed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from penstock.bench.contestants import Way
 from penstock.errors import UsageError
 
-# What --peers calls it → (what must be importable, what is installed, the module here).
+# Name in --peers → (import name, distribution name, module in this package).
 PEERS = {
     "numpy": ("numpy", "numpy", "of_numpy"),
     "jax": ("jax", "jax", "of_jax"),
@@ -27,7 +27,7 @@ ALL, NONE = "all", "none"
 
 
 def chosen(text: str | None) -> tuple[list[str], bool]:
-    """``--peers`` → names, and whether slow ways take part. None: those that are installed, without slow ways."""
+    """Return the names in ``--peers``, and whether slow ways take part. None: installed peers, without slow ways."""
     if text is None or text == ALL:
         return list(PEERS), text == ALL
     if text == NONE:
@@ -40,12 +40,12 @@ def chosen(text: str | None) -> tuple[list[str], bool]:
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """Those of the peers that are not installed."""
+    """Return the peers that are not installed."""
     return [name for name in names if importlib.util.find_spec(PEERS[name][0]) is None]
 
 
 def ways(name: str, threads: int) -> list[Way]:
-    """All ways of one peer; imports its library, which may fail in any way a library can."""
+    """Return all ways of one peer. Importing its library may raise anything."""
     module = importlib.import_module(f"penstock.bench.peers.{PEERS[name][2]}")
     made: list[Way] = module.ways(threads)
     return made

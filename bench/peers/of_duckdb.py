@@ -1,4 +1,4 @@
-"""DuckDB: a group-by over columns (the split of the gradient is timed); it sums in double."""
+"""DuckDB: a group-by over columns, in double precision; splitting the gradient into columns is timed."""
 
 from __future__ import annotations
 

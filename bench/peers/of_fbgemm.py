@@ -1,6 +1,6 @@
-"""FBGEMM's table-batched embeddings on the CPU: the backward pass is deduplication and update in one.
+"""FBGEMM's table-batched embeddings on the CPU: the backward pass deduplicates and updates at once.
 
-One module per table, one id per bag; the forward pass that backward needs is not timed.
+One module per table, one id per bag; the forward pass before it is not timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def ways(threads: int) -> list[Way]:
-    """Adam is refused by the library in CPU mode."""
+    """Return the ways; the library supports no Adam in CPU mode."""
     torch.set_num_threads(threads)
     return [
         Way(

@@ -1,7 +1,7 @@
 """Plain JAX: ids deduplicated by NumPy on the host, or inside one jit; the update is one donated jit.
 
-Host arrays go straight into the jit, which is as fast as ``device_put``; the padding to a power of two that keeps
-the number of compiled programs small is timed, as its user would pay for it.
+Host arrays are passed directly to the jit, which is as fast as ``device_put``. The padding to a power of two, which
+limits the number of compiled programs, is timed, as a user would pay for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.bench.workloads import TableSize
 
 
 def ways(threads: int) -> list[Way]:
-    """JAX takes as many threads as the process has CPUs."""
+    """Return the ways. JAX uses as many threads as the process has CPUs."""
     made = [
         Way(
             "jax_unique_segment_sum",
@@ -60,7 +60,7 @@ def _segment_sum(ids: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def start(kind: str, table: TableSize) -> dict[str, Any]:
-    """Weights and slots, made on the device so that they can be donated."""
+    """Return weights and slots, created on the device so that they can be donated."""
     shape = (table.vocabulary_size, table.dim)
     slot = (shape[0], 1) if kind == "rowwise_adagrad" else shape
     first = ACCUMULATOR if kind in ("adagrad", "rowwise_adagrad", "ftrl") else 0.0
@@ -74,7 +74,7 @@ def deduplicated(kind: str, state: dict[str, Any], ids: Any, grads: Any) -> Any:
     room = 1 << max(3, (len(unique) - 1).bit_length())
     rows = np.full(room, np.iinfo(np.int32).max, np.int32)
     rows[: len(unique)] = unique
-    # Pads are distinct, too, so that unique_indices is no lie.
+    # Padding ids are distinct too, as unique_indices requires.
     rows[len(unique) :] -= np.arange(room - len(unique), dtype=np.int32)[::-1]
     padded = np.zeros((room, sums.shape[1]), np.float32)
     padded[: len(unique)] = sums

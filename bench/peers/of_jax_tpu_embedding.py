@@ -1,7 +1,7 @@
 """jax-tpu-embedding's host preprocessing: partitions, sorts and deduplicates ids for four SparseCores. No gradients.
 
-It does less than coalesce, so it stands apart in the results, without a ratio. One id per sample; the buffers are as
-large as they must be, as its user would set them from the statistics that it returns.
+It does less than coalesce, so the results report it without a ratio. One id per sample; the buffers have the size that
+a user would set from the statistics that the library returns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jax_tpu_embedding.sparsecore.lib.nn import embedding, embedding_spec
 from penstock.bench.contestants import Way
 
 SPARSE_CORES = 4
-ROOM = 1.25  # of the buffers: partitions are padded, and ids do not fall evenly into them
+ROOM = 1.25  # size factor of the buffers: partitions are padded and uneven
 
 
 def ways(threads: int) -> list[Way]:
-    """Threads are its own; the process is pinned to as many CPUs."""
+    """Return the ways. The library sets its threads; the process is pinned to as many CPUs."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     return [
         Way(
@@ -34,7 +34,7 @@ def ways(threads: int) -> list[Way]:
 
 
 def convert(array: Any) -> Any:
-    """Ids become samples of one id each, padded to whole SparseCores; gradients stay out of it."""
+    """Return ids as samples of one id each, padded to a multiple of the SparseCores; gradients are not used."""
     if array.dtype == np.float32:
         return array
     padding = -len(array) % (8 * SPARSE_CORES)
@@ -44,7 +44,7 @@ def convert(array: Any) -> Any:
 
 def feature(rows: int, vocabulary_size: int) -> Any:
     most = rows // SPARSE_CORES
-    # The library ends the process where a buffer is larger than it could ever need.
+    # The library aborts the process if a buffer is larger than it could ever need.
     room = min(int(ROOM * rows) // 32 * 32 + 1024, most * SPARSE_CORES * SPARSE_CORES)
     table = embedding_spec.TableSpec(
         vocabulary_size=vocabulary_size,
@@ -70,7 +70,7 @@ def step(ids: Any) -> Any:
 
 
 def kept(result: Any, rows: int, samples: int) -> int:
-    """Ids that came through, without the padding: the rows between the row pointers; parts begin at multiples of 8."""
+    """Return the number of ids in the result without padding, from the row pointers; parts begin at multiples of 8."""
     (pointers,) = result.sparse_dense_matmul_input.lhs_row_pointers.values()
     ends = pointers.reshape(SPARSE_CORES, -1).astype(np.int64)
     starts = np.zeros_like(ends)

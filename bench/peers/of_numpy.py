@@ -12,7 +12,7 @@ from penstock.bench.workloads import TableSize
 
 
 def ways(threads: int) -> list[Way]:
-    """NumPy uses one thread, whatever it is given."""
+    """Return the ways. NumPy always uses one thread."""
     made = [
         Way("numpy_argsort_reduceat", "numpy", "coalesce", coalesced),
         Way("numpy_unique_add_at", "numpy", "coalesce", add_at, slow=True),
@@ -36,7 +36,7 @@ def coalesced(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def coalesce(ids: Any, grads: Any) -> tuple[Any, Any]:
-    """Distinct ids ascending, and their sums."""
+    """Return the distinct ids in ascending order, and their sums."""
     order = np.argsort(ids, kind="stable")
     ranked = ids[order]
     first = np.empty(len(ranked), bool)
@@ -54,7 +54,7 @@ def add_at(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def start(kind: str, table: TableSize) -> list[Any]:
-    """Weights and slots; row-wise Adagrad keeps one number per row, as its users do."""
+    """Return weights and slots; row-wise Adagrad has one number per row."""
     shape = (table.vocabulary_size, table.dim)
     parts = [np.full(shape, WEIGHT, np.float32)]
     for _ in range(SLOTS[kind]):
@@ -69,7 +69,7 @@ def step(kind: str, state: list[Any], ids: Any, grads: Any) -> None:
 
 
 def update(kind: str, state: list[Any], ids: Any, g: Any) -> None:
-    """One step on the rows of distinct ids."""
+    """Update the rows of distinct ids in place."""
     rate = np.float32(RATE)
     if kind == "sgd":
         state[0][ids] -= rate * g

@@ -1,4 +1,4 @@
-"""polars: a group-by. It sums no lists elementwise, so the gradient is split into columns, and the split is timed."""
+"""polars: a group-by. It cannot sum lists elementwise, so the gradient is split into columns; the split is timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.bench.contestants import Way
 
 
 def ways(threads: int) -> list[Way]:
-    """Threads are the environment's: POLARS_MAX_THREADS is set before the import."""
+    """Return the ways. The environment sets the threads: POLARS_MAX_THREADS, before the import."""
     return [Way("polars_group_by", "polars", "coalesce", coalesce, slow=True)]
 
 

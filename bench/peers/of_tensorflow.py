@@ -13,8 +13,8 @@ from penstock.bench.workloads import TableSize
 
 
 def ways(threads: int) -> list[Way]:
-    """TensorFlow has no sparse Adam and no row-wise Adagrad kernel."""
-    with contextlib.suppress(RuntimeError):  # already running: the environment has said the same
+    """Return the ways. TensorFlow has no sparse Adam and no row-wise Adagrad kernel."""
+    with contextlib.suppress(RuntimeError):  # already initialized: the environment has set the same
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     made = [
@@ -69,7 +69,7 @@ def coalesce(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def start(kind: str, equation: Any, table: TableSize) -> dict[str, Any]:
-    """Variables, and the step over them as a compiled graph."""
+    """Return the variables, and the step over them as a compiled graph."""
     shape = (table.vocabulary_size, table.dim)
     variables = [tf.Variable(tf.fill(shape, tf.constant(WEIGHT)))]
     if kind != "sgd":
@@ -81,7 +81,7 @@ def start(kind: str, equation: Any, table: TableSize) -> dict[str, Any]:
 
 
 def scatter_sub(variables: list[Any], ids: Any, grads: Any) -> None:
-    """Without deduplication: SGD is a sum, whatever the order."""
+    """Apply SGD without deduplication: it is a sum in any order."""
     tf.raw_ops.ResourceScatterSub(resource=variables[0].handle, indices=ids, updates=grads * RATE)
 
 

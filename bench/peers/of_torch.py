@@ -1,6 +1,6 @@
-"""PyTorch on the CPU: tensors share the arrays' memory, so nothing is converted.
+"""PyTorch on the CPU: tensors share the memory of the arrays, so there is no conversion.
 
-The best coalesce is an unobvious composition: sort, count runs, and let ``embedding_bag`` sum the rows of each run.
+The fastest coalesce is a composition: sort, count runs, and sum the rows of each run with ``embedding_bag``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def weights(table: TableSize) -> dict[str, Any]:
 
 
 def scatter_add(state: dict[str, Any], ids: Any, grads: Any) -> None:
-    """Without deduplication: SGD is a sum, whatever the order."""
+    """Apply SGD without deduplication: it is a sum in any order."""
     state["weights"].scatter_add_(0, ids[:, None].expand_as(grads), grads * -RATE)
 
 
@@ -89,7 +89,7 @@ def optimizer(table: TableSize, kind: Any, **settings: Any) -> dict[str, Any]:
 
 
 def optimizer_step(state: dict[str, Any], ids: Any, grads: Any) -> None:
-    """An uncoalesced sparse gradient, as an embedding layer leaves it; the optimizer coalesces."""
+    """Apply an uncoalesced sparse gradient, as an embedding layer produces it; the optimizer coalesces."""
     parameter = state["weights"]
     parameter.grad = torch.sparse_coo_tensor(ids[None], grads, parameter.shape, check_invariants=False)
     state["optimizer"].step()

@@ -1,6 +1,6 @@
-"""A result as a folder: result.json, a picture of every question, and one page that shows all of it by itself.
+"""The report of a result: a folder with result.json, the plots, and one self-contained page.
 
-``python -m penstock.bench.report RESULT.json… --plots DIR`` draws results that were kept: the pictures of docs/.
+``python -m penstock.bench.report RESULT.json… --plots DIR`` draws the plots of saved results, as in docs/.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ td:first-child,th:first-child,td.name{text-align:left}svg{max-width:100%;height:
 
 
 def write_report(folder: Path, result: dict[str, Any]) -> Path:
-    """Write everything; gives the page's path."""
+    """Write the report, and return the path of its page."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     pictures = []
@@ -39,7 +39,7 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
 
 
 def figures(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, SVG) of every plot that the result has numbers for."""
+    """Yield (name, SVG) of every plot that the result has numbers for."""
     runs = [run for run in result["runs"] if OURS in run["sides"]]
     for threads in sorted({run["threads"] for run in runs}):
         of = [run for run in runs if run["threads"] == threads]
@@ -82,7 +82,7 @@ def page(result: dict[str, Any], pictures: list[str]) -> str:
 
 
 def problems(result: dict[str, Any]) -> Iterator[str]:
-    """What failed, and who did not take part."""
+    """Yield the failures, and the peers that did not take part."""
     if result["failed"]:
         yield f"<p class=bad>Our own result is wrong or missing in: {escape(', '.join(result['failed']))}</p>"
     if result.get("absent"):

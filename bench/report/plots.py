@@ -1,6 +1,6 @@
-"""The plots of a report: bars of how much longer peers took, and curves of ours against a size.
+"""The plots of a report: bars of the peers' times relative to penstock's, and curves of penstock's time by size.
 
-Each function takes runs of a result and returns SVG; only drawing lives here.
+Each function takes runs of a result and returns SVG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AXES = {
 
 
 def ratios(title: str, runs: Sequence[Run]) -> str:
-    """One workload: for every kind the peers, as multiples of our time. runs : of one number of threads"""
+    """Plot one workload: for every kind the peers' times as multiples of ours. runs : of one number of threads"""
     rows = []
     for run in runs:
         for n, (ratio, name) in enumerate(sorted(peers_of(run))):
@@ -38,7 +38,7 @@ def ratios(title: str, runs: Sequence[Run]) -> str:
 
 
 def growth(what: str, runs: Sequence[Run]) -> str:
-    """Ours against the size that grows: nanoseconds per row, and the memory's limit."""
+    """Plot penstock's nanoseconds per row against the size that grows, with the memory limit."""
     curves, bands, limits = {}, {}, {}
     for threads in sorted({run["threads"] for run in runs}) if what != "threads" else [None]:
         name = f"penstock, {threads} threads" if threads else OURS
@@ -54,12 +54,12 @@ def growth(what: str, runs: Sequence[Run]) -> str:
 
 
 def per_row(run: Run, milliseconds: float) -> float:
-    """Nanoseconds."""
+    """Return the nanoseconds per row."""
     return float(1e6 * milliseconds / run["workload"]["rows"])
 
 
 def shares(title: str, runs: Sequence[Run]) -> str:
-    """How much of the memory's limit ours and the best peer reach, case by case."""
+    """Plot the share of the memory limit that penstock and the best peer reach, case by case."""
     rows = []
     for run in runs:
         if "limit_ms" in run:

@@ -1,7 +1,6 @@
 """README's table of figures: ``python -m penstock.bench.report.readme_table RESULT.json [--write README.md]``.
 
-With --write the text between the two markers is replaced; tests hold README to what this makes of the result in
-bench/results/.
+With --write it replaces the text between the two markers; a test compares README with the result in bench/results/.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ WORKLOAD_NAMES = {"w1": "zipf", "w2": "no reuse", "w3": "hot ids", "w4": "32 une
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table with what it belongs to, for the largest number of threads that was measured."""
+    """Return the table, with machine and versions, for the largest number of threads that was measured."""
     compared = [run for run in result["runs"] if run["case"].split("/")[0] in WORKLOADS]
     threads = max((run["threads"] for run in compared), default=0)
     runs = {run["case"]: run for run in compared if run["threads"] == threads}
@@ -47,7 +46,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def cell_of(run: dict[str, Any] | None) -> str | None:
-    """Our median, the ratio to the best peer, and the share of the memory's limit."""
+    """Return a cell: penstock's median, the ratio to the best peer, and the share of the memory limit."""
     if run is None or OURS not in run["sides"]:
         return None
     ours = run["sides"][OURS]["median_ms"]
@@ -64,12 +63,12 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
 
 
 def peers_of(run: dict[str, Any]) -> list[tuple[float, str]]:
-    """(time as a multiple of ours, name) of the other libraries."""
+    """Return (time as a multiple of penstock's, name) of the other libraries."""
     return [(side["ratio"], n) for n, side in run["sides"].items() if "ratio" in side and not n.startswith(OURS)]
 
 
 def told(result: dict[str, Any], threads: int) -> str:
-    """The machine and the versions, without which the numbers mean nothing."""
+    """Return the machine and the versions, without which the numbers mean nothing."""
     where, versions = result["machine"], result["versions"]
     ours = [run["sides"][OURS] for run in result["runs"] if run["threads"] == threads and OURS in run["sides"]]
     disturbed = sum(2 * side["clean"] < len(side["samples_ms"]) for side in ours)
@@ -83,7 +82,7 @@ def told(result: dict[str, Any], threads: int) -> str:
 
 
 def written(page: str, table: str) -> str:
-    """page with the table between its markers. Raises ValueError where it has none."""
+    """Return the page with the table between its markers. Raises ValueError if it has none."""
     if BEGIN not in page or END not in page:
         raise ValueError(f"no place for the table: expected the lines {BEGIN.strip()} and {END.strip()}")
     head, rest = page.split(BEGIN)

@@ -1,1 +1,1 @@
-"""Programs compiled for every generation of TPU, on a machine that has none."""
+"""Programs compiled for every generation of TPU, on a machine without a TPU."""

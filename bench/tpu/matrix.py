@@ -1,16 +1,16 @@
-"""Every step for every generation of TPU, through TPU's real compiler, on a machine that has none.
+"""Every step for every generation of TPU, through TPU's real compiler, on a machine without a TPU.
 
-libtpu compiles for a topology that is only described. What it makes says whether a table is updated in place, what
-memory it needs beside, and how many bytes move; it says nothing of time. ``make tpu-matrix`` runs this, and writes
-bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
+libtpu compiles for a described topology. The compiled program shows whether a table is updated in place, how much
+temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
+writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
-Bytes moved per line (one physical row, docs/tpu.md), beside the floor of reading and writing weights and slots once
-and reading the gradient and the number of the line:
+Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
+once, and reading the gradient and the number of the line. They are counted as follows:
 
-* of the kernels: what their DMAs and the blocks that Pallas brings in move, counted in the traced kernel;
-* of XLA's program: the operands and results that its schedule keeps in HBM. What XLA places in on-chip memory counts
-  nothing, and a scatter counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
-  ``cost_analysis()["bytes accessed"]`` is no such figure: it charges gathers for tiles that their DMAs do not move.
+* kernels: the bytes of their DMAs and of the blocks that Pallas loads, counted in the traced kernel;
+* XLA programs: the operands and results that the schedule keeps in HBM. On-chip memory does not count, and a scatter
+  counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
+  ``cost_analysis()["bytes accessed"]`` is unsuitable: it charges gathers for tiles that their DMAs do not move.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What the compiler made of a case.
+    """The result of compiling a case.
 
-    bytes_per_line : moved; None: nothing was compiled
-    failed : what is not as it must be
+    bytes_per_line : bytes moved; None: nothing was compiled
+    failed : the faults
     """
 
     case: Case
@@ -76,7 +76,7 @@ class Result:
 
 
 def optimizers() -> dict[str, Any]:
-    """Every optimizer that has a formula, by name."""
+    """Return every optimizer that has a formula, by name."""
     from penstock.config import optimizers as o
 
     plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
@@ -87,7 +87,7 @@ def optimizers() -> dict[str, Any]:
 
 
 def cases(small: bool) -> Iterator[Case]:
-    """The grid. Small: each generation and each optimizer once, the rest sampled."""
+    """Yield the cases of the grid. small : each generation and each optimizer once, the rest sampled"""
     for generation in TOPOLOGIES:
         for optimizer in MAIN:
             for dim in DIMS:
@@ -114,14 +114,14 @@ SMALL |= {("tpu7x", "Adagrad", 128)}
 
 
 class Compiler:
-    """Compiles cases; topologies and rules are made once."""
+    """Compiles cases; topologies and rules are cached."""
 
     def __init__(self) -> None:
         self._meshes: dict[str, Any] = {}
         self._optimizers = optimizers()
 
     def mesh(self, generation: str) -> Any:
-        """All chips of a topology that is not there."""
+        """Return a mesh over all chips of a described topology."""
         import numpy as np
         from jax.experimental import topologies
         from jax.sharding import Mesh
@@ -133,7 +133,7 @@ class Compiler:
         return self._meshes[generation]
 
     def made(self, case: Case) -> tuple[Any, Any, Any]:
-        """The layout, the rule and the mesh of a case."""
+        """Return the layout, the rule and the mesh of a case."""
         from penstock.bridge.backends import formed
         from penstock.bridge.sharding import Layout
         from penstock.config.embedding import EmbeddingConfig
@@ -158,7 +158,7 @@ class Compiler:
         began = time.perf_counter()
         try:
             program: Any = compiled("apply", mesh, rule, line, case.variant, num_lines, LINES)
-        except Exception as error:  # the compiler's, whatever it is
+        except Exception as error:  # the compiler may raise anything
             return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
         memory, text = program.memory_analysis(), program.as_text()
@@ -168,7 +168,7 @@ class Compiler:
             with set_mesh(mesh):
                 traced = made("apply", mesh, rule, line, case.variant, num_lines)
                 jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, LINES)).jaxpr
-            by_pallas = 4 * line.width + 4  # the words and the number, which the TensorCore's pipeline brings in
+            by_pallas = 4 * line.width + 4  # the words and the number, which the TensorCore's pipeline loads
             moved = dma_bytes(jaxpr) + by_pallas if case.variant == "pallas" else dma_bytes(jaxpr, block_of(line))
         failed = list(faults(case, layout, memory, text))
         most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
@@ -178,11 +178,11 @@ class Compiler:
 
 
 def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
-    """What a step must not do, whatever the optimizer."""
+    """Yield the faults of a compiled step: what no step may do, with any optimizer."""
     of_device = layout.nbytes // layout.num_devices
     if memory.alias_size_in_bytes != of_device:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
-    # XLA holds lines three times: as they were, as they will be, and on their way into the table.
+    # XLA keeps lines three times: before the update, after it, and for the write into the table.
     line_bytes = 4 * (sum(layout.line.groups) * layout.line.strip + layout.line.halves * layout.line.width)
     bound = (1 << 20) + (3 * LINES * line_bytes if case.variant == "xla" else 0)
     if memory.temp_size_in_bytes > bound:
@@ -194,9 +194,9 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
 
 
 def dma_bytes(jaxpr: Any, block: int = 1) -> int:
-    """Bytes per line that the DMAs of a traced kernel move: each array in and out once, however often it is written.
+    """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out.
 
-    block : lines that a copy moves; what is not of that many is no copy of lines (scalars, once for each subcore)
+    block : lines per copy; a copy of another size is not one of lines (scalars, once for each subcore)
     """
     sites: dict[tuple[str, str], int] = {}
     for eqn in walk(jaxpr):
@@ -213,7 +213,7 @@ def dma_bytes(jaxpr: Any, block: int = 1) -> int:
 
 
 def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
-    """(shape, dtype) of what a copy moves: either end may be a whole buffer."""
+    """Return (shape, dtype) of the data that a copy moves: either end may be a whole buffer."""
     for end in (source, target):
         for transform in getattr(end, "transforms", ())[-1:]:
             return transform.get_indexer_shape(), _whole(end).dtype
@@ -221,12 +221,12 @@ def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _whole(end: Any) -> Any:
-    """The type of the buffer that an end of a copy is in."""
+    """Return the type of the buffer that an end of a copy is in."""
     return getattr(end, "ref", end).aval
 
 
 def walk(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a traced program, those inside others too."""
+    """Yield every equation of a traced program, including nested ones."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
         for value in eqn.params.values():
@@ -236,7 +236,7 @@ def walk(jaxpr: Any) -> Iterator[Any]:
 
 
 def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int) -> int:
-    """Bytes that the instructions of a compiled program move from and to HBM, a table counted by the lines touched."""
+    """Return the bytes that a compiled program moves from and to HBM; of a table, only the lines touched count."""
     kinds: dict[str, str] = {}
     total = 0
     entry = text[text.index("ENTRY ") :]
@@ -254,7 +254,7 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]\{([^}]*)\}")
 
 
 def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """(name, type, operation, operands) of every instruction of a computation in XLA's text form."""
+    """Yield (name, type, operation, operands) of every instruction of a computation in XLA's text form."""
     for line in entry.splitlines()[1:]:
         name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
         if not equals:
@@ -301,7 +301,7 @@ def markdown_table(results: Sequence[Result]) -> str:
 
 
 def kept(path: Path | None) -> dict[Case, Result]:
-    """The results of an earlier run."""
+    """Return the results of an earlier run."""
     found = {}
     for line in path.read_text().splitlines() if path is not None and path.exists() else ():
         result = json.loads(line)
@@ -311,7 +311,7 @@ def kept(path: Path | None) -> dict[Case, Result]:
 
 
 def write(path: Path, results: Sequence[Result]) -> None:
-    """Write the results as a page of their own, in place of an earlier one."""
+    """Write the results as a page, which replaces an earlier one."""
     head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
     path.write_text(f"{head}{markdown_table(results)}\n")
 
@@ -328,7 +328,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
-    # The host has no TPU; libtpu must not look for one, and may be loaded beside another that compiles.
+    # The host has no TPU: libtpu must not look for one, and several processes may load it to compile.
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
     compiler, results, known = Compiler(), [], kept(args.results)
     for case in cases(args.small):

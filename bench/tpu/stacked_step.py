@@ -1,9 +1,9 @@
-"""One step over tables that share arrays, for every generation of TPU: what the real compiler makes of it.
+"""One step over tables that share arrays, compiled by the real compiler for every generation of TPU.
 
-Beside the matrix (matrix.py), whose tables are each by themselves: four tables of dims 8, 32, 64 and 128 that one
-optimizer updates lie in one stack of lines, and a step over all of them is one program. It must compile, alias the
-whole stack, copy no part of it, and need no more memory beside it than a table's step may; so must reading rows of
-each of the tables.
+In addition to the matrix (matrix.py), whose tables are separate: four tables of dims 8, 32, 64 and 128 with one
+optimizer share one stack of lines, and a step over all of them is one program. It must compile, alias the whole stack,
+copy no part of it, and need no more temporary memory than the step of one table may. The programs that read rows of
+each table must not copy the stack either.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.stacked_step [GENERATION…]
 """
@@ -25,7 +25,7 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 
 def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) -> tuple[Any, Any, Any]:
-    """Tables of half as many rows as the matrix's, their rule and their mesh."""
+    """Return the stack of tables with half as many rows as the matrix's, their rule and their mesh."""
     from penstock.bridge.stacking import Stack, stacked
 
     made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
@@ -36,7 +36,7 @@ def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) 
 
 
 def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tuple[str, list[str]]]:
-    """(a line of the table, what is not as it must be) of each program."""
+    """Yield (a line of the table, the faults) of each program."""
     from penstock.bridge.program_cache import Programs
 
     for variant in ("pallas", "xla"):
