@@ -25,7 +25,7 @@ TABLE_BYTES = (1 << 26, 1 << 32)  # of the table whose random rows are updated: 
 NUM_ROWS = 1 << 18
 REPEATS = 5
 
-# The cost of row-wise Adagrad's one number per row, which lies in a separate array or next to the weights.
+# Cost factor for row-wise Adagrad's one additional number per row, in a separate array or next to the weights.
 ROWWISE_SHARE = 1.15
 
 

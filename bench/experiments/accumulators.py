@@ -1,18 +1,18 @@
 """How much faster than TensorFlow's SparseConditionalAccumulator are gradients applied and taken?
 
-64 gradients of 16,384 rows × 32 float32 are applied one after the other, then all are taken at once (MEAN). The ids
-of a gradient are distinct and ascending, since TensorFlow merges no others rightly; they are drawn by zipf 1.1 from
-1,000,000, so that the gradients share their frequent ids. Before anything is timed both results are compared bit for
-bit. Then the two run in turns, and the answer is the ratio of the median seconds.
+64 gradients of 16,384 rows × 32 float32 are applied one after the other, then all are taken at once (MEAN). The ids of
+a gradient are distinct and ascending, because TensorFlow merges no others correctly; they are drawn by zipf 1.1 from
+1,000,000, so that the gradients share their frequent ids. Both results are first compared bit for bit. Then the two
+sides run in turns, and the answer is the ratio of the median seconds.
 
-TensorFlow gets its best case: a graph (its class has no other mode) that holds the gradients as constants, one
-session.run for all 64 applies, chained by control dependencies, and one for the take. So neither feeding nor Python
-is in its time; ours includes its Python. Both sum on one thread.
+TensorFlow gets its best case: a graph (its class has no other mode) with the gradients as constants, one session.run
+for all 64 applies, chained by control dependencies, and one for the take. So its time includes neither feeding nor
+Python; penstock's includes Python. Both sum on one thread.
 
-What it cannot say: how either does with many producers at once, or with ids in any order, where TensorFlow's
-result is another one (docs/accumulators.md).
+It does not measure many producers at once, or ids in any order, for which TensorFlow's result differs
+(docs/accumulators.md).
 
-    python bench/experiments/accumulators.py            # with TensorFlow installed; without it, ours alone
+    python bench/experiments/accumulators.py            # with TensorFlow installed; without it, penstock only
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def made(num: int, rows: int, dim: int) -> list[tuple[Any, Any]]:
-    """(ids int64 (rows,) ascending and distinct, values float32 (rows, dim)), the same for the same sizes."""
+    """Return (ids int64 (rows,) ascending and distinct, values float32 (rows, dim)), deterministic by the sizes."""
     rng = np.random.default_rng(11)
     share = np.cumsum(np.arange(1, VOCABULARY + 1) ** -ALPHA)
     gradients = []
@@ -86,7 +86,7 @@ def made(num: int, rows: int, dim: int) -> list[tuple[Any, Any]]:
 
 
 def ours(gradients: list[tuple[Any, Any]]) -> Any:
-    """A callable: applies all, takes, returns (indices, values)."""
+    """Return a callable that applies all gradients, takes, and returns (indices, values)."""
     acc = ps.SparseConditionalAccumulator("float32", (VOCABULARY, gradients[0][1].shape[1]))
 
     def once() -> tuple[Any, Any]:
@@ -99,7 +99,7 @@ def ours(gradients: list[tuple[Any, Any]]) -> Any:
 
 
 def theirs(gradients: list[tuple[Any, Any]]) -> Any:
-    """The same of TensorFlow, in graph mode."""
+    """Return the same callable for TensorFlow, in graph mode."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -109,7 +109,7 @@ def theirs(gradients: list[tuple[Any, Any]]) -> Any:
         before: list[Any] = []
         for ids, values in gradients:
             with tf.control_dependencies(before):
-                # A step of the far future is never stale, whatever the accumulator's step.
+                # A step far in the future is never stale.
                 applied = acc.apply_grad(tf.constant(ids), tf.constant(values), local_step=2**62)
                 before = [applied]
         take = acc.take_indexed_slices_grad(len(gradients))
@@ -130,7 +130,7 @@ def check(sides: dict[str, Any], num: int) -> None:
 
 
 def in_turns(sides: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every repetition, by side."""
+    """Return the seconds of every repetition, by side."""
     for once in sides.values():
         once()
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -161,7 +161,7 @@ def tell(report: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the numbers depend on; nothing that names the computer."""
+    """Return the properties of the machine that affect the numbers; nothing that identifies it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")

@@ -4,9 +4,9 @@
     python bench/experiments/activations.py --samples 8192 --dim 64
 
 One table of a million rows and one feature. "recv" is Engine.recv_activations of one batch, "send" its send_gradients,
-"combine" the part of recv that sums looked-up rows into activations, "add.at" the same by NumPy's definition of it.
-Batches are uniform ids: one per sample, or 0 to 16 of them as an Arrow list array, then with weights and combiner mean.
-Milliseconds, median and least; all sides take turns. combine and add.at must give the same bits.
+"combine" the part of recv that sums looked-up rows into activations, "add.at" the same by NumPy's definition.
+Batches are uniform ids: one per sample, or 0 to 16 as an Arrow list array, then with weights and combiner mean.
+Milliseconds, median and minimum; all sides take turns. combine and add.at must return the same bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def measured(rng: np.random.Generator, what: str, num_samples: int, dim: int, rounds: int) -> list[list[float]]:
-    """Seconds of recv, send, combine and add.at."""
+    """Return the seconds of recv, send, combine and add.at."""
     table = ps.TableConfig(VOCABULARY, dim, name="t", combiner="mean" if "weighted" in what else "sum")
     engine = ps.Engine(ps.EmbeddingConfig.from_features([ps.FeatureConfig(table)], num_samples, ps.Adagrad(0.1)))
     lengths = np.ones(num_samples, int) if what == "one per sample" else rng.integers(0, 17, num_samples)

@@ -1,11 +1,11 @@
-"""What does saving cost the steps that go on meanwhile: time per frame, and memory beside the tables?
+"""What does saving cost the steps meanwhile: time per frame, and memory in addition to the tables?
 
 One table with Adagrad's slot (--gb of weights and slots, dim 64) takes frames of --frame-rows rows (zipf 1.1 over all
 ids, num_required 1, so every frame is a step), first --frames without a checkpoint, then until a base of the whole
-table and two deltas are on disk, with the next commit begun as soon as one is through. Told are the median, the 99th
-percentile and the longest time of a frame of both, and how much RssAnon grew over the peak of the first run (sampled
-every 20 ms; what the files take in the page cache is the kernel's). The last commit of a run, which it waits for, is
-not a step and is told apart. Linux only.
+table and two deltas are on disk; each commit begins as soon as the previous one is complete. The output is the median,
+the 99th percentile and the maximum time of a frame of both runs, and how much RssAnon grew over the peak of the first
+run (sampled every 20 ms; the page cache does not count). The last commit of a run, which the run waits for, is not a
+step and is reported separately. Linux only.
 
     python bench/experiments/checkpoint.py --gb 2
 """
@@ -47,7 +47,7 @@ def main() -> None:
         f"table     {num_rows:,} × {DIM}, {num_rows * 4 * DIM * PARTS / 1e9:.2f} GB; frames of {args.frame_rows:,} rows"
     )
     batches = frames(num_rows, args.frame_rows)
-    engine.run(batches[:20])  # compiles what this needs
+    engine.run(batches[:20])  # compiles the programs
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         engine.apply({"t": (np.arange(9), np.zeros((9, DIM), np.float32))})
         without, memory, _ = measure(engine, repeated(batches, args.frames))
@@ -74,7 +74,7 @@ def line(name: str, seconds: Any) -> None:
 
 
 def frames(num_rows: int, rows: int) -> list[pa.RecordBatch]:
-    """Some frames that are given again and again."""
+    """Return frames to cycle through."""
     rng = np.random.default_rng(0)
     made = []
     for _ in range(20):
@@ -98,7 +98,7 @@ def until_three_commits(batches: list[pa.RecordBatch], folder: Folder) -> Iterat
 
 
 def measure(engine: ps.Engine, source: Iterator[pa.RecordBatch], **options: Any) -> tuple[Any, int, float]:
-    """(seconds of every frame, peak RssAnon in bytes, seconds from the last frame to the end of the run)"""
+    """Return (seconds of every frame, peak RssAnon in bytes, seconds from the last frame to the end of the run)."""
     times, peak, done = [time.perf_counter()], [0], threading.Event()
 
     def sample() -> None:

@@ -1,7 +1,7 @@
-"""How long until a command has done nothing? ``penstock --help`` and a replay of an empty log, beside ``import jax``.
+"""How long does a command take to start? ``penstock --help`` and a replay of an empty log, next to ``import jax``.
 
-All take turns, each a process of its own with a warm page cache and a warm compile cache (in a temporary folder); the
-first round warms up and does not count. Told are median, least and most, and the ratio of the medians.
+All take turns, each a separate process with a warm page cache and a warm compile cache (in a temporary folder); the
+first round warms up and does not count. The output is median, minimum and maximum, and the ratio of the medians.
 
     python bench/experiments/cold_start.py --rounds 11
 """
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def timed(command: list[str], environment: dict[str, str]) -> float:
-    """Seconds of a process, from its start to its end."""
+    """Return the seconds of a process, from its start to its end."""
     started = time.perf_counter()
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started

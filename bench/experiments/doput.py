@@ -1,11 +1,11 @@
-"""What does the network cost? Rows per second pushed into ``penstock serve`` on loopback, beside a replay of a file.
+"""What does the network cost? Rows per second pushed into ``penstock serve`` on loopback, next to a replay of a file.
 
     python bench/experiments/doput.py [--rows 20000] [--frames 60] [--rounds 3]
 
-The service is a process of its own, the producer another; both share this machine's processors, which a replay has for
-itself. Batches go through shared memory, or with ``--socket`` as they would between machines. Time runs from the first
-frame sent to the last acknowledgement. Warm: every process has applied the whole log once before. Nobody reads. With a
-checkpoint (``--checkpoint``) the time ends with the commit of everything. Says whether both ended with the same tables.
+The service and the producer are separate processes and share the CPUs of this machine; a replay has all of them.
+Batches are sent through shared memory, or with ``--socket`` as between machines. The time ends with the last
+acknowledgement, or with ``--checkpoint`` with the commit of everything. Every process has applied the whole log once
+before (warm), and there is no reader. The output says whether both ended with the same tables.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
                 client.drain()
             told = service.stdout.read()
         except BaseException:
-            service.kill()  # else it is waited for, and nobody ends it
+            service.kill()  # otherwise the wait for it would never end
             raise
     report(args, replays, puts, engine.state_hash() in told)
 

@@ -1,20 +1,19 @@
-"""What does it save to sum lookups' gradients without writing them out?
+"""How much does it save to sum the gradients of lookups without materializing them?
 
     python bench/experiments/expansion.py                      speed, then memory: about a minute
     python bench/experiments/expansion.py --dims 64 --no-memory
 
 Speed: 65,536 samples look up 8 ids each with weights, and every id occurs ``--reuse`` times on average (uniform). The
-gradients of the samples lie in memory, as Arrow has them. One side multiplies while it sums, the other writes every
-lookup's gradient into an array (numpy: take, then multiply in place; numpy has one thread for that) and sums that. Sums
-are taken as the engine takes them, on one thread and on all; until the device's step would begin.
-The sides take turns; in a turn a side runs once uncounted, so that it does not begin with the caches as the other left
-them, and once counted; medians. Both must give the same bits.
+gradients of the samples are in memory, in Arrow's layout. One side multiplies while it sums; the other writes every
+lookup's gradient into an array (numpy, one thread: take, then multiply in place) and sums that. Both sum as the engine
+does, on one thread and on all, up to the start of the device's step. The sides take turns; in a turn a side runs once
+uncounted, to fill the caches, and once counted; medians. Both must return the same bits.
 
-Memory: ``Engine.run`` over one batch of an example stream in a process of its own, for two numbers of lookups and two
-dims, ids and samples as many in all of them. Told is how far RssAnon rises above what it was when the batch lay ready,
-sampled every 2 ms from outside, beside what an array of lookups × dim would take. Linux only: it reads /proc.
+Memory: ``Engine.run`` over one batch of an example stream in a separate process, for two numbers of lookups and two
+dims, with constant numbers of ids and samples. The output is the rise of RssAnon from when the batch was ready to its
+peak, sampled every 2 ms from outside, next to the size of an array of lookups × dim. Linux only: it reads /proc.
 
-It cannot say what a replay gains: reading and the optimizer's step come on top, and are the same for both.
+It does not measure the gain of a replay: reading and the optimizer's step are additional, and equal for both.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from penstock.table_accumulator import TableStore
 from penstock.threads import Crew
 
 SAMPLES, PER_SAMPLE = 1 << 16, 8
-IDS = 1 << 14  # of the memory's measurement
+IDS = 1 << 14  # of the memory measurement
 
 
 def main() -> int:
@@ -72,7 +71,7 @@ def main() -> int:
 
 
 def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float]:
-    """Median milliseconds of writing out and summing, and of summing at once."""
+    """Return the median milliseconds of materializing and summing, and of summing directly."""
     rng, lookups = np.random.default_rng(0), SAMPLES * PER_SAMPLE
     vocabulary = lookups // reuse
     ids, samples = rng.integers(0, vocabulary, lookups), np.repeat(np.arange(SAMPLES), PER_SAMPLE)
@@ -101,7 +100,7 @@ def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float
 
 
 def turn(work: Callable[[], Any]) -> float:
-    """Milliseconds of the second of two runs."""
+    """Return the milliseconds of the second of two runs."""
     work()
     began = time.perf_counter()
     work()
@@ -109,7 +108,7 @@ def turn(work: Callable[[], Any]) -> float:
 
 
 def child(lookups: int, dim: int) -> None:
-    """Make a batch, say so, and run it when told to."""
+    """Create a batch, print "ready", and run it after a line on stdin."""
     rng = np.random.default_rng(0)
     ends = pa.array(np.arange(0, lookups + 1, lookups // SAMPLES, dtype=np.int32))
     column = pa.StructArray.from_arrays(
@@ -124,7 +123,7 @@ def child(lookups: int, dim: int) -> None:
     table = ps.TableConfig(IDS, dim, name="t", combiner="mean")
     config = ps.EmbeddingConfig.from_features([ps.FeatureConfig(table, name="clicked")], 1, ps.SGD(0.1))
     engine = ps.Engine(config)
-    engine.run([batch.slice(0, 64)])  # what is compiled and loaded once
+    engine.run([batch.slice(0, 64)])  # compiles and loads everything
     print("ready", flush=True)
     sys.stdin.readline()
     report = engine.run([batch])
@@ -132,7 +131,7 @@ def child(lookups: int, dim: int) -> None:
 
 
 def rise(lookups: int, dim: int) -> float:
-    """Megabytes by which the child's anonymous memory rises while it runs its batch."""
+    """Return the megabytes by which the child's anonymous memory rises while it runs its batch."""
     command = [sys.executable, __file__, "--child", str(lookups), str(dim)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -150,7 +149,7 @@ def rise(lookups: int, dim: int) -> float:
 
 
 def anonymous(pid: int) -> int:
-    """RssAnon in bytes; 0 when the process is gone."""
+    """Return RssAnon in bytes; 0 if the process has exited."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

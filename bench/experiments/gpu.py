@@ -1,9 +1,9 @@
-"""What share of an accelerator's own copy bandwidth does a step reach? Runs where there is one; on a CPU with --any.
+"""What share of an accelerator's copy bandwidth does a step reach? Needs an accelerator; --any runs it on a CPU.
 
 For SGD, Adagrad and Adam at dims 32, 64 and 128: 65,536 unique rows per step of a table of 10 million. Two figures:
-the programs alone with their arguments on the device, and whole steps from NumPy arrays. A row's traffic is what any
-implementation must move: weights and slots read and written, gradient and number read. The copy bandwidth is that of a
-jitted copy of 1 GB, read and write counted, at its best of nine.
+the programs alone with their arguments on the device, and whole steps from NumPy arrays. A row's traffic is the minimum
+that any implementation must move: weights and slots read and written, gradient and number read. The copy bandwidth is
+that of a jitted copy of 1 GB, read and write counted, the best of nine.
 
     python bench/experiments/gpu.py [--rows 10000000] [--unique 65536] [--any]
 """
@@ -61,14 +61,14 @@ def main() -> int:
 
 
 def copy_bandwidth(num_bytes: int) -> float:
-    """Bytes read and written per second by a copy."""
+    """Return the bytes read and written per second by a copy."""
     array = jnp.zeros(num_bytes // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     return 2 * num_bytes / min(timed(lambda: copy(array)) for _ in range(9))
 
 
 def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, unique: int) -> tuple[float, float]:
-    """Rows per second: of the programs alone, and of whole steps."""
+    """Return the rows per second of the programs alone, and of whole steps."""
     layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh))
     variant = "xla" if mesh.devices.flat[0].platform == "cpu" else None
     table = DeviceTable(mesh, layout, rule, [0.1] * rule.num_slots, variant=variant)
@@ -80,7 +80,7 @@ def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, uniq
 
 
 def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped-def]
-    """The compiled programs in a row, everything they read on the device before they begin."""
+    """Run the compiled programs one after the other, with all arguments on the device before they begin."""
     stack = Stack.of([layout], rule)
     programs, where = Programs(mesh, stack, rule, table.variant), row_sharding(mesh)
     calls = []
@@ -106,7 +106,7 @@ def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped
 
 
 def whole(table: DeviceTable, steps) -> float:  # type: ignore[no-untyped-def]
-    """Steps from the host's arrays, dealt and sent as in a run."""
+    """Run steps from host arrays, partitioned and transferred as in a run."""
 
     def once() -> None:
         for ids, grads in steps:
@@ -118,7 +118,7 @@ def whole(table: DeviceTable, steps) -> float:  # type: ignore[no-untyped-def]
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds until what ``work`` gives is there."""
+    """Return the seconds until the result of ``work`` is ready."""
     began = time.perf_counter()
     jax.block_until_ready(work())
     return time.perf_counter() - began

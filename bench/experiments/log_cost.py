@@ -1,8 +1,8 @@
-"""What the checksums of penstock's own log cost: MB/s of writing and reading, with and without, the best of 5.
+"""The cost of the checksums of penstock's log: MB/s of writing and reading, with and without them, the best of 5.
 
     python bench/experiments/log_cost.py [ROWS_PER_BATCH]
 
-2 million rows of dim 32 (288 MB), from the page cache; every figure is of one thread.
+2 million rows of dim 32 (288 MB) in the page cache, on one thread.
 """
 
 import io

@@ -1,15 +1,14 @@
 """Does the memory of ``penstock replay`` grow with the length of the log?
 
-For each length a synthetic log is written (one table, dim 32, 1 million ids, zipf 1.1, 100,000 rows a step) and
-replayed in a process of its own, with --no-hash and without --out: the main path alone. The bench prints for each
-the peak, and the peak of the last quarter of the process's life ("late"): growth shows there even where the start
-needs more than the replay. Then the ratios of the longest log to the shortest; exit code 1 where one is above 1.10.
+For each length, the experiment writes a synthetic log (one table, dim 32, 1 million ids, zipf 1.1, 100,000 rows a step)
+and replays it in a separate process, with --no-hash and without --out: the main path alone. It prints the peak of each,
+and the peak of the last quarter of the process's lifetime ("late"), which shows growth even if the start needs more
+than the replay; then the ratios of the longest log to the shortest. The exit code is 1 if one is above 1.10.
 
-What is measured is RssAnon: memory that the process asked for and touched. The peak that the system reports at the
-end (ru_maxrss, VmHWM) also counts the pages of the log, which is mapped into memory: the kernel leaves them there
-as long as nobody needs the room, so that number grows with every log, whatever the program does. The pages of
-mapped files are shown beside it, as "file". RssAnon has no high-water mark: it is sampled every 20 ms, and a peak
-shorter than that may be missed. Linux only: it reads /proc.
+It measures RssAnon: memory that the process allocated and touched. The peak that the system reports at the end
+(ru_maxrss, VmHWM) also counts the pages of the memory-mapped log: the kernel keeps them until it needs the memory, so
+that peak grows with the log, whatever the program does. The pages of mapped files are printed as "file". RssAnon has no
+high-water mark: it is sampled every 20 ms, and a shorter peak may be missed. Linux only: it reads /proc.
 
     python bench/experiments/memory.py --rows 2000000,10000000
 """
@@ -72,7 +71,7 @@ def main() -> int:
 
 
 def lengths(text: str) -> list[int]:
-    """``2000000,10000000`` → the shortest first."""
+    """Return the lengths of ``2000000,10000000``, the shortest first."""
     try:
         rows = sorted(int(part) for part in text.split(","))
     except ValueError:
@@ -83,7 +82,7 @@ def lengths(text: str) -> list[int]:
 
 
 def measure(rows: int, directory: Path) -> dict[str, Any]:
-    """Replay a log of that many rows: memory in MB (10^6 bytes), and the seconds that replay reports."""
+    """Replay a log of ``rows`` rows; return its memory in MB (10^6 bytes), and the seconds that replay reports."""
     log, config = log_of(rows, directory)
     command = [sys.executable, "-m", "penstock", "replay", str(config), str(log), "--no-hash", "--json"]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
@@ -108,7 +107,7 @@ def measure(rows: int, directory: Path) -> dict[str, Any]:
 
 
 def log_of(rows: int, directory: Path) -> tuple[Path, Path]:
-    """A log and its configuration; a log that is there is whole, since it is written under another name."""
+    """Return a log and its configuration, written on first use. A rename ends the write: an existing log is whole."""
     log = directory / f"memory-{rows}.arrows"
     config = log.with_suffix(".pbtxt")
     if not (log.exists() and config.exists()):
@@ -117,7 +116,7 @@ def log_of(rows: int, directory: Path) -> tuple[Path, Path]:
 
 
 def watch(child: subprocess.Popen[Any]) -> tuple[list[int], list[int]]:
-    """Samples of RssAnon and RssFile of a process until it ends, in bytes."""
+    """Return samples of RssAnon and RssFile of a process until it ends, in bytes."""
     anon, file = [0], [0]
     while child.poll() is None:
         now = resident(child.pid)
@@ -129,7 +128,7 @@ def watch(child: subprocess.Popen[Any]) -> tuple[list[int], list[int]]:
 
 
 def resident(pid: int) -> dict[str, int]:
-    """RssAnon and RssFile in bytes; empty where the process has just ended."""
+    """Return RssAnon and RssFile in bytes; empty if the process has just exited."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except ProcessLookupError:
@@ -139,7 +138,7 @@ def resident(pid: int) -> dict[str, int]:
 
 
 def machine() -> dict[str, str]:
-    """What the numbers depend on; nothing that names the computer."""
+    """Return the properties of the machine that affect the numbers; nothing that identifies it."""
     cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), "unknown CPU")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,9 +2,9 @@
 
     python bench/experiments/serve_limits.py [--frames 300]
 
-Frames of 2,000 rows, a table of 200,000 × 64, 32 MB of deltas kept. Nobody reads; a reader follows; a reader follows
-100 times more slowly than the service steps when nobody reads; 100 producers at once where 16 calls are allowed. Memory
-is RssAnon of the process (Linux). Every frame must have been applied, once.
+Frames of 2,000 rows, a table of 200,000 × 64, 32 MB of deltas kept. The situations: no reader; a reader follows; a
+reader follows 100 times more slowly than the service steps without a reader; 100 producers at once with 16 calls
+allowed. Memory is RssAnon of the process (Linux). Every frame must have been applied exactly once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def frame(number: int) -> pa.RecordBatch:
 
 
 def with_reader(config: Path, frames: list[pa.RecordBatch], pause_s: float | None) -> float:
-    """Seconds per step. pause_s : of the reader after each delta; None: there is no reader"""
+    """Return the seconds per step. pause_s : pause of the reader after each delta; None: no reader"""
     said = "nobody reads" if pause_s is None else f"a reader that pauses {1000 * pause_s:.1f} ms after each delta"
     with started(config) as service, connect(service.uri) as client:
         client.put(frames[:20], "warm")
@@ -78,7 +78,7 @@ def follow(uri: str, pause_s: float, seen: list[str]) -> None:
 
 
 def with_producers(config: Path, frames: list[pa.RecordBatch]) -> None:
-    """100 clients at once, a frame each."""
+    """Push from 100 clients at once, a frame each."""
     with started(config, "--max-calls", "16") as service, connect(service.uri) as client:
         client.put(frames[:20], "warm")
 
@@ -96,7 +96,7 @@ def with_producers(config: Path, frames: list[pa.RecordBatch]) -> None:
 
 
 class started:  # noqa: N801 (read as a verb)
-    """A service in a process of its own."""
+    """A service in a separate process."""
 
     def __init__(self, config: Path, *words: str) -> None:
         command = [*SERVE, str(config), "--delta-memory", "32", "--no-hash", "--grace", "1", *words]
@@ -108,7 +108,7 @@ class started:  # noqa: N801 (read as a verb)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # nobody has told it to end
+        if kind is not None:  # the block failed before its ``drain``
             self.process.terminate()
         self.process.communicate(timeout=60)
 

@@ -1,9 +1,9 @@
-"""What does a step over 32 tables cost beside its rows, and what do stacks save? Runs on any machine.
+"""What is the fixed cost of a step over 32 tables, and how much do stacks save? Runs on any machine.
 
-The tables of w4 at a hundredth of their sizes, Adagrad, one device. Two steps: one row for each table, which is what
-dispatching costs, and 16,384 gradient rows dealt as w4 deals them. Per way of updating: a table at a time
-(PENSTOCK_STACKS=off) and stacked. The CPU's own way (ffi) has no stacks. Times are from the coalesced rows on the host
-to the devices being done; the median of --rounds.
+The tables of w4 at a hundredth of their sizes, Adagrad, one device. Two steps: one row for each table, which measures
+the cost of dispatching, and 16,384 gradient rows distributed as in w4. Each way of updating runs a table at a time
+(PENSTOCK_STACKS=off) and stacked; the CPU's handler (ffi) has no stacks. Times run from the coalesced rows on the host
+to the completion on the devices; the median of --rounds.
 
     python bench/experiments/stacks.py [--rounds 30]
 """
@@ -46,13 +46,13 @@ def main() -> int:
 
 
 def unique(ids, grads):  # type: ignore[no-untyped-def]
-    """Each id once, with any of its gradients."""
+    """Return each id once, with one of its gradients."""
     distinct, first = np.unique(ids, return_index=True)
     return distinct, np.ascontiguousarray(grads[first])
 
 
 def median(engine: Engine, rows, rounds: int) -> float:  # type: ignore[no-untyped-def]
-    """Seconds of a step that brings these rows."""
+    """Return the median seconds of a step with these rows."""
     coalesced, times = {name: [Coalesced((SummedArrays(*part),))] for name, part in rows.items()}, []
     for step in range(2 + rounds):  # the first ones compile
         began = time.perf_counter()

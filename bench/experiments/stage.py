@@ -1,7 +1,7 @@
-"""What do deltas cost? The same steps through ``Engine.run`` and through ``Engine.stage``, and what comes out of it.
+"""What do deltas cost? The same steps through ``Engine.run`` and through ``Engine.stage``, and the size of the deltas.
 
-One table of 2^20 rows of dim 32, Adagrad; steps of 2^16 rows with ids of a zipf distribution, in memory; validation on.
-Each way on an engine of its own, which has seen two steps; the best of several turns. Deltas are read and let go.
+One table of 2^20 rows of dim 32, Adagrad; steps of 2^16 rows with zipf ids, in memory; with validation. Each way has a
+separate engine, which has run two steps before; the best of several turns. Deltas are read and dropped.
 
     python bench/experiments/stage.py
 """
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def once(engine: ps.Engine, frames: list[pa.RecordBatch], arguments: dict[str, Any] | None) -> tuple[int, int]:
-    """Rows and bytes of the deltas."""
+    """Run the steps once; return the rows and bytes of the deltas."""
     if arguments is None:
         engine.run(frames)
         return 0, 0

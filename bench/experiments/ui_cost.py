@@ -1,14 +1,13 @@
-"""What do ``--ui``, with a browser that looks every two seconds, and ``--metrics`` cost a replay?
+"""What do ``--ui``, with a browser that polls every two seconds, and ``--metrics`` cost a replay?
 
 Two answers, over the same frames in memory (--frames frames of --frame-rows rows, zipf ids, two tables, Adagrad):
 
-- **what is spent**: a long run with everybody looking, and in it the CPU seconds of the threads that answer (by their
-  own clocks) and of what the run itself does for them on its own thread (the probe, before and after steps and frames),
-  as a share of the CPU seconds of the process. Exact however loud the machine is; but not what only slows others down,
-  such as waiting for the gate's lock or a cache that was emptied.
-- **what is noticed**: --rounds slices of a few frames each, in turns without and with somebody looking, as often as a
-  slice of its length would see; the median of the ratios of neighbours, of wall and of CPU seconds, with a bootstrap
-  interval of 95 %.
+- **spent**: the CPU seconds that a long run spends on a poller, as a share of those of the process: of the threads that
+  answer requests (by their thread clocks), and of the run's thread (the probe, before and after steps and frames).
+  Exact even on a noisy host, but without indirect costs such as waiting for the gate's lock or evicted caches.
+- **noticed**: --rounds pairs of slices of a few frames each, without and with a poller, which polls as often as a slice
+  of that length would see; the median of the ratios within pairs, of wall and of CPU seconds, with a bootstrap interval
+  of 95 %.
 
     python bench/experiments/ui_cost.py
 """
@@ -37,9 +36,9 @@ from penstock.sampling import Probe
 
 VOCABULARY, DIM = 200_000, 32
 SIDES = {"metrics scraped": {"metrics": "127.0.0.1:0"}, "live page": {"ui": "127.0.0.1:0"}}
-LOOK_EVERY_S = {"metrics scraped": 1.0, "live page": 2.0}  # as the page does
+LOOK_EVERY_S = {"metrics scraped": 1.0, "live page": 2.0}  # the interval of the page
 UNCOUNTED = 5  # pairs
-WATCHING = ("before", "after", "took", "note")  # what a run calls of the probe
+WATCHING = ("before", "after", "took", "note")  # the probe's methods that a run calls
 
 
 def main() -> None:
@@ -74,7 +73,7 @@ def main() -> None:
 
 
 def spent(engine: ps.Engine, source: list[pa.RecordBatch], side: str) -> tuple[float, float, float, float, int]:
-    """Seconds and CPU seconds of a run; of the latter, those for looking on its own thread and on those that answer."""
+    """Return (seconds, CPU seconds, CPU seconds of the probe, CPU seconds of answering, polls) of a run."""
     run_s: list[float] = []
     answer_s: list[float] = []
     handled = http.server.BaseHTTPRequestHandler.handle
@@ -85,17 +84,17 @@ def spent(engine: ps.Engine, source: list[pa.RecordBatch], side: str) -> tuple[f
                 seconds, cpu_s = cost_of(engine, source)
         finally:
             http.server.BaseHTTPRequestHandler.handle = handled  # type: ignore[method-assign]
-    # Who looks is in this process, too, and in life in another one.
+    # Without the CPU time of the poller, which in production is another process.
     return seconds, cpu_s - looks[1], sum(run_s), sum(answer_s), int(looks[0])
 
 
 def noticed(
     engine: ps.Engine, source: list[pa.RecordBatch], side: str, rounds: int
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Costs of neighbouring slices, (plain, watched), which of them comes first by chance.
+    """Return the costs of pairs of slices, (plain, watched), measured in random order.
 
-    All watched slices have one probe, whose clock stands still between them: its allowance at the start of a run would
-    be a large share of a slice. The first pairs, where it is spent, are left out.
+    All watched slices share one probe, whose clock stops between them: its initial allowance would be a large share of
+    a slice. The first pairs, which use up the allowance, do not count.
     """
     pairs = []
     clock = Stopwatch()
@@ -108,7 +107,7 @@ def noticed(
                 costs[False] = cost_of(engine, source)
                 continue
             with watched(engine, SIDES[side], probe) as url:
-                # A slice is shorter than the time between two looks: it gets the share of a look that it would see.
+                # A slice is shorter than the poll interval: it is polled with the probability of a poll in its time.
                 plain_s = costs[False][0] if False in costs else 0.3
                 chance = random.random() < plain_s / LOOK_EVERY_S[side]
                 with clock, looked_at(url, plain_s / 3 if chance else None, 1) as looks:
@@ -119,7 +118,7 @@ def noticed(
 
 
 class Stopwatch:
-    """A clock that goes inside its ``with``."""
+    """A clock that runs only inside its ``with``."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -136,7 +135,7 @@ class Stopwatch:
 
 
 def cost_of(engine: ps.Engine, source: list[pa.RecordBatch]) -> tuple[float, float]:
-    """Seconds and CPU seconds of a run."""
+    """Return the seconds and CPU seconds of a run."""
     began, cpu = time.perf_counter(), time.process_time()
     engine.run(iter(source))
     return time.perf_counter() - began, time.process_time() - cpu
@@ -144,7 +143,7 @@ def cost_of(engine: ps.Engine, source: list[pa.RecordBatch]) -> tuple[float, flo
 
 @contextmanager
 def watched(engine: ps.Engine, flags: dict[str, str], probe: Probe | None = None) -> Iterator[str]:
-    """An engine that is shown as the flags ask, by a probe of its own or this one. Gives the address to look at."""
+    """Serve the engine as the flags specify, with this probe or a new one. Yields the URL to poll."""
     engine.watch.probe = probe
     nothing = dict.fromkeys(("ui", "metrics", "metrics_file", "report"))
     watching = Watching(SimpleNamespace(**(nothing | {"command": "replay", "sources": []} | flags)), engine)  # type: ignore[arg-type]
@@ -154,7 +153,7 @@ def watched(engine: ps.Engine, flags: dict[str, str], probe: Probe | None = None
 
 @contextmanager
 def looked_at(url: str, every_s: float | None, most: int = 1 << 30) -> Iterator[list[float]]:
-    """Somebody looks. Gives [looks, CPU seconds that looking itself took]."""
+    """Poll the URL from another thread. Yields [number of polls, CPU seconds of the poller]."""
     done, told = threading.Event(), [0.0, 0.0]
 
     def look() -> None:
@@ -174,7 +173,7 @@ def looked_at(url: str, every_s: float | None, most: int = 1 << 30) -> Iterator[
 
 @contextmanager
 def timed_methods(kind: type, names: tuple[str, ...], into: list[float]) -> Iterator[None]:
-    """CPU seconds of every call of these methods go ``into`` the list."""
+    """Append the CPU seconds of every call of these methods to the list ``into``."""
     before = {name: getattr(kind, name) for name in names}
     for name, method in before.items():
         setattr(kind, name, timed(method, into))
@@ -201,14 +200,14 @@ def share(part: float, whole: float) -> str:
 
 
 def with_interval(ratios: np.ndarray, draws: int = 4000) -> tuple[float, float, float]:
-    """The median, and the bootstrap's 2.5 and 97.5 percentiles of it."""
+    """Return the median, and its 2.5 and 97.5 percentiles by bootstrap."""
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(ratios, (draws, len(ratios))), axis=1)
     return float(np.median(ratios)), float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
 def batches(rows: int) -> list[pa.RecordBatch]:
-    """Eight frames that are given again and again."""
+    """Return eight frames to cycle through."""
     rng, made = np.random.default_rng(0), []
     for _ in range(8):
         ids = (rng.zipf(1.1, rows).astype(np.uint64) * 2654435761 % VOCABULARY).astype(np.int64)

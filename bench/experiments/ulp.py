@@ -1,12 +1,12 @@
-"""How far the compiled updates are from the equations in NumPy: the largest error of one step, per optimizer.
+"""The largest error of one compiled step against the equations in NumPy, per optimizer.
 
     python bench/experiments/ulp.py            measures, prints the table, and writes it into docs/optimizers.md
-    python bench/experiments/ulp.py --check    measures and compares with the written table; exit code 1 if not
-    python bench/experiments/ulp.py --check --variant xla    the same of XLA's own programs, on a CPU too
+    python bench/experiments/ulp.py --check    measures and compares with the written table; exit code 1 if they differ
+    python bench/experiments/ulp.py --check --variant xla    the same with XLA's programs, also on a CPU
 
-Unit: the last place of max(|old value|, |change|), float32, over weights and slots. Every parameter of every
-optimizer is taken both ways, and the switches, dims 1 to 128, and one and four host devices in turn. Rows and
-gradients are normal numbers; a few gradients are 0. Takes some minutes on two cores, almost all of it compiling.
+Unit: the last place of max(|old value|, |change|), float32, over weights and slots. It runs every combination of the
+parameters of every optimizer with each switch; dims 1 to 128, and one and four host devices, alternate. Rows and
+gradients are normally distributed; a few gradients are 0. Takes some minutes on two cores, mostly for compiling.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_SLOTS |= dict.fromkeys(["adagrad_momentum", "ftrl", "adam", "rms_prop", "ada
 NUM_SLOTS |= dict.fromkeys(["online_yogi", "proximal_yogi"], 2) | {"centered_rms_prop": 3}
 assert NUM_SLOTS.keys() == UPDATES.keys()
 
-# What each optimizer's parameters are taken to be; every combination is run.
+# The values of each optimizer's parameters; every combination is run.
 BOTH = [False, True]
 L1_L2 = {"l1": [0.0, 0.05], "l2": [0.0, 0.1]}
 HYPER: dict[str, dict[str, list[Any]]] = {
@@ -65,22 +65,22 @@ SWITCHES: list[dict[str, Any]] = [
     {"gradient_max": 1.0, "weight_decay": 0.125, "decay_times_learning_rate": True, "weight_min": -2.0},
 ]
 
-# The largest error that the tests let pass, in the unit above. Only IEEE add, multiply, divide and sqrt: none.
-# pow is 0 off where NumPy and XLA both call the C library's (x86-64 without AVX-512); where one brings its own it
-# is a unit off, which comes to the table's last column: large in this unit only where old value and change cancel.
+# The largest error that the tests accept, in the unit above: none with only IEEE add, multiply, divide and sqrt.
+# pow agrees if NumPy and XLA both call the C library's (x86-64 without AVX-512); if one has its own implementation, it
+# is a unit off, as in the table's last column: large in this unit only if old value and change cancel.
 EXACT, WITH_POW = 0.0, 4096.0
-# A program of the user's is compiled as it stands, with products fused into sums.
+# A user-defined program is compiled unchanged, with products fused into sums.
 OF_THE_USER = 64.0
 
 
 def user_program(gradient: Any, weights: Any, momenta: Any) -> tuple[Any, Any]:
-    """An example of a user_defined_program: a heavy ball with a rate of its own."""
+    """An example of a user_defined_program: heavy-ball momentum with a fixed rate."""
     momenta = np.float32(0.9) * momenta + gradient
     return weights - np.float32(0.1) * momenta, momenta
 
 
 def hypers(algorithm: str) -> list[tuple[tuple[str, Any], ...]]:
-    """Every combination of an optimizer's parameters, numbers rounded to float32."""
+    """Return every combination of an optimizer's parameters, with numbers rounded to float32."""
     grid = HYPER.get(algorithm, {})
     return [
         tuple((name, v if isinstance(v, bool) else float(np.float32(v))) for name, v in zip(grid, values, strict=True))
@@ -89,7 +89,7 @@ def hypers(algorithm: str) -> list[tuple[tuple[str, Any], ...]]:
 
 
 def rules(algorithm: str, switches: list[dict[str, Any]] = SWITCHES) -> list[UpdateRule]:
-    """Every combination of an optimizer's parameters with each of the switches."""
+    """Return a rule for every combination of an optimizer's parameters with each of the switches."""
     program = user_program if algorithm == "user_defined_program" else None
     lazy = BOTH if algorithm in ("adam", "lion") else [False]
     return [
@@ -101,7 +101,7 @@ def rules(algorithm: str, switches: list[dict[str, Any]] = SWITCHES) -> list[Upd
 
 
 def bound(rule: UpdateRule) -> float:
-    """The stated bound of a rule's error."""
+    """Return the documented bound of a rule's error."""
     if rule.algorithm == "user_defined_program":
         return OF_THE_USER
     hyper = dict(rule.hyper)
@@ -109,7 +109,7 @@ def bound(rule: UpdateRule) -> float:
 
 
 def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
-    """Weights and slots; slots are positive, as accumulators are, and those of row_wise_adagrad equal in a row."""
+    """Return weights and slots. Slots are positive, like accumulators, and for row_wise_adagrad equal within a row."""
     parts = [rng.standard_normal((NUM_ROWS, dim), np.float32)]
     for _ in range(rule.num_slots):
         width = 1 if rule.algorithm == "row_wise_adagrad" else dim
@@ -119,7 +119,7 @@ def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
 
 
 def frames(rule: UpdateRule, rng: np.random.Generator, dim: int) -> Iterator[tuple[np.float32, Any, Any]]:
-    """(learning rate, distinct ids, gradients) of a few steps; four devices get as many rows each."""
+    """Yield (learning rate, distinct ids, gradients) of a few steps; four devices get equal numbers of rows."""
     for step, rate in enumerate(RATES):
         quarters = [q * NUM_ROWS // 4 + rng.permutation(NUM_ROWS // 4)[: NUM_TOUCHED // 4] for q in range(4)]
         ids = rng.permutation(np.concatenate(quarters))
@@ -129,7 +129,7 @@ def frames(rule: UpdateRule, rng: np.random.Generator, dim: int) -> Iterator[tup
 
 
 def stepped(rule: UpdateRule, rate: np.float32, ids: Any, grads: Any, parts: list[Any], xp: Any = np) -> list[Any]:
-    """Weights and slots of the whole table after one step, by the equations in NumPy."""
+    """Return weights and slots of the whole table after one step, by the equations in NumPy."""
     if rule.non_lazy:
         all_grads = np.zeros_like(parts[0])
         all_grads[ids] = grads
@@ -142,14 +142,14 @@ def stepped(rule: UpdateRule, rate: np.float32, ids: Any, grads: Any, parts: lis
 
 
 def ulps(got: Any, wanted: Any, before: Any) -> float:
-    """The largest |got - wanted| in the last place of max(|before|, |wanted - before|)."""
+    """Return the largest |got - wanted| in units of the last place of max(|before|, |wanted - before|)."""
     scale = np.spacing(np.maximum(np.abs(before), np.abs(wanted - before)).astype(np.float32))
     assert np.isfinite(wanted).all()
     return float((np.abs(got.astype(np.float64) - wanted) / scale).max())
 
 
 def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0, variant: str | None = None) -> float:
-    """The largest error of a table on the devices, each step from the state that it had reached there."""
+    """Return the largest error of a table on the devices; each step starts from the state on the devices."""
     import jax
     from jax.sharding import Mesh
 
@@ -175,7 +175,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
 
 
 class OffByOne:
-    """numpy, whose pow is one unit in the last place off, up or down at random."""
+    """numpy with a pow that is one unit in the last place off, up or down at random."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -189,7 +189,7 @@ class OffByOne:
 
 
 def error_with_pow_off(rule: UpdateRule, dim: int) -> float:
-    """The largest change of one step's result when every pow is a unit off."""
+    """Return the largest change of one step's result if every pow is a unit off."""
     rng = np.random.default_rng(0)
     parts, worst, off = start(rule, rng, dim), 0.0, OffByOne()
     for rate, ids, grads in frames(rule, rng, dim):
@@ -201,7 +201,7 @@ def error_with_pow_off(rule: UpdateRule, dim: int) -> float:
 
 
 def runs(algorithm: str) -> Iterator[tuple[UpdateRule, int, int]]:
-    """(rule, dim, devices) of one optimizer: where its parameters are many, two of the switches for each set."""
+    """Yield (rule, dim, devices) of one optimizer; with many parameters, only two of the switches per combination."""
     places = itertools.cycle(itertools.product(DIMS, (1, 4)))
     sets = rules(algorithm, [{}])
     for number, plain in enumerate(sets):
@@ -211,7 +211,7 @@ def runs(algorithm: str) -> Iterator[tuple[UpdateRule, int, int]]:
 
 
 def measure(variant: str | None) -> list[str]:
-    """The lines of the table. variant : of the table on the devices; None: what suits them."""
+    """Return the lines of the table. variant : of the table on the devices; None: the default of the devices"""
     lines = ["| optimizer | runs | largest error | stated bound | if pow were a unit off |", "|---|---|---|---|---|"]
     for algorithm in UPDATES:
         errors, bounds, off = [], set(), [0.0]

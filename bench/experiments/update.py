@@ -1,14 +1,14 @@
-"""How fast is the optimizer's step by itself: the CPU's own handler against XLA's gather and scatter.
+"""How fast is the optimizer's step alone? The CPU's handler against XLA's gather and scatter.
 
     python bench/experiments/update.py                     the whole table of figures, some minutes
     python bench/experiments/update.py --rules adam --dims 32 --threads 1 --variants ffi
 
 Times ``DeviceTable.apply`` followed by ``wait``: 200,000 distinct random ids of a table of 10,000,000 rows, their
-gradients in one host array, no reading, summing or gate. One variant after the other, each with a table of its own,
-every repetition with other ids; the figure is the median. Then the smallest steps: 100 rows of a small table, beside a
-jitted program that returns its donated table and does nothing.
+gradients in one host array, no reading, summing or gate. The variants run one after the other, each with a new table
+and every repetition with other ids; the figure is the median. Then the smallest steps: 100 rows of a small table, next
+to a jitted program that only returns its donated table.
 
-It cannot say what a whole replay gains: coalescing and reading come before and share the memory bus.
+It does not measure the gain of a whole replay: coalescing and reading are additional and share the memory bus.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def apply_and_wait(table: DeviceTable, ids: Any, grads: Any) -> None:
 
 
 def rows_per_second(table: DeviceTable, given: argparse.Namespace) -> float:
-    """The median over the repetitions."""
+    """Return the rows per second of the median repetition."""
     rng = np.random.default_rng(0)
     grads = rng.standard_normal((given.rows, table.layout.dim), np.float32)
     times = []
-    for _ in range(given.repetitions + 1):  # the first one compiles and is left out
+    for _ in range(given.repetitions + 1):  # the first one compiles and does not count
         ids = rng.choice(given.vocabulary, given.rows, replace=False, shuffle=True)
         times.append(seconds(partial(apply_and_wait, table, ids, grads)))
     return given.rows / statistics.median(times[1:])
