@@ -29,7 +29,6 @@ CODE_NOT_YET = [
     "engine/accumulators",
     "engine/activations",
     "engine/bridge",
-    "engine/checkpoint",
     "engine/cli",
     "engine/dataflow.py",
     "engine/deltas.py",
