@@ -51,7 +51,7 @@ class Producers:
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> Ack:
         """Read a stream to its end. Return the last acknowledgement, after it was sent.
 
-        tell : sends an acknowledgement; may block until the producer reads it
+        tell : sends a message to the producer; may block until the producer reads it
         Raises UsageError or InputError if the stream is invalid, ServiceError if the service ends or is full.
         """
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"

@@ -140,7 +140,7 @@ class Intake(CommitListener):
         """Apply one frame, or skip it if it was applied before.
 
         Raises InputError for an invalid frame (nothing of it is applied), ServiceError if the service takes no more
-        frames, UsageError if another stream of the producer has begun.
+        frames, UsageError if another stream of the producer has begun or its position cannot be stored.
         """
         with self._engine.gate.still():
             self._check_open()
