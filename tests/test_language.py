@@ -30,7 +30,6 @@ CODE_NOT_YET = [
     "engine/activations",
     "engine/bridge",
     "engine/checkpoint",
-    "engine/cli",
     "engine/dataflow.py",
     "engine/deltas.py",
     "engine/distributed",
