@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(place: Path) -> Iterator[Finding]:
-    """Run all checks, in the order of the report. place : the directory for checkpoints"""
+    """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
     yield versions()
     yield optional()
     yield devices()

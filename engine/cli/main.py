@@ -93,7 +93,7 @@ class Ending:
         self.at_once = False
 
     def leave_at_once(self) -> None:
-        """Exit without waiting for threads when the command is done: gRPC would wait forever for connected callers."""
+        """Request an exit that waits for no thread: gRPC would wait forever for callers that stay connected."""
         self.at_once = True
 
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
-    """Check the configuration and every source, and report what is found. Returns the exit code."""
+    """Check the configuration and every source, report the findings, and return the exit code."""
     columns, rates = columns_of(args), learning_rates_of(args)
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)

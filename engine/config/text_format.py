@@ -106,7 +106,7 @@ def _decode(content: bytes) -> str:
 
 
 def parse_binary(content: bytes) -> EngineConfig:
-    """Parse the bytes of either message into an EngineConfig; unknown fields stay."""
+    """Parse the bytes of either message into an EngineConfig, and keep unknown fields. Raise ConfigError."""
     try:
         engine = EngineConfig.FromString(content)
         if engine.ListFields():
