@@ -27,7 +27,7 @@ class ProcessReport:
     tables : name → TableReport of the rows that are its own; updated : name → rows that the optimizer was applied to
     held_bytes : most memory that its own sums behind the gate took
     sent_bytes : what it sent to the others
-    stage_s : seconds by stage (``Watch.stage_s``)
+    stage_s : seconds by stage (``Telemetry.stage_s``)
     hot : (table, id, share of its own rows) of the ids that come most often, where somebody looks closer
     """
 

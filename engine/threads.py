@@ -19,7 +19,7 @@ def num_threads(threads: int | None) -> int:
     return whole("threads", threads, 1)
 
 
-class Crew:
+class ThreadTeam:
     """Runs tasks on so many threads. Tasks are native code that lets go of the interpreter, or they gain nothing."""
 
     def __init__(self, threads: int | None) -> None:

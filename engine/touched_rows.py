@@ -3,7 +3,7 @@
 A commit keeps track of changed rows too (checkpoint/dirty_rows.py): a byte per row, scanned once per commit, because it
 also has to know which rows are not copied yet. A delta is made as often as every step, so its cost must follow the rows
 touched and not the size of the table: ids are kept as lists, and marked per row only after many steps. Several streams
-of deltas, each since another step, exist next to one checkpoint. tests/test_checkpoint_rows.py holds both equal.
+of deltas, each since another step, exist next to one checkpoint. tests/test_dirty_rows.py holds both equal.
 """
 
 from __future__ import annotations

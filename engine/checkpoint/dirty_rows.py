@@ -2,7 +2,7 @@
 
 A commit contains the rows as they were when it began. Rows are copied between steps, so a step first copies those
 pending rows that it is about to change (copy on write). Deltas have a separate, sparse record of touched rows:
-touched_rows.py gives the reason, and tests/test_checkpoint_rows.py checks that both agree.
+touched_rows.py gives the reason, and tests/test_dirty_rows.py checks that both agree.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from penstock.stats import Counters
 from penstock.validation import whole
 
 
-class Saves(StepObserver):
+class CheckpointSession(StepObserver):
     """The checkpoint state of an engine: its saver, its runs in progress and their positions.
 
     timed : context manager around work that a step has to wait for

@@ -47,7 +47,7 @@ class Configured(Protocol):
     def sharding_strategy(self) -> str: ...
 
 
-class State:
+class TableSet:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
     threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
