@@ -49,7 +49,7 @@ def shard_rows(vocabulary_size: int, num_shards: int, shard_id: int) -> int:
 
 
 def retrieve_shapes(config: EmbeddingConfig, num_shards: int, shard_id: int) -> dict[str, list[Shape]]:
-    """Return the shapes of RetrieveAllTPUEmbeddingParameters, one per table: "parameters", "auxiliary1" to "auxiliary7".
+    """Return RetrieveAllTPUEmbeddingParameters' shapes, one per table: "parameters", "auxiliary1" to "auxiliary7".
 
     With gradient accumulation, the hidden accumulator is one more auxiliary. An auxiliary a table lacks is (0, 0).
     """
