@@ -79,7 +79,7 @@ class Conditional(ABC, Generic[T]):
         return self._gate.explain()
 
     def close(self) -> None:
-        """Cancel waiting takers and refuse later calls (CancelledError). ``get_state`` still works."""
+        """Cancel waiting takers and refuse later gradients and takes (CancelledError). ``get_state`` still works."""
         self._gate.close()
 
     def __enter__(self) -> Self:

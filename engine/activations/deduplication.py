@@ -154,7 +154,7 @@ class DeduplicationData:
         numbers = np.array([self.step, self.number], np.int64).view(np.uint32)
         truncated = np.array([uses.truncated for uses in self.features.values()], np.uint32)
         yield np.concatenate([np.frombuffer(bytes.fromhex(self.fingerprint), np.uint32), numbers, truncated])
-        # TensorFlow refuses a slice that begins at a vector's end, even an empty one: end both vectors in entries.
+        # TensorFlow refuses even an empty slice at a vector's end, so the last element of both vectors is not empty.
         yield np.ones(1, np.float32)
 
 

@@ -63,9 +63,10 @@ class Exchange:
         self._sent: dict[int, int] = {}  # number → step, of data that could still be sent again
 
     def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """Return activations nested like ``features``, float32 of the features' input shapes + [dim], and their data.
+        """Return activations nested like ``features``, and deduplication data for ``send`` of the same step.
 
-        features, weights : as for ``Engine.recv_activations``; the data is for ``send`` of the same step
+        features, weights : as for ``Engine.recv_activations``
+        An activation is float32 of its feature's input shape + [dim].
         """
         self._check_not_staging("recv_activations", "pass its activations to the jitted function")
         config = self._config

@@ -55,7 +55,7 @@ def buckets(most: int, multiple: int = 8) -> list[int]:
 class Layout:
     """The placement of one table's rows on the devices.
 
-    mod : MOD sharding; else DIV, as in TensorFlow's shape util
+    mod : MOD sharding; else DIV; both as in TensorFlow's shape util
     lanes : a line's width is a multiple of this many elements: 128 on TPU, else 1
     bfloat16 : weights are stored in 16 bits, those of two rows per word; slots stay float32
     halved : as in row_format.py, for tables that XLA updates

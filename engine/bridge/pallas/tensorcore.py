@@ -22,7 +22,7 @@ from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
 from penstock.updates import Ops, UpdateRule
 
-# Lines per block; three blocks are in flight. Tests set fewer: an interpreted DMA takes milliseconds.
+# Lines per block; three blocks are on chip at a time. Tests set fewer: an interpreted DMA takes milliseconds.
 BLOCK = LINES
 # The interpret mode of kernels off a TPU. Tests set pltpu.InterpretParams(detect_races=True).
 INTERPRET: Any = True
