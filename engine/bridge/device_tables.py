@@ -35,7 +35,7 @@ def make_mesh(mesh: Mesh | None = None) -> Mesh:
 def check_memory(mesh: Mesh, num_bytes: int) -> None:
     """Raise MemoryError if tables of ``num_bytes`` on CPU devices exceed the host's memory.
 
-    Linux overcommits memory and kills the process once it is used. An accelerator's allocator raises an error.
+    Linux overcommits memory and kills the process when it runs out. An accelerator's allocator raises an error.
     """
     if mesh.devices.flat[0].platform != "cpu" or not hasattr(os, "sysconf"):
         return

@@ -112,7 +112,7 @@ class Dispatcher:
             raise
 
     def _unless_failed(self, reader: str, work: Callable[[], None]) -> None:
-        """Run ``work``, unless an earlier dispatch failed: its arrays no longer exist."""
+        """Run ``work`` unless an earlier dispatch failed, after which the tables' arrays no longer exist."""
         self._check()
         try:
             with jax.profiler.TraceAnnotation(DISPATCH, work=reader):
