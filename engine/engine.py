@@ -22,6 +22,7 @@ from penstock.checkpoint.session import CheckpointSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
+from penstock.errors import listed
 from penstock.frames import Frame
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -81,6 +82,11 @@ class Engine:
         from penstock.bridge.tracing import is_staging  # not before: it loads jax
 
         self._exchange = Exchange(config, self._seen, self._take_in, self.core.gate, is_staging)
+
+    def __repr__(self) -> str:
+        devices = self.core.tables.devices
+        kinds = listed(sorted({device.platform for device in devices}))
+        return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
 
     # ---- gradients in
 

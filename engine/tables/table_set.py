@@ -66,6 +66,7 @@ class TableSet:
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
         outside, mesh = mesh, make_mesh(mesh)
+        self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
         lanes = backends.lanes(mesh)
