@@ -156,6 +156,7 @@ class SharedState(TableSet):
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)
+        self.devices = self._here.devices
         self._shared = {
             name: SharedTable(name, self._here.table(name), self.shares[name], spec.dim, peers)
             for name, spec in self.specs.items()
