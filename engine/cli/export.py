@@ -83,6 +83,6 @@ def _safetensors() -> Any:
         from safetensors.numpy import save
     except ImportError:
         raise UsageError(
-            "--format safetensors needs the package safetensors: pip install 'penstock[safetensors]'"
+            "--format safetensors needs the package safetensors: pip install -e '.[safetensors]'"
         ) from None
     return save
