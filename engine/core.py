@@ -22,7 +22,7 @@ from penstock.learning_rates import Given, LearningRates
 from penstock.pipeline import BadRowsError, Begin, Pipeline
 from penstock.stats import Counters, TableReport
 from penstock.table_accumulator import TableStore
-from penstock.tables.table_set import State
+from penstock.tables.table_set import TableSet
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -75,7 +75,7 @@ class EngineCore:
     def __init__(
         self,
         config: EmbeddingConfig,
-        tables: State,
+        tables: TableSet,
         num_required: int | None = None,
         reduction: str = "mean",
         seed: int = 0,
@@ -178,7 +178,7 @@ class EngineCore:
             yield
 
     def load(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part of the table → float32 rows (n, dim), as ``State.checked`` returns them"""
+        """Set rows of a table. values : part → float32 rows (n, dim), as ``TableSet.checked`` returns them"""
         with self.still(), self._whole():
             self._before_load()
             for part, value in values.items():

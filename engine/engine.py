@@ -18,10 +18,11 @@ from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
-from penstock.checkpoint.session import Saves
+from penstock.checkpoint.session import CheckpointSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
+from penstock.errors import listed
 from penstock.frames import Frame
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -29,8 +30,8 @@ from penstock.learning_rates import Given
 from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Contributor, ProcessReport, Report
-from penstock.tables.table_set import State
-from penstock.telemetry import Watch
+from penstock.tables.table_set import TableSet
+from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
 from penstock.validation import known_options, place, whole
 
@@ -81,6 +82,11 @@ class Engine:
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
 
         self._exchange = Exchange(config, self._seen, self._take_in, self.core.gate, is_staging)
+
+    def __repr__(self) -> str:
+        devices = self.core.tables.devices
+        kinds = listed(sorted({device.platform for device in devices}))
+        return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
 
     # ---- gradients in
 
@@ -340,17 +346,17 @@ class Engine:
 
     # ---- internal; DistributedEngine overrides the first ones
 
-    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
-        return State(self.config, mesh, self.seed, threads)
+    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
+        return TableSet(self.config, mesh, self.seed, threads)
 
-    def _make_core(self, tables: State, num_required: int | None, threads: int | None) -> EngineCore:
+    def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
         return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
 
-    def _make_telemetry(self) -> Watch:
-        return Watch(lambda name, ids: self.core.tables.table(name).read(ids))
+    def _make_telemetry(self) -> Telemetry:
+        return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))
 
-    def _make_session(self) -> Saves:
-        return Saves(self.core, self.watch.saving)
+    def _make_session(self) -> CheckpointSession:
+        return CheckpointSession(self.core, self.watch.saving)
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return Deltas(self.core, options)

@@ -1,7 +1,7 @@
 """The metrics of an engine: a collector for prometheus-client, Prometheus' text format, JSON.
 
 Every counter of the Report is a metric, with its unit in its name (docs/metrics.md). ``Counters``, ``Gate`` and
-``Watch`` count; this module only names their counts.
+``Telemetry`` count; this module only names their counts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from penstock.gate import Gate
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 from penstock.stats import Contributor, Counters, Stale
 from penstock.table_accumulator import TableStore
-from penstock.threads import Crew
+from penstock.threads import ThreadTeam
 
 Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
 Begin = Callable[[Frame, bool], tuple[float, ...]]
@@ -118,7 +118,7 @@ class Pipeline:
         self.gate = gate
         self.stores = stores
         self._step = step
-        self._crew = Crew(threads)
+        self._crew = ThreadTeam(threads)
         self._intake = Intake()
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]

@@ -18,7 +18,7 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.run_files import OpenDeltas
 from penstock.checkpoint.run_session import Run
-from penstock.checkpoint.session import Saves
+from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -27,7 +27,7 @@ from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import Given, LearningRates
 from penstock.pipeline import FrameGate
 from penstock.stats import Counters, Report
-from penstock.telemetry import Watch
+from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
 
 Progress = Callable[[Counters, FrameGate, float | None], None]
@@ -75,8 +75,8 @@ class SourceRun:
     def __init__(
         self,
         core: EngineCore,
-        session: Saves,
-        telemetry: Watch,
+        session: CheckpointSession,
+        telemetry: Telemetry,
         gate: FrameGate,
         open_reader: OpenReader,
         source: Any,

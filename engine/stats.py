@@ -30,7 +30,7 @@ class ProcessReport:
     tables : name → TableReport of the rows that it owns; updated : name → rows that the optimizer was applied to
     held_bytes : peak memory of its sums behind the gate
     sent_bytes : bytes sent to the other processes
-    stage_s : seconds by stage (``Watch.stage_s``)
+    stage_s : seconds by stage (``Telemetry.stage_s``)
     hot : (table, id, share of its own rows) of the most frequent ids, if sampling is on
     """
 

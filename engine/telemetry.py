@@ -26,7 +26,7 @@ STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles
 
 
-class Watch(StepObserver):
+class Telemetry(StepObserver):
     """The counts and times of one engine.
 
     read : (table, ids) → their weights, callable inside a step
@@ -171,7 +171,7 @@ class _Timed:
 
     __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
 
-    def __init__(self, watch: Watch, stage: str, others: tuple[str, ...] = ()) -> None:
+    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...] = ()) -> None:
         self._watch, self._stage, self._others = watch, stage, others
 
     def __enter__(self) -> None:

@@ -19,7 +19,7 @@ def num_threads(threads: int | None) -> int:
     return whole("threads", threads, 1)
 
 
-class Crew:
+class ThreadTeam:
     """Runs tasks on several threads. Only native code that releases the GIL runs in parallel."""
 
     def __init__(self, threads: int | None) -> None:

@@ -3,7 +3,7 @@
 Checkpoints track dirty rows too (checkpoint/dirty_rows.py): a byte per row, scanned once per commit, which also records
 which rows are not copied yet. A delta may be due after every step, so its cost must follow the number of touched rows
 and not the size of the table: ids are kept as lists, and marked per row only after many steps. Several streams of
-deltas, each since another step, coexist with one checkpoint. tests/test_checkpoint_rows.py checks that both agree.
+deltas, each since another step, coexist with one checkpoint. tests/test_dirty_rows.py checks that both agree.
 """
 
 from __future__ import annotations

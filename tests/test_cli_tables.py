@@ -48,7 +48,7 @@ def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
 
 
 def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
     folder, engine = saved
     assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
     assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
@@ -60,7 +60,7 @@ def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
 
 
 def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
     rows = np.zeros((3, 2), np.float32)
     for number, (tree, problem) in enumerate(
         [
@@ -77,7 +77,7 @@ def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, mo
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     code, found, _ = run(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
     assert code == 2
-    assert "pip install 'penstock[orbax]'" in found["error"]
+    assert "pip install -e '.[orbax]'" in found["error"]
 
 
 def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsys):

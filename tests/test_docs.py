@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from limits import HANG_S
 from services import config_of, frame, service_of
 
 import penstock
+from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
 from penstock.cli.options import parse
 
@@ -248,3 +250,13 @@ def test_the_architecture_names_every_package_and_every_module_of_the_core():
 def test_every_path_that_the_architecture_names_exists():
     for path in re.findall(r"`((?:engine|io|pyx|bench)/[a-z_/]*(?:\.pyx?)?)`", (ROOT / "ARCHITECTURE.md").read_text()):
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
+
+
+def test_every_hint_to_install_an_extra_works_from_a_checkout():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    hint = re.compile(r"pip install ([^\n`]*?)'([^'\[\]\n]*)\[([a-z-]+)\]'")
+    folders = [(ROOT / name).rglob("*") for name in ("docs", "engine", "io", "bench", "examples")]
+    files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
+    found = {hit for path in files for hit in hint.findall(path.read_text())}
+    assert {(how, where) for how, where, _ in found} == {("-e ", ".")}  # there is no release yet
+    assert {extra for _, _, extra in found} | set(OPTIONAL.values()) <= set(extras)

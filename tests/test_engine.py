@@ -8,6 +8,13 @@ from engines import batch, column, engine_of, frame, zeroed
 import penstock as ps
 from penstock.pyx.frame_accumulate import Intake
 
+
+def test_an_engine_shows_its_tables_step_and_devices(mesh_of):
+    engine = engine_of(tables=("t", "u"), mesh=mesh_of(3))
+    engine.apply({"u": frame([1])})
+    assert repr(engine) == "Engine(tables: t, u; step 1; 3 cpu)"
+
+
 # ---- frames and the gate
 
 

@@ -50,7 +50,7 @@ METRIC_OF = {
     "truncated": "penstock_truncated_ids_total",
     "stale_rows": "penstock_stale_rows_total",
 }
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_told.py
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
 CONFIG = """
 table_descriptor {
   name: "user" vocabulary_size: 50 dimension: 2

@@ -98,7 +98,7 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
 
 def test_a_sample_of_the_steps_compiles_for_every_generation():
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
+        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
     command = [sys.executable, "-m", "penstock.bench.tpu.matrix", "--small"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False

@@ -37,7 +37,7 @@ import penstock as ps
 from penstock.frames import Rows
 from penstock.pyx.frame_accumulate import Intake
 from penstock.table_accumulator import TableStore
-from penstock.threads import Crew
+from penstock.threads import ThreadTeam
 
 SAMPLES, PER_SAMPLE = 1 << 16, 8
 IDS = 1 << 14  # of the memory measurement
@@ -76,7 +76,7 @@ def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float
     vocabulary = lookups // reuse
     ids, samples = rng.integers(0, vocabulary, lookups), np.repeat(np.arange(SAMPLES), PER_SAMPLE)
     gradients, gains = rng.standard_normal((SAMPLES, dim), np.float32), rng.random(lookups, np.float32)
-    store, crew = TableStore(vocabulary, dim, accumulate=True, mean=True), Crew(threads)
+    store, crew = TableStore(vocabulary, dim, accumulate=True, mean=True), ThreadTeam(threads)
     intake = Intake()
 
     def summed(rows: Rows) -> Any:

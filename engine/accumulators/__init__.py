@@ -1,9 +1,9 @@
-"""The conditional accumulators, dense and sparse: a gate, and the sums behind it.
+"""The conditional accumulators, dense and sparse: a gate and the sums behind it.
 
-The same semantics as TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator
+They have the semantics of TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator
 (conditional_accumulator_base.h, sparse_conditional_accumulator.h) where those are right;
-docs/accumulators.md lists where they differ. Any number of threads may apply and take. When to open
-is gate.py's, what may enter gradients.py's, how it is summed sums.py's; here they are joined.
+docs/accumulators.md lists the differences. Any number of threads may apply and take. gate.py decides
+when to open, gradient_checks.py which gradients to accept, and storage.py how to sum them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class SparseGradient(NamedTuple):
-    """What a sparse take gives; TensorFlow's IndexedSlices.
+    """The result of a sparse take; TensorFlow's IndexedSlices.
 
-    indices : int64 (n,), ascending and distinct (with tf_compat as TensorFlow's merge left them)
+    indices : int64 (n,), ascending and distinct (with tf_compat: as TensorFlow's merge leaves them)
     values : of the accumulator's dtype, (n, ...)
     dense_shape : int64 (1 + rank of a row,): the declared first dim or -1, then the shape of a row
     """
@@ -47,10 +47,10 @@ class SparseGradient(NamedTuple):
 
 
 class ConditionalAccumulator(Conditional[Array]):
-    """Sums dense gradients until a taker's number is in.
+    """An accumulator that sums dense gradients until as many have arrived as a taker requires.
 
-    dtype : float16, float32 or float64; sums are in it, in arrival order
-    shape : what gradients must have; None, or -1 dims, where that is open: the first gradient after a take then says
+    dtype : float16, float32 or float64; gradients are summed in it, in arrival order
+    shape : required of gradients; None, or dims of -1, where unknown: the first gradient after a take then fixes it
     reduction : "MEAN" divides by the number of gradients, "SUM" does not
     Raises UsageError. Source: tf.compat.v1.ConditionalAccumulator.
     """
@@ -62,8 +62,8 @@ class ConditionalAccumulator(Conditional[Array]):
     def apply_gradient(self, value: Any, local_step: int = 0, contributor: Contributor = None) -> bool:
         """Add one gradient. value : an array of the accumulator's dtype, or (nested) numbers.
 
-        False where it was stale: dropped whatever its shape, and counted. Raises InputError where it does not
-        fit, UsageError, CancelledError where closed; nothing is added then. Source: AccumulatorApplyGradient.
+        Return False for a stale gradient: it is dropped whatever its shape, and counted. Raises InputError for a wrong
+        shape or dtype, UsageError, CancelledError after close; nothing is added then. Source: AccumulatorApplyGradient.
         """
         step, who = scalar_of("local_step", local_step), contributor_of(contributor)
         array = values_of(value, self.dtype)
@@ -94,12 +94,12 @@ class ConditionalAccumulator(Conditional[Array]):
 
 
 class SparseConditionalAccumulator(Conditional[SparseGradient]):
-    """Sums sparse gradients, rows by id, until a taker's number is in.
+    """An accumulator that sums sparse gradients, rows by id, until as many have arrived as a taker requires.
 
-    dtype : float16, float32 or float64; sums are in it, in arrival order
-    shape : of the dense tensor that the rows belong to; None, or -1 dims, where that is open
-    reduction : "MEAN" divides each row by the number of gradients that held its id, "SUM" does not
-    tf_compat : merge as TensorFlow does, bit for bit, also where ids are not ascending and distinct: slow
+    dtype : float16, float32 or float64; gradients are summed in it, in arrival order
+    shape : of the dense tensor that the rows belong to; None, or dims of -1, where unknown
+    reduction : "MEAN" divides each row by the number of gradients that contained its id, "SUM" does not
+    tf_compat : merge as TensorFlow does, bit for bit, even if ids are not ascending and distinct; slow
     Raises UsageError. Source: tf.compat.v1.SparseConditionalAccumulator.
     """
 
@@ -108,7 +108,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
     ) -> None:
         super().__init__(dtype, shape, reduction)
         self.tf_compat = tf_compat
-        self._row: tuple[int, ...] = ()  # the shape of a row; means something while gradients are in
+        self._row: tuple[int, ...] = ()  # the shape of a row; valid only while gradients are accumulated
         self._sums: SparseSums = sparse_sums(self.dtype, 1, tf_compat)
 
     def apply_gradient(
@@ -123,14 +123,15 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
 
         ids : integers (n,), in any order, repeats allowed: every row of an id is summed, the id counts once
         values : of the accumulator's dtype, (n, ...), or nested numbers
-        grad_shape : the dense shape that the gradient says it has, checked against the declared one; or None
-        False where it was stale: dropped whatever its shapes, and counted. Raises InputError where it does not
-        fit, UsageError, CancelledError where closed; nothing is added then. Source: SparseAccumulatorApplyGradient.
+        grad_shape : the gradient's dense shape, checked against the declared one; or None
+        Return False for a stale gradient: it is dropped whatever its shapes, and counted. Raises InputError for wrong
+        shapes, ids or dtype, UsageError, CancelledError after close; nothing is added then.
+        Source: SparseAccumulatorApplyGradient.
         """
         step, who = scalar_of("local_step", local_step), contributor_of(contributor)
         rows, index = values_of(values, self.dtype), ids_of(ids)
         shape = sizes_of(grad_shape)
-        # Judged here, so that the lock is not held for it; told only if the gradient is not stale.
+        # Check outside the gate's lock; raise only if the gradient is not stale.
         judged = sparse_problem(index, rows, self.shape, shape)
 
         def add() -> None:

@@ -1,6 +1,6 @@
-"""What the dense and the sparse conditional accumulator share: settings, a gate, takers, state.
+"""The common base of the dense and the sparse conditional accumulator: settings, a gate, takers, state.
 
-What may enter and how it is summed is the classes' own (accumulators.py).
+The subclasses decide which gradients to accept and how to sum them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Conditional(ABC, Generic[T]):
-    """What both have: settings, the gate, takers."""
+    """Base class of both accumulators: settings, the gate, takers."""
 
     def __init__(self, dtype: Any, shape: Any, reduction: str) -> None:
         self.dtype = dtype_of(dtype)
@@ -39,44 +39,47 @@ class Conditional(ABC, Generic[T]):
         self._gate = Gate(counted="gradients")
 
     def take_gradient(self, num_required: int, timeout: float | None = None) -> T:
-        """Wait until at least num_required gradients are in and it is this taker's turn; take all of them.
+        """Wait until at least num_required gradients are accumulated and it is this taker's turn; take all of them.
 
-        timeout : seconds, 0 to only look; None: as long as it takes
-        MEAN divides by what is there, not by num_required; the global step counts up. Raises TakeTimeoutError
-        (which consumed nothing and says what it waited for), CancelledError where the accumulator is
-        or gets closed, UsageError. Source: AccumulatorTakeGradient.
+        timeout : seconds; 0 does not wait; None: no limit
+        MEAN divides by the number accumulated, not by num_required. A take increments the global step. Raises
+        TakeTimeoutError (nothing is consumed; the message says what the take waited for), CancelledError if the
+        accumulator is closed before or during the wait, UsageError. Source: AccumulatorTakeGradient.
         """
         wait_s = timeout_of(timeout)
         return self._result(self.take_gradient_async(num_required), wait_s)
 
     def take_gradient_async(self, num_required: int) -> Future[T]:
-        """Queue for a take now and get its result later. Cancelling the Future gives the turn to the next."""
+        """Queue a take and return its result as a Future. Cancelling the Future passes the turn to the next taker."""
         return self._gate.take(num_required_of(num_required), self._produce)
 
     def num_accumulated(self) -> int:
-        """Gradients in since the last take. Source: AccumulatorNumAccumulated."""
+        """Return the number of gradients accumulated since the last take. Source: AccumulatorNumAccumulated."""
         return self._gate.num_accumulated
 
     @property
     def global_step(self) -> int:
-        """A gradient with a smaller local_step is stale. Counted up by every take."""
+        """The current step, incremented by every take. A gradient with a smaller local_step is stale."""
         return self._gate.global_step
 
     def set_global_step(self, global_step: int) -> None:
-        """Backwards too; what is in stays in, and nobody wakes. Source: AccumulatorSetGlobalStep."""
+        """Set the global step, also backwards. Accumulated gradients stay; no taker wakes.
+
+        Source: AccumulatorSetGlobalStep.
+        """
         self._gate.set_global_step(scalar_of("global_step", global_step))
 
     @property
     def stale(self) -> Stale:
-        """The gradients that came too late: how many, by contributor and by lateness. A copy."""
+        """A copy of the counts of stale gradients: in total, by contributor and by lateness."""
         return self._gate.stale
 
     def explain(self) -> str:
-        """What a take waits for: how many are in and from whom, who waits since when, the last stale drop."""
+        """Return why a take waits: gradients so far, by contributor; waiting takers and since when; last stale drop."""
         return self._gate.explain()
 
     def close(self) -> None:
-        """Cancel every taker that waits and refuse what comes (CancelledError). What is in can still be saved."""
+        """Cancel waiting takers and refuse later gradients and takes (CancelledError). ``get_state`` still works."""
         self._gate.close()
 
     def __enter__(self) -> Self:
@@ -89,14 +92,14 @@ class Conditional(ABC, Generic[T]):
         return f"{type(self).__name__}({self.dtype}, {told(self.shape)}, {self.reduction}: {self.explain()})"
 
     def get_state(self) -> dict[str, Any]:
-        """Settings, counts and what is accumulated, as plain data (str, int, lists, NumPy arrays); not the queue."""
+        """Return settings, counts and sums as plain data (str, int, lists, NumPy arrays), without queued takers."""
         with self._gate.still():
             return {"settings": self._settings(), "gate": self._gate.get_state(), "held": self._held()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``get_state`` gave; what was in is dropped, who waits goes on waiting.
+        """Restore the state from ``get_state``. Accumulated gradients are dropped; waiting takers keep waiting.
 
-        Raises StateError, and nothing has changed, where the state is another accumulator's.
+        Raises StateError, changing nothing, if the state belongs to another accumulator.
         """
         try:
             settings, gate, held = dict(state["settings"]), state["gate"], dict(state["held"])
@@ -121,23 +124,23 @@ class Conditional(ABC, Generic[T]):
         except concurrent.futures.CancelledError:
             raise CancelledError(f"closed while a take waited: {self.explain()}") from None
         except TimeoutError:
-            # The reason first: once cancelled, this taker is no longer among those that wait.
+            # Build the reason before cancelling, while this taker is still listed as waiting.
             reason = self.explain()
             if not future.cancel():
-                return future.result()  # its turn came in this moment
+                return future.result()  # its turn came just now
             raise TakeTimeoutError(f"nothing taken in {wait_s:g} s: {reason}") from None
-        except BaseException:  # Ctrl-C: a taker that nobody waits for must not swallow what comes
+        except BaseException:  # Ctrl-C: an abandoned taker must not consume later gradients
             future.cancel()
             raise
 
     @abstractmethod
     def _produce(self, num: int) -> T:
-        """The result of a take of num gradients; the store is then empty. Under the gate's lock."""
+        """Return the result of a take of num gradients and empty the store. Called under the gate's lock."""
 
     @abstractmethod
     def _held(self) -> dict[str, Any]:
-        """The store's part of the state: copies."""
+        """Return copies of the store's part of the state."""
 
     @abstractmethod
     def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
-        """A callable that puts the store's part of a state, valid for num gradients, in place."""
+        """Validate the store's part of a state of num gradients; return a callable that installs it."""

@@ -1,8 +1,8 @@
-"""What may be applied to a conditional accumulator: arguments and gradients, made arrays or refused.
+"""Checks of the arguments and gradients of conditional accumulators, and their conversion to arrays.
 
-Two kinds of wrong. What TensorFlow crashes on or cannot build (another dtype, a step that is no
-scalar) is refused before the accumulator is looked at. Shapes and ids are judged in TensorFlow's order
-and only after the stale check, so those functions return the problem instead of raising it.
+Mistakes are of two kinds. Where TensorFlow crashes or cannot build the op (another dtype, a step that
+is not a scalar), the call is refused before it reaches the accumulator. Shapes and ids are checked in
+TensorFlow's order and after the stale check, so those functions return the problem instead of raising it.
 Sources: conditional_accumulator.h, sparse_conditional_accumulator.h (ValidateShape).
 """
 
@@ -20,14 +20,14 @@ from penstock.masked_arrays import MASKED, is_masked
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-# A declared shape: None where the rank is unknown; a dim is None where it is.
+# A declared shape: None if the rank is unknown; an unknown dim is None.
 Partial: TypeAlias = tuple[int | None, ...] | None
 DTYPES = ("float16", "float32", "float64")
 REDUCTIONS = ("MEAN", "SUM")
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """One of the three that TensorFlow has kernels for. Raises UsageError."""
+    """Return one of the three dtypes that TensorFlow has kernels for. Raises UsageError."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
@@ -38,7 +38,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
 
 
 def shape_of(shape: Any) -> Partial:
-    """A partial shape: None, or dims of which -1 and None are unknown. Raises UsageError."""
+    """Return a partial shape: None, or dims with None where unknown (-1 or None). Raises UsageError."""
     if shape is None:
         return None
     try:
@@ -57,7 +57,7 @@ def reduction_of(reduction: Any) -> str:
 
 
 def scalar_of(name: str, value: Any) -> int:
-    """An int64 scalar; TensorFlow adds the gradient, or crashes, where it is an array. Raises UsageError."""
+    """Return an int64 scalar. Raises UsageError, also for an array, where TensorFlow adds the gradient or crashes."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -69,7 +69,7 @@ def scalar_of(name: str, value: Any) -> int:
 
 
 def sizes_of(grad_shape: Any) -> tuple[int, ...] | None:
-    """The dense shape that a gradient says it has, or None. Raises UsageError."""
+    """Return a gradient's declared dense shape, or None. Raises UsageError."""
     if grad_shape is None:
         return None
     try:
@@ -102,7 +102,7 @@ def contributor_of(value: Any) -> int | str | None:
 
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
-    """The gradient as an array of dtype; what already has a dtype is never cast. Raises InputError."""
+    """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
     if is_masked(value):
         raise InputError(f"gradient: {MASKED}")
     given = isinstance(value, (list, tuple, int, float))
@@ -116,7 +116,7 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def ids_of(ids: Any) -> Int64:
-    """Ids of any rank as int64. Raises InputError for floats, and for what int64 cannot hold."""
+    """Return ids of any rank as int64. Raises InputError for floats and for ids beyond int64."""
     if is_masked(ids):
         raise InputError(f"ids: {MASKED}")
     try:
@@ -131,7 +131,7 @@ def ids_of(ids: Any) -> Int64:
 
 
 def told(shape: Partial) -> str:
-    """``(?, 3)``, as messages show a partial shape."""
+    """Return a partial shape as messages print it: ``(?, 3)``."""
     if shape is None:
         return "any shape"
     dims = ", ".join("?" if dim is None else str(dim) for dim in shape)
@@ -139,7 +139,7 @@ def told(shape: Partial) -> str:
 
 
 def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Why a dense gradient may not enter, or None. held : shape of what is accumulated."""
+    """Return why a dense gradient is refused, or None. held : shape of the accumulated sum, if any"""
     if held is not None and shape != held:
         return f"gradient: expected shape {held}, as what is accumulated, got {shape}"
     if declared is not None and (
@@ -150,7 +150,7 @@ def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ..
 
 
 def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tuple[int, ...] | None) -> str | None:
-    """Why a sparse gradient may not enter whatever is accumulated, or None."""
+    """Return why a sparse gradient is refused regardless of what is accumulated, or None."""
     if ids.ndim != 1:
         return f"ids: expected shape (n,), got {ids.shape}"
     if values.ndim < 1:
@@ -161,14 +161,14 @@ def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tup
         fits = len(declared) <= len(grad_shape) and _fits(declared, grad_shape)
         if not fits:
             return f"grad_shape: expected {told(declared)}, got {grad_shape}"
-    # Negative ids pass, as they do in TensorFlow.
+    # Negative ids are accepted, as in TensorFlow.
     if declared and declared[0] is not None and ids.size and ids.max() >= declared[0]:
         return f"ids: expected id < {declared[0]}, got {ids.max()}"
     return None
 
 
 def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Why rows of that shape may not enter, or None. held : shape of the rows that are accumulated."""
+    """Return why rows of that shape are refused, or None. held : shape of the accumulated rows, if any"""
     if held is not None:
         return None if values.shape[1:] == held else f"gradient: expected rows of {held}, got {values.shape[1:]}"
     if declared is not None and not (len(declared) <= values.ndim and _fits(declared[1:], values.shape[1:])):
@@ -177,5 +177,5 @@ def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] |
 
 
 def _fits(declared: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
-    """Every known dim is met; further entries of shape are ignored, as TensorFlow does."""
+    """Return whether shape matches every known dim; further entries of shape are ignored, as TensorFlow does."""
     return all(want in (None, got) for want, got in zip(declared, shape, strict=False))

@@ -1,9 +1,9 @@
-"""What a conditional accumulator holds behind its gate: sums, and for rows how many gradients held them.
+"""The stores behind the gate of a conditional accumulator: sums, and per row the number of gradients in it.
 
 One dense store and three sparse ones with the same four methods (KernelSums: the fast path;
 NumpySums: float16, which has no kernel, and rows without elements; TensorFlowSums: TensorFlow's merge
-with its quirks). They validate nothing and lock nothing. ``add`` and ``take`` change a store as their
-last act: where memory fails in NumPy, nothing has changed.
+with its quirks). They neither validate nor lock. ``add`` and ``take`` change a store as their last
+action, so a failed allocation in NumPy leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class DenseSums:
         if self.value is None:
             self.value = value.copy()
         else:
-            with np.errstate(all="ignore"):  # TensorFlow overflows to inf without a word
+            with np.errstate(all="ignore"):  # TensorFlow overflows to inf silently
                 np.add(self.value, value, out=self.value)
 
     def take(self, num: int, mean: bool) -> Array:
-        """The sum, divided by dtype(num) where mean; the store is then empty."""
-        assert self.value is not None  # the gate opens for what was admitted only
+        """Return the sum, divided by dtype(num) if mean, and empty the store."""
+        assert self.value is not None  # the gate opens only after a gradient was admitted
         value = self.value
         if mean:
             with np.errstate(all="ignore"):
@@ -46,32 +46,32 @@ class DenseSums:
 
 
 class SparseSums(Protocol):
-    """Rows by id. width : elements per row, the axes behind the first flattened."""
+    """Sums of rows by id. width : elements per row, all axes but the first flattened"""
 
     width: int
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        """ids (n,), values (n, width) contiguous; number : of this gradient since the last take."""
+        """Add a gradient. ids (n,), values (n, width) contiguous; number : gradients before it since the last take"""
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
-        """ids (u,) and rows (u, width), each divided by dtype(its count) where mean; then empty."""
+        """Return ids (u,) and rows (u, width), each divided by dtype(its count) if mean, and empty the store."""
 
     def get_state(self) -> State:
-        """Copies of ids (u,), values (u, width), counts (u,)."""
+        """Return copies of ids (u,), values (u, width) and counts (u,)."""
 
     def set_state(self, state: State) -> None:
-        """What ``get_state`` gave, to a new store."""
+        """Restore the result of ``get_state`` into a new store."""
 
 
 def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums:
-    """The store for rows of that dtype and width."""
+    """Return the store for rows of a dtype and width."""
     if tf_compat:
         return TensorFlowSums(dtype, width)
     return KernelSums(dtype, width) if width and dtype.itemsize >= 4 else NumpySums(dtype, width)
 
 
 class _Block(NamedTuple):
-    """What the intake takes of one gradient; float64 too, which no frame has."""
+    """The intake's view of one gradient; also float64, which frames never have."""
 
     ids: Int64
     grads: Array
@@ -80,14 +80,14 @@ class _Block(NamedTuple):
 
 
 class KernelSums:
-    """float32 and float64, in pyx: every row of an id in arrival order; sums without the GIL."""
+    """A store for float32 and float64, in pyx: sums the rows of an id in arrival order, without the GIL."""
 
     def __init__(self, dtype: np.dtype[Any], width: int) -> None:
         self.width = width
         self._accumulator, self._intake = Accumulator(width, dtype), Intake()
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        # Whoever unpacks bytes by himself may hold arrays at odd addresses.
+        # A caller that unpacks bytes itself may pass unaligned arrays.
         ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
         self._intake.begin([self._accumulator], [[_Block(ids, values)]], number)
         self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
@@ -97,7 +97,7 @@ class KernelSums:
     def take(self, mean: bool) -> tuple[Int64, Array]:
         (held,) = self._accumulator.sums()
         order = np.argsort(held.ids)
-        # take, not held.sums[order], which answers a lack of memory with a SystemError.
+        # take, not held.sums[order], which raises SystemError when memory runs out.
         ids, values = held.ids[order], held.sums.take(order, axis=0)
         if mean:
             divide(values, self._accumulator.counts()[order])
@@ -109,14 +109,14 @@ class KernelSums:
         return {"ids": state["ids"], "values": state["sums"], "counts": state["counts"]}
 
     def set_state(self, state: State) -> None:
-        # No gradient that is still to come has the number -1: every id counts anew.
+        # No later gradient has the number -1, so each one counts its ids again.
         frames = np.full(len(state["ids"]), -1, np.int64)
         sums = {"ids": state["ids"], "sums": state["values"], "counts": state["counts"], "frames": frames}
         self._accumulator.set_state(sums)
 
 
 class NumpySums:
-    """The same in NumPy, in any dtype: float16 rounds at every addition, as TensorFlow's does."""
+    """A NumPy store for any dtype: float16 rounds at every addition, as in TensorFlow."""
 
     def __init__(self, dtype: np.dtype[Any], width: int) -> None:
         self.width = width
@@ -130,7 +130,7 @@ class NumpySums:
     def add(self, ids: Int64, values: Array, number: int) -> None:
         held = len(self._ids)
         merged, where = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
-        # -0.0 is what leaves every number as it is, 0.0 too; 0.0 would turn -0.0 into 0.0.
+        # -0.0 is the identity of addition for every number; 0.0 would turn -0.0 into 0.0.
         sums = np.full((len(merged), self.width), -0.0, self._dtype)
         sums[where[:held]] = self._values
         with np.errstate(all="ignore"):
@@ -154,10 +154,10 @@ class NumpySums:
 
 
 class TensorFlowSums(NumpySums):
-    """SparseConditionalAccumulator::AddToAccumGradFunction, bit for bit: right for ascending, distinct ids only.
+    """A bit-exact SparseConditionalAccumulator::AddToAccumGradFunction: correct for ascending, distinct ids only.
 
-    The first gradient is kept as it came. Each further one is merged as if both lists were ascending
-    without repeats; ids that are not so end up in several rows.
+    The first gradient is stored as it arrives. Each further one is merged as if both lists were ascending
+    without repeats; other ids end up in several rows.
     """
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
@@ -169,7 +169,7 @@ class TensorFlowSums(NumpySums):
 
     def _merged(self, ids: Int64, values: Array) -> tuple[Int64, Array, Int64]:
         held, new = self._ids.tolist(), ids.tolist()
-        pairs: list[tuple[int, int]] = []  # of the row held and the new row that make one row; -1: there is none
+        pairs: list[tuple[int, int]] = []  # (accumulated row, new row) that merge into one row; -1: none
         i = j = 0
         while i < len(held) and j < len(new):
             if held[i] < new[j]:
@@ -196,6 +196,6 @@ class TensorFlowSums(NumpySums):
 
 
 def divided(values: Array, counts: Int64) -> Array:
-    """Each row by dtype(its count). values (u, width), counts (u,)."""
+    """Return each row divided by dtype(its count). values (u, width), counts (u,)"""
     with np.errstate(all="ignore"):
         return np.asarray(values / counts.astype(values.dtype)[:, None])

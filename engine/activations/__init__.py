@@ -1,1 +1,1 @@
-"""Activations out, gradients of activations in: the side of TPU embedding that a model sees (docs/activations.md)."""
+"""Activations and their gradients: the part of TPU embedding that a model uses (docs/activations.md)."""

@@ -1,4 +1,4 @@
-"""How many samples, and positions of a sequence, the input shape of a feature gives a batch."""
+"""The number of samples, and of sequence positions, in a batch, from a feature's input shape."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ PAD = "pad a short last batch with samples that have no ids (an empty list each)
 
 
 def num_samples(feature: FeatureSpec) -> int:
-    """Rows of its activation: what its lookups are combined into. Of a sequence, samples times positions."""
+    """Return the number of rows of a feature's activation; for a sequence, samples times positions."""
     return math.prod(feature.input_shape)
 
 
 def samples_shape(feature: FeatureSpec) -> tuple[int, ...]:
-    """Its input shape, of a sequence without the axis of positions."""
+    """Return a feature's input shape, without the axis of positions for a sequence."""
     return feature.input_shape[:-1] if feature.sequence_length else feature.input_shape
 
 
 def positions_of_lists(feature: FeatureSpec, num_lists: int, who: str, what: str) -> int:
-    """How many positions each of so many lists of ids fills; 0: its ids are combined. UsageError where none fits.
+    """Return how many positions each of ``num_lists`` lists of ids fills; 0: its ids are combined.
 
-    Lists for the leading axes of the shape only are sequences over the others, as TensorFlow has it of RaggedTensors.
+    If lists cover only the leading axes of the shape, they are sequences over the other axes, as TensorFlow treats
+    RaggedTensors. who, what : for messages. Raises UsageError if the number of lists fits no axes.
     """
     shape = feature.input_shape
     leading = samples_shape(feature)
@@ -35,7 +36,7 @@ def positions_of_lists(feature: FeatureSpec, num_lists: int, who: str, what: str
 
 
 def check_num_samples(got: int, wanted: int, who: str, what: str) -> None:
-    """UsageError where a batch has another number of samples than the configuration says."""
+    """Raise UsageError if a batch has another number of samples than the configuration."""
     if got != wanted:
         hint = f"; {PAD}" if got < wanted else ""
         raise UsageError(f"{who}: expected {what} for {wanted} samples (its input shape), got {got}{hint}")

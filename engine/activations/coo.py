@@ -1,4 +1,4 @@
-"""Lookups as coordinates, in any order of samples: as TensorFlow's enqueue ops and sparse tensors have them."""
+"""Lookups as coordinates, in any order of samples, as in TensorFlow's enqueue ops and sparse tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array = npt.NDArray[Any]
 
 
 class CooIds(NamedTuple):
-    """One feature's ids of one batch, each with the sample that looks it up.
+    """One feature's ids for one batch, each with the sample that looks it up.
 
-    rows : integers, shape (n,), the samples, counted over the feature's input shape (of a sequence: without its last
-        axis); or (n, k), an index into the samples and then a position, as SparseTensor.indices has them. In any order:
-        the ids of one sample keep theirs, or have that of their positions. A sequence has each id at its position,
-        and without positions at the next free one
+    rows : integers in any order, shape (n,): the sample of each id, counted over the feature's input shape (for a
+        sequence, without its last axis); or (n, k): an index into the samples, then a position, as in
+        SparseTensor.indices. The ids of a sample are ordered by position, else as given. In a sequence each id is at
+        its position, or without positions at the next free one
     ids : integers, shape (n,); weights : floats, shape (n,), or None
     """
 
@@ -45,15 +45,16 @@ class PlacedIds(NamedTuple):
 
 
 def is_coo(given: Any) -> bool:
-    """Whether these are CooIds, or have a SparseTensor's attributes."""
+    """Return whether the value is CooIds or has a SparseTensor's attributes."""
     return isinstance(given, CooIds) or (hasattr(given, "indices") and hasattr(given, "dense_shape"))
 
 
 def by_sample(given: Any, weights: Any, who: str, shape: tuple[int, ...]) -> PlacedIds:
-    """Coordinates in the order of samples.
+    """Return coordinates in the order of their samples.
 
-    given : ``is_coo``; shape : of the samples
-    weights : those given next to the ids, as an array (n,) or as coordinates; or None
+    given : a value that ``is_coo``; who : for messages; shape : of the samples
+    weights : given in addition to the ids, as an array (n,) or as coordinates; or None
+    Raises UsageError, InputError.
     """
     coo = _as_coo(given, who, "ids", shape)
     ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
@@ -76,12 +77,12 @@ def by_sample(given: Any, weights: Any, who: str, shape: tuple[int, ...]) -> Pla
 
 
 def places(lengths: Int64) -> Int64:
-    """The places of the entries of lists: 0, 1, … in each. lengths : int64, shape (lists,)"""
+    """Return the place of each entry in its list: 0, 1, … per list, int64. lengths : int64, shape (lists,)"""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def _as_coo(given: Any, who: str, what: str, shape: tuple[int, ...]) -> CooIds:
-    """CooIds as they are, or those of a SparseTensor, whose dense_shape must be the batch's."""
+    """Return CooIds unchanged, or those of a SparseTensor, whose dense_shape must match the batch."""
     if isinstance(given, CooIds):
         return given
     if is_masked([given.indices, given.values]):
@@ -95,7 +96,7 @@ def _as_coo(given: Any, who: str, what: str, shape: tuple[int, ...]) -> CooIds:
 
 
 def _indices(rows: Array, number: int, who: str, shape: tuple[int, ...]) -> tuple[Int64, Int64 | None]:
-    """The sample of every lookup, and its position where it has one."""
+    """Return the sample of every lookup, int64 (n,), and its position, int64 (n,), or None without positions."""
     if not np.issubdtype(rows.dtype, np.integer) and rows.size:
         raise UsageError(f"{who}: expected integers as rows, got {rows.dtype}")
     sizes: tuple[int, ...] = (math.prod(shape),)

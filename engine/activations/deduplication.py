@@ -1,7 +1,7 @@
-"""Deduplication data: which rows a forward pass looked up and where each went, so that gradients find their way back.
+"""Deduplication data: the unique rows of a forward pass and their uses, for routing gradients back to the rows.
 
-A typed value, and its form as TensorFlow's ops carry it: a vector of integers, one of floats, and a mask that says
-how to take them apart (SplitDedupData, MergeDedupData). docs/activations.md describes every element.
+It exists as a typed value and in the form of TensorFlow's ops: a vector of integers, one of floats, and a mask that
+describes how to separate their elements (SplitDedupData, MergeDedupData). docs/activations.md documents every element.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HEADER_WORDS = _FINGERPRINT_WORDS + 4  # then step and number, two words each
 
 @dataclass(frozen=True)
 class FeatureUses:
-    """How one feature used the unique rows of its table.
+    """The lookups of one feature, as indices into the unique rows of its table.
 
     rows : uint32, shape (n,), index into the table's unique ids; samples : uint32, shape (n,), ascending
-    gains : float32, shape (n,), what each row was multiplied by; None: all 1
-    truncated : ids that a sequence was too short for
+    gains : float32, shape (n,), the factor of each row; None: all 1
+    truncated : number of ids dropped because they were beyond the sequence length
     """
 
     rows: UInt32
@@ -46,9 +46,10 @@ class FeatureUses:
 
 
 class UsesByPath(Mapping[str, FeatureUses]):
-    """What each feature looked up, by what the feature is called (``FeatureSpec.path``), in the configuration's order.
+    """A mapping from a feature's path (``FeatureSpec.path``) to its uses, in the configuration's order.
 
-    Where the features are one list or tuple, places (0, 1, …) work, too; a dictionary has another order than it seems.
+    If the features are one flat list or tuple, positions (0, 1, …) work, too. A dictionary's order of features may
+    differ from the one it is written in, so it has no positions.
     """
 
     def __init__(self, config: EmbeddingConfig, uses: Sequence[FeatureUses]) -> None:
@@ -83,9 +84,9 @@ class UsesByPath(Mapping[str, FeatureUses]):
 
 @dataclass(frozen=True)
 class DeduplicationData:
-    """What ``recv_activations`` looked up, for ``send_gradients`` of the same step.
+    """The lookups of ``recv_activations``, for ``send_gradients`` of the same step.
 
-    fingerprint : of the configuration; step : the global step that was seen; number : of the receive
+    fingerprint : of the configuration; step : the global step of the rows; number : of the receive
     unique_ids : by table, int64, ascending; features : by path, in the configuration's order
     """
 
@@ -97,20 +98,23 @@ class DeduplicationData:
 
     @property
     def truncated(self) -> int:
-        """Ids beyond the length of a sequence, over all features."""
+        """Number of ids dropped beyond sequence lengths, over all features."""
         return sum(uses.truncated for uses in self.features.values())
 
     def ids(self, feature: Any, table: str) -> Int64:
-        """The ids that a feature looked up, in order. feature : as in ``features``"""
+        """Return the ids that a feature looked up, in order, int64 (n,). feature : as in ``features``"""
         return self.unique_ids[table][self.features[feature].rows]
 
     def pack(self) -> Packed:
-        """(integers, floats, mask): uint32, or uint64 where an id needs it; float32; int32 (elements, 2)."""
+        """Return (integers, floats, mask): uint32, or uint64 if an id needs it; float32; int32 (elements, 2)."""
         return split(list(self._elements()))
 
     @classmethod
     def unpack(cls, config: EmbeddingConfig, integers: Any, floats: Any, mask: Any) -> DeduplicationData:
-        """The value again. StateError where it is of another configuration, InputError where it is not whole."""
+        """Rebuild the value from ``pack``'s result.
+
+        Raises StateError for another configuration's data, InputError for damaged data.
+        """
         elements = merge(integers, floats, mask)
         tables, features = config.table_names, config.features
         wanted = len(tables) + 3 * len(features) + 2
@@ -150,17 +154,17 @@ class DeduplicationData:
         numbers = np.array([self.step, self.number], np.int64).view(np.uint32)
         truncated = np.array([uses.truncated for uses in self.features.values()], np.uint32)
         yield np.concatenate([np.frombuffer(bytes.fromhex(self.fingerprint), np.uint32), numbers, truncated])
-        # TensorFlow refuses a slice that begins at a vector's end, empty or not: neither vector ends in an empty one.
+        # TensorFlow refuses even an empty slice at a vector's end, so the last element of both vectors is not empty.
         yield np.ones(1, np.float32)
 
 
 def fingerprint(config: EmbeddingConfig) -> str:
-    """SHA-256 (hex) of the configuration's message."""
+    """Return the SHA-256 (hex) of the configuration's protobuf message."""
     return hashlib.sha256(config.to_engine_proto().SerializeToString(deterministic=True)).hexdigest()
 
 
 def check_fingerprint(wanted: str, found: str) -> None:
-    """StateError where they differ."""
+    """Raise StateError if the fingerprints differ."""
     if found != wanted:
         raise StateError(
             f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {wanted[:12]}…); "
@@ -169,7 +173,7 @@ def check_fingerprint(wanted: str, found: str) -> None:
 
 
 def split(elements: Sequence[Array]) -> Packed:
-    """Rank-1 arrays as two vectors and a mask: TensorFlow's SplitDedupData."""
+    """Return rank-1 arrays as two vectors and a mask, as TensorFlow's SplitDedupData does."""
     integers = [e for e in elements if e.dtype.kind in "iu"]
     floats = [e for e in elements if e.dtype.kind == "f"]
     largest = max((int(e.max()) for e in integers if e.size), default=0)
@@ -183,7 +187,7 @@ def split(elements: Sequence[Array]) -> Packed:
 
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
-    """The arrays again: TensorFlow's MergeDedupData, with its checks. Raises InputError."""
+    """Return the arrays of ``split``, as TensorFlow's MergeDedupData does, with its checks. Raises InputError."""
     if is_masked([integers, floats, mask]):
         raise InputError(f"deduplication data: {MASKED}")
     vectors, mask = (np.asarray(integers), np.asarray(floats)), np.asarray(mask)
@@ -210,7 +214,7 @@ def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
 
 
 def check_uses(who: str, rows: Array, samples: Array, gains: Array | None, num_unique: int, num_samples: int) -> None:
-    """InputError where one feature's arrays do not fit each other: nothing that sums gradients looks again.
+    """Raise InputError if one feature's arrays are inconsistent. Code that sums gradients does not check again.
 
     num_unique : unique ids of its table; num_samples : rows of its activation
     """
@@ -225,7 +229,7 @@ def check_uses(who: str, rows: Array, samples: Array, gains: Array | None, num_u
 
 
 def check_unique_ids(table: str, ids: Array, vocabulary_size: int) -> None:
-    """InputError where a table has no such row."""
+    """Raise InputError for an id outside the table."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
         wrong = ids[(ids < 0) | (ids >= vocabulary_size)][0]
         raise InputError(

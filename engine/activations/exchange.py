@@ -1,7 +1,7 @@
-"""The two halves of a training step around a model: activations out, their gradients in.
+"""The two halves of a training step around a model: receive activations, send their gradients.
 
-Mirrors XlaRecvTPUEmbeddingActivations and XlaSendTPUEmbeddingGradients. Reads rows and sends frames through what it
-is given; knows nothing of devices or files.
+Mirrors XlaRecvTPUEmbeddingActivations and XlaSendTPUEmbeddingGradients. Reads rows and pushes frames through injected
+callables; independent of devices and files.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 
 
 class Exchange:
-    """recv and send of one engine; remembers what was sent, so that nothing is applied twice.
+    """``recv`` and ``send`` of one engine; records what was sent, so that no gradient is applied twice.
 
-    seen : ids by table → their rows as a forward pass sees them, and the global step they are of
-    push : takes a frame and the call's learning rates in; False where it was stale
-    gate : asked for its step, and how many frames one needs, at every send
-    staging : whether what runs now becomes part of a compiled program, such as inside ``jax.jit``
+    seen : ids by table → their rows as a forward pass sees them, and the global step of the rows
+    push : pushes a frame with the call's learning rates; False if it was stale
+    gate : gives the global step and the number of frames per step at every send
+    staging : whether JAX is tracing, for example inside ``jax.jit``
     """
 
     def __init__(
@@ -56,14 +56,18 @@ class Exchange:
     ) -> None:
         self._config, self._seen, self._push, self._gate, self._staging = config, seen, push, gate, staging
         self._fingerprint = fingerprint(config)
-        # Forward n+1 runs before backward n: when that comes back, one step has passed.
+        # Pipelined, forward n+1 runs before backward n, so one step passes before gradients arrive.
         self._lag = int(is_pipelined(config))
         self._lock = threading.Lock()
         self._received = 0
-        self._sent: dict[int, int] = {}  # number → step, of what could still be sent again
+        self._sent: dict[int, int] = {}  # number → step, of data that could still be sent again
 
     def recv(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """Activations nested like ``features``, float32 of the features' input shapes + [dim]."""
+        """Return activations nested like ``features``, and deduplication data for ``send`` of the same step.
+
+        features, weights : as for ``Engine.recv_activations``
+        An activation is float32 of its feature's input shape + [dim].
+        """
         self._check_not_staging("recv_activations", "pass its activations to the jitted function")
         config = self._config
         unique, uses = deduplicated(config, features, weights)
@@ -79,7 +83,11 @@ class Exchange:
         return _packed(structure_for(config, features), activations), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
-        """One frame of the gradients of activations. False where the gate found it stale."""
+        """Push the gradients of activations as one frame. Return False if the gate found it stale.
+
+        gradients : nested like the features, float32 of the activations' shapes, None for zeros
+        Raises InputError, StateError, UsageError, UsageTypeError. After a failed push the data can be sent again.
+        """
         self._check_not_staging("send_gradients", "return the gradients from the jitted function")
         if data is None:
             raise StateError(
@@ -108,7 +116,7 @@ class Exchange:
             )
 
     def _checked(self, index: int, given: Any) -> Float32 | None:
-        """A feature's gradient as float32 (samples, dim); None where it was None, which means zeros."""
+        """Return a feature's gradient as float32 (samples, dim), or None, which means zeros."""
         feature, who = self._config.features[index], name_of(self._config, index)
         if given is None:
             return None
@@ -127,11 +135,11 @@ class Exchange:
                 f"gradient of {who}: expected finite values, got {array[at]} at {list(at)}",
                 reason="gradient_not_finite",
             )
-        # A copy where numpy shares it with the caller would cost a pass; frames are summed before this returns.
+        # No defensive copy, which would cost a pass: send() sums the frame before it returns.
         return np.ascontiguousarray(array).reshape(-1, shape[-1])
 
     def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None]) -> Frame:
-        """Each table's rows: its features in order, the lookups of each in order."""
+        """Return the frame with each table's rows: its features in order, the lookups of each in order."""
         of_feature = {}
         for table, ids in data.unique_ids.items():
             check_unique_ids(table, ids, self._config.sizes[table][0])
@@ -141,7 +149,7 @@ class Exchange:
         blocks: dict[str, list[Rows]] = {}
         for index, rows in of_feature.items():
             blocks.setdefault(self._config.features[index].table, []).append(rows)
-        # Gradients belong to the step whose opening they are for: pipelined, the one after the one they saw.
+        # Gradients belong to the step that they are applied in: pipelined, the one after the step of their rows.
         frame = Frame(
             {table: tuple(of_table) for table, of_table in blocks.items()},
             sum(len(rows.ids) for rows in of_feature.values()),
@@ -149,7 +157,7 @@ class Exchange:
             source="send_gradients()",
             truncated=data.truncated,
         )
-        # The gradients are finite; times a weight they may not be, which is seen when they are summed.
+        # The gradients are finite, but may overflow times a weight: ``audit`` checks that when the sum is not finite.
         weighted = any(rows.gains is not None for rows in of_feature.values())
         return replace(frame, audit=partial(self._audited, frame, of_feature)) if weighted else frame
 
@@ -175,7 +183,10 @@ class Exchange:
         return frame
 
     def _claim(self, data: DeduplicationData) -> None:
-        """StateError for data that was sent, or of another step where a step has only one frame."""
+        """Record data as sent. Raises StateError if it was sent before or its step is wrong.
+
+        A step that has passed is wrong only if a step has one frame; otherwise the gate decides.
+        """
         step = self._gate.global_step
         if data.step > step:
             raise StateError(f"the deduplication data is of step {data.step}, and the engine's step is {step}")
@@ -196,7 +207,7 @@ class Exchange:
 
 
 def _check_scalars(rates: Any) -> None:
-    """UsageError for a rate that is an array. Whether there is one per tag is asked where they are resolved."""
+    """Raise UsageError for a rate that is an array. Resolving the rates checks that there is one per tag."""
     given = rates.values() if isinstance(rates, Mapping) else rates
     for rate in given if np.iterable(given) else ():
         if np.ndim(rate):
@@ -204,17 +215,16 @@ def _check_scalars(rates: Any) -> None:
 
 
 def is_pipelined(config: EmbeddingConfig) -> bool:
-    """Whether activations may be one step behind."""
+    """Return whether the configuration pipelines steps, so that activations may be one step behind."""
     return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
 
 
 def deduplicated(
     config: EmbeddingConfig, features: Any, weights: Any = None
 ) -> tuple[dict[str, Int64], tuple[FeatureUses, ...]]:
-    """What a batch looks up, of tables that may lie anywhere: by table its unique ids, ascending; every feature's uses,
-    in the configuration's order.
+    """Return the lookups of a batch: unique ids by table, ascending, and every feature's uses in order.
 
-    features, weights : as for ``Engine.recv_activations``
+    features, weights : as for ``Engine.recv_activations``. Needs only the configuration, not the tables.
     """
     found = _lookups(config, features, weights)
     unique: dict[str, Int64] = {}
@@ -241,5 +251,5 @@ def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Looku
 
 
 def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:
-    """The structure with each feature's value at its leaf."""
+    """Return the structure with each feature's value at its leaf."""
     return pack(structure, [by_feature[index] for index in flatten(structure)])

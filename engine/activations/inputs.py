@@ -1,6 +1,6 @@
-"""What a user gives for one feature → Lookups: dense, multi-hot and ragged; numpy, jax, Arrow and plain lists.
+"""Conversion of one feature's input to Lookups: dense, multi-hot and ragged; numpy, jax, Arrow and plain lists.
 
-Every id is checked here, and the error names its feature.
+Every id is checked here, and errors name the feature.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from penstock.masked_arrays import MASKED, is_masked
 from penstock.tables.combiners import Float32, Int64, Lookups, gains
 
 Array = npt.NDArray[Any]
-DEFAULT_COMBINER = "sum"  # of TensorFlow's enqueue ops, for a configuration that does not say
+DEFAULT_COMBINER = "sum"  # as in TensorFlow's enqueue ops, if the configuration specifies none
 
 
 def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, weights: Any = None) -> Lookups:
-    """One feature's lookups of one batch.
+    """Return one feature's lookups for one batch.
 
-    who : how messages call the feature
+    who : the feature's name in messages
     given : integers of the feature's input shape, one id per sample; with one more axis, several per sample; or
         ragged: an Arrow list array, a RaggedTensor, or a list with a list or array of ids per sample; or CooIds
     weights : floats, shaped like ``given``
+    Raises InputError for bad values, UsageError for wrong types and shapes.
     """
     if is_masked(given) or is_masked(weights):
         raise UsageError(f"{who}: {MASKED}")
@@ -43,7 +44,7 @@ def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, we
     if length:
         if weights is not None:
             raise UsageError(f"{who}: a sequence feature (of {length} positions) takes no weights")
-        # Every position is a sample of its own; what is beyond the length is cut.
+        # Every position is a separate sample; positions beyond the length are dropped.
         kept = positions < length
         return Lookups(ids[kept], (samples * length + positions)[kept], None, int(len(ids) - kept.sum()))
     if weights is not None and lengths is not None:
@@ -53,7 +54,7 @@ def lookups(feature: FeatureSpec, who: str, vocabulary_size: int, given: Any, we
 
 
 def _ragged(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
-    """Flat values and how many each of the rows has."""
+    """Return flat values and the number of values of each row, int64."""
     if hasattr(given, "combine_chunks"):  # a pyarrow.ChunkedArray
         given = given.combine_chunks()
     if hasattr(given, "null_count"):
@@ -73,7 +74,7 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Arra
 
 
 def _samples(given: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One entry per sample, of a list of them, or of lists nested like ``shape`` where it has several axes."""
+    """Return one entry per sample from a flat list, or from lists nested like a ``shape`` of several axes."""
     samples = list(given)
     for axis in range(1, len(shape)):
         whole = all(isinstance(row, list | tuple) or np.ndim(row) for row in samples)
@@ -94,7 +95,7 @@ def _of_sample(row: Any, who: str, what: str) -> Array:
 
 
 def _of_splits(splits: Array, values: Array, who: str, what: str) -> tuple[Array, Int64]:
-    """What a RaggedTensor of samples and ids holds: the ids of sample i from splits[i] to splits[i + 1]."""
+    """Return the values and lengths of a RaggedTensor, where sample i has the ids splits[i] to splits[i + 1]."""
     lengths = np.diff(splits).astype(np.int64)
     ends = (0, len(values)) if values.ndim == splits.ndim == 1 else None
     if not len(splits) or (splits[0], splits[-1]) != ends or (lengths < 0).any():
@@ -103,7 +104,7 @@ def _of_splits(splits: Array, values: Array, who: str, what: str) -> tuple[Array
 
 
 def _as_array(given: Any) -> Array | None:
-    """A rectangular array of numbers; None where it is ragged. An empty list per row is ragged, too."""
+    """Return a rectangular array of numbers; None if the input is ragged, as are lists with a list per row."""
     if isinstance(given, list | tuple) and any(np.ndim(row) for row in given if not isinstance(row, list | tuple)):
         return None
     if isinstance(given, list | tuple) and any(isinstance(row, list | tuple) for row in given):
@@ -113,7 +114,7 @@ def _as_array(given: Any) -> Array | None:
 
 
 def _of_array(array: Array, who: str, what: str, shape: tuple[int, ...]) -> Int64:
-    """How many values each sample has."""
+    """Return how many values each sample has, int64."""
     number = math.prod(shape)
     if array.shape == shape or array.shape == (number,):
         return np.ones(number, np.int64)
@@ -126,7 +127,10 @@ def _of_array(array: Array, who: str, what: str, shape: tuple[int, ...]) -> Int6
 
 
 def _of_arrow(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
-    """An Arrow list array, or a flat one with a value per sample. A null list is an empty one."""
+    """Return the values and lengths of an Arrow list array, or of a flat one with a value per sample.
+
+    A null list counts as an empty one. Raises InputError for null values.
+    """
     import pyarrow as pa
 
     if not (pa.types.is_list(given.type) or pa.types.is_large_list(given.type)):
@@ -152,7 +156,7 @@ def _lengths(values: list[Array]) -> Int64:
 def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     if not ids.size:
         return np.zeros(0, np.int64)
-    if ids.dtype == object and all(isinstance(one, int) for one in ids):  # one lies beyond int64
+    if ids.dtype == object and all(isinstance(one, int) for one in ids):  # at least one is beyond int64
         wrong = next(one for one in ids if not 0 <= one < vocabulary_size)
         raise InputError(f"{who}: expected 0 <= id < {vocabulary_size}, got {wrong}", reason="id_out_of_range")
     if not np.issubdtype(ids.dtype, np.integer):

@@ -1,6 +1,6 @@
-"""Features as a user nests them: dictionaries, lists and tuples with a feature at every leaf.
+"""Nested features: dictionaries, lists and tuples with a feature at every leaf.
 
-The configuration's own nesting decides what is a leaf, so that a leaf may be a list itself.
+The configuration's nesting decides what is a leaf, so a leaf may itself be a list.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from penstock.errors import ConfigError, UsageError, UsageTypeError
 
 
 def name_of(config: EmbeddingConfig, index: int) -> str:
-    """How messages call a feature: ``feature 'user/clicks'``."""
+    """Return a feature's name in messages: ``feature 'user/clicks'``."""
     return f"feature '{config.features[index].path}'"
 
 
 def features_of(config: EmbeddingConfig) -> tuple[FeatureSpec, ...]:
-    """The features of a configuration. ConfigError where it has none."""
+    """Return the features of a configuration. Raises ConfigError if it has none."""
     if not config.features:
         raise ConfigError(
             "the configuration has no features: make it with EmbeddingConfig.from_features, or add feature_descriptor "
@@ -30,9 +30,9 @@ def features_of(config: EmbeddingConfig) -> tuple[FeatureSpec, ...]:
 
 
 def structure_for(config: EmbeddingConfig, values: Any) -> Any:
-    """The nesting that ``values`` must have: the configuration's, or a mapping by name where it has none of its own.
+    """Return the nesting required of ``values``, with feature indices at its leaves.
 
-    At its leaves the numbers of the features.
+    It is the configuration's nesting, or, if that is flat and ``values`` is a mapping, a mapping by unique names.
     """
     features = features_of(config)
     structure = config.feature_structure
@@ -44,7 +44,7 @@ def structure_for(config: EmbeddingConfig, values: Any) -> Any:
 
 
 def leaves(structure: Any, values: Any, what: str) -> dict[int, Any]:
-    """Feature → what stands for it in ``values``, which must be nested like ``structure``. UsageError if not."""
+    """Return feature index → its entry in ``values``, which must be nested like ``structure``; UsageError if not."""
     found: dict[int, Any] = {}
     _collect(structure, values, what, "", found)
     return dict(sorted(found.items()))
@@ -77,7 +77,7 @@ def _check_keys(structure: Mapping[Any, Any], values: Any, who: str) -> None:
 
 
 def _check_sequence(structure: Sequence[Any], values: Any, who: str) -> None:
-    """Lists for lists and tuples for tuples, as tf.nest has it; a named tuple needs its fields."""
+    """Raise unless lists match lists and tuples match tuples, as in tf.nest; named tuples need the same fields."""
     got, nested = type(values).__name__, f"of {len(structure)}, nested like the features"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise UsageTypeError(f"{who}: expected a sequence {nested}, got {got}")

@@ -1,6 +1,6 @@
-"""What TensorFlow's ops say of shapes before anything runs, for code that is being moved over from them.
+"""Shape inference of TensorFlow's ops, for code that is being ported from them.
 
-The checks of the graph, not more: what they leave to the engine is checked where it is used.
+Only TensorFlow's graph-time checks: the engine checks the rest when it uses the values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ Shape = tuple[int, ...]
 
 
 def activation_shapes(config: EmbeddingConfig, num_outputs: int | None = None) -> list[Shape]:
-    """Of every feature, in order: its input shape and its table's dim. Without features: one per table.
+    """Return the shape of every feature's activation, in order: its input shape and its table's dim.
 
-    num_outputs : what a RecvTPUEmbeddingActivations op was told; UsageError where that is not their number
+    A configuration that lists no features but batch sizes has one feature per table.
+    num_outputs : of a RecvTPUEmbeddingActivations op; UsageError if it is not the number of shapes
+    Raises ConfigError for a configuration without features.
     """
     shapes = [(*f.input_shape, config.sizes[f.table][1]) for f in features_of(config)]
     if num_outputs is not None and num_outputs != len(shapes):
@@ -29,14 +31,14 @@ def activation_shapes(config: EmbeddingConfig, num_outputs: int | None = None) -
 
 
 def check_learning_rate_shapes(rates: Sequence[Any]) -> None:
-    """Every learning rate is a scalar. UsageError if not."""
+    """Raise UsageError unless every learning rate is a scalar."""
     for tag, rate in enumerate(rates):
         if np.ndim(rate):
             raise UsageError(f"learning rate for tag {tag}: expected a scalar, got shape {np.shape(rate)}")
 
 
 def shard_rows(vocabulary_size: int, num_shards: int, shard_id: int) -> int:
-    """Rows of one shard, the same for MOD and DIV. UsageError where there is no such shard or it is empty."""
+    """Return the number of rows of one shard, the same for MOD and DIV. Raises UsageError for a bad or empty shard."""
     if num_shards < 1 or not 0 <= shard_id < num_shards:
         raise UsageError(f"shard_id: expected 0 <= shard_id < num_shards, got {shard_id} of {num_shards}")
     quotient, remainder = divmod(vocabulary_size, num_shards)
@@ -47,9 +49,9 @@ def shard_rows(vocabulary_size: int, num_shards: int, shard_id: int) -> int:
 
 
 def retrieve_shapes(config: EmbeddingConfig, num_shards: int, shard_id: int) -> dict[str, list[Shape]]:
-    """RetrieveAllTPUEmbeddingParameters: "parameters" and "auxiliary1" to "auxiliary7", a shape per table.
+    """Return RetrieveAllTPUEmbeddingParameters' shapes, one per table: "parameters", "auxiliary1" to "auxiliary7".
 
-    Where gradients are accumulated the hidden accumulator is one more auxiliary; one that a table has not is (0, 0).
+    With gradient accumulation, the hidden accumulator is one more auxiliary. An auxiliary a table lacks is (0, 0).
     """
     shapes: dict[str, list[Shape]] = {}
     for spec in config.tables:
@@ -61,7 +63,7 @@ def retrieve_shapes(config: EmbeddingConfig, num_shards: int, shard_id: int) -> 
 
 
 def table_named(config: EmbeddingConfig, table_id: int = -1, table_name: str = "") -> str:
-    """The table that a Load or Retrieve op means: exactly one of id and name is given. UsageError if not."""
+    """Return the table of a Load or Retrieve op, given by exactly one of id and name. Raises UsageError."""
     if (table_id >= 0) == bool(table_name):
         raise UsageError(f"give exactly one of table_id and table_name, got {table_id} and '{table_name}'")
     names = config.table_names
@@ -71,6 +73,6 @@ def table_named(config: EmbeddingConfig, table_id: int = -1, table_name: str = "
 
 
 def check_mode(config: EmbeddingConfig) -> None:
-    """What ExecuteTPUEmbeddingPartitioner refuses: a configuration whose mode is UNSPECIFIED."""
+    """Raise ConfigError if the mode is UNSPECIFIED, as ExecuteTPUEmbeddingPartitioner does."""
     if config.mode == "UNSPECIFIED":
         raise ConfigError("the configuration's mode is UNSPECIFIED; use TRAINING, INFERENCE or BACKWARD_PASS_ONLY")

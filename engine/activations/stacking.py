@@ -1,7 +1,7 @@
-"""Table stacking: which tables SparseCore puts side by side in one, and where each then lies.
+"""Table stacking: which tables SparseCore concatenates into one, and the layout of each in it.
 
-TensorFlow's layout as a pure function, for who reads or writes such stacked tables; the engine itself lays tables
-out by ``penstock.bridge.sharding``.
+TensorFlow's layout as a pure function, for code that reads or writes such stacked tables. The engine's tables have the
+layout of ``penstock.bridge.sharding``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARD_LIMIT_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class StackTable:
-    """One table: rows, floats per row; ``group`` tells what may be stacked (optimizer and quantization)."""
+    """A table to stack: rows, floats per row; only tables of one ``group`` (optimizer and quantization) are stacked."""
 
     name: str
     height: int
@@ -28,8 +28,10 @@ class StackTable:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Where a table lies. Row r is in shard ``(r % num_sparse_cores + rotation) % num_sparse_cores``, at row
-    ``row_offset + r // num_sparse_cores`` of it.
+    """The place of a table in its stack.
+
+    Row r is in shard ``(r % num_sparse_cores + rotation) % num_sparse_cores``, at its row
+    ``row_offset + r // num_sparse_cores``.
     """
 
     table_name: str
@@ -61,9 +63,10 @@ def stack_tables(
     activation_limit: int | None = None,
     shard_limit: int | None = None,
 ) -> list[TableLayout]:
-    """The layout of every table, stack by stack, narrow ones first, then by group. First fit, in the order given.
+    """Return the layout of every table, by stack: narrow stacks first, then by group. First fit, in the given order.
 
     activation_limit, shard_limit : bytes of a stack; None: TensorFlow's, 2 MiB and 2 GiB; 0: none
+    Raises UsageError for fewer than one core.
     """
     if num_partitions < 1 or sparse_cores_per_partition < 1:
         raise UsageError(f"expected at least one core, got {num_partitions} x {sparse_cores_per_partition}")

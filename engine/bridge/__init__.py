@@ -1,1 +1,1 @@
-"""The only room that imports jax: where rows live on the devices, and the programs that touch them."""
+"""The only package that imports jax: the device layout of rows, and the programs that read and update them."""

@@ -1,11 +1,11 @@
-"""Who updates a table's rows, and in what form the table lies: by platform, unless the environment says otherwise.
+"""The variants that update a table's rows, and their line formats, by platform unless the environment overrides them.
 
-| variant | where | made by |
+| variant | where | implementation |
 |---|---|---|
-| ffi | CPU, rows that lie by themselves | our handlers, pyx/update.pyx (direct.py) |
+| ffi | CPU, one row per line | FFI handlers, pyx/update.pyx (cpu_ffi.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (programs.py) |
-| pallas | TPU; elsewhere interpreted, for tests | our kernel for the TensorCore (tensorcore.py) |
-| sparsecore | where asked for, on v5p, v6e, tpu7x; else interpreted | our kernel for SparseCores (sparsecore.py) |
+| pallas | TPU; elsewhere interpreted, for tests | kernel for the TensorCore (pallas/tensorcore.py) |
+| sparsecore | on request, on v5p, v6e, tpu7x; else interpreted | kernel for SparseCores (pallas/sparsecore.py) |
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from penstock.updates import UpdateRule
 
 VARIANTS = ("ffi", "xla", "pallas", "sparsecore")
 KERNELS = ("pallas", "sparsecore")
-# TPUs with SparseCores that jax can program, by their names for v5p, v6e and tpu7x.
+# Device kinds of the TPUs with SparseCores that jax can program: v5p, v6e and tpu7x.
 SPARSE = ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x")
 FORMS = {"plain": 1, "tiled": 128}
-# For whom it concerns: tests, benches, and who doubts a variant.
+# Environment variables that override variant and layout, for tests, benchmarks and debugging.
 VARIANT, FORM = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT"
 
 
 def lanes(mesh: Mesh) -> int:
-    """What the width of a table's lines is a multiple of, on these devices."""
+    """Return the unit of the width of a table's lines on these devices. Raises ConfigError for a bad override."""
     asked = _asked(FORM, tuple(FORMS))
     if asked is not None:
         return FORMS[asked]
@@ -40,7 +40,7 @@ def lanes(mesh: Mesh) -> int:
 
 
 def choose(mesh: Mesh, layout: Layout, rule: UpdateRule) -> str:
-    """The variant for a table: the one asked for where it can be, else the first that suits the platform."""
+    """Return the variant for a table: the requested one if possible, else the first that suits the platform."""
     asked = _asked(VARIANT, VARIANTS)
     if asked is not None and possible(asked, mesh, layout, rule):
         return asked
@@ -49,16 +49,16 @@ def choose(mesh: Mesh, layout: Layout, rule: UpdateRule) -> str:
 
 
 def formed(layout: Layout, variant: str) -> Layout:
-    """The layout in the form that whoever updates the table likes best."""
+    """Return the layout in the format that suits the variant."""
     return replace(layout, halved=variant == "xla" and layout.lanes == FORMS["tiled"])
 
 
 def possible(variant: str, mesh: Mesh, layout: Layout, rule: UpdateRule) -> bool:
-    """Whether a variant can update tables of that form by that rule on these devices."""
+    """Return whether a variant can update tables of that layout by that rule on these devices."""
     if variant == "ffi":
         return not layout.line.masked and cpu_ffi.possible(mesh, rule, layout.dim)
     if variant in KERNELS:
-        # Rounding to 16 bits and whole rows ask for divisions and shuffles that a vector unit has not.
+        # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
         return tiled and platform(mesh) in ("tpu", "cpu") and (variant == "pallas" or _sparse(mesh, rule))
     return True

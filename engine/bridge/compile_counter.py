@@ -1,4 +1,4 @@
-"""How many programs JAX has compiled, or taken from its cache, since this was loaded: in a steady state, none."""
+"""A counter of the programs that JAX compiled or loaded from its cache since import; constant in a steady state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _count = 0
 
 
 def num_compiles() -> int:
-    """Of this process, users' own programs included."""
+    """Return the number of programs compiled in this process, the user's included."""
     return _count
 
 

@@ -1,13 +1,13 @@
-"""Tables on a CPU: updated in place by the handlers of pyx/update, which read the host's arrays where they lie.
+"""Tables on a CPU: the FFI handlers of pyx/update update them in place and read the host's arrays without a copy.
 
-On a CPU the host's memory is the device's. All tables of an engine lie in one array, and a step is one call for all
-of them. A program gets that array and, per device, one small constant array that names the tables' Step: host memory
-that says what to do with which rows and arrays. The constant is put on the devices once; a call passes nothing but
-arrays that are already there, compiles nothing whatever the number of rows, and does not depend on the caller's mesh
-or transfer guard.
+On a CPU the host's memory is the device's. All tables of an engine lie in one array, and a step is one call for all of
+them. A program gets that array and, per device, a small constant array with the address of the tables' Step: host
+memory that describes what to do with which rows and arrays. The constant is put on the devices once. A call passes only
+arrays that are already there, compiles nothing whatever the number of rows, and does not depend on the caller's mesh or
+transfer guard.
 
-A call returns when its step is done. JAX runs a small program of one CPU device on the calling thread
-anyway; so the arrays are the caller's again at once, and nothing outlives the tables.
+A call returns when its step is done. JAX runs a small program of one CPU device on the calling thread anyway. So the
+caller may reuse its arrays at once, and nothing outlives the tables.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ Float32 = npt.NDArray[np.float32]
 
 Segments = Sequence[tuple[Int64, Float32]]
 
-# Of a cache line.
+# Floats per cache line.
 LINE_FLOATS = 16
-# A row-wise sum has its terms on a thread's stack (MAX_SUMMED_DIM of pyx/update_rules.h).
+# The terms of a row-wise sum are on a thread's stack (MAX_SUMMED_DIM in pyx/update_rules.h).
 MAX_SUMMED_DIM = 4096
 
 
 @cache
 def registered() -> bool:
-    """Whether this jaxlib takes the handlers: it refuses versions of its interface that it does not know."""
+    """Register the handlers; return whether this jaxlib accepts them. It refuses unknown versions of its interface."""
     try:
         for name, handler in update.handlers().items():
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
-    except Exception:  # whatever its kind: the other variant works everywhere
+    except Exception:  # of any type: the xla variant works everywhere
         return False
     return True
 
 
 def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
-    """Whether a table can be updated here: on a CPU, by a rule that is no program of the user's."""
+    """Return whether this variant can update a table: on a CPU, by a rule that is not a user-defined program."""
     if rule.program is not None or rule_name(rule) not in update.rules():
         return False
     if rule.algorithm == "row_wise_adagrad" and dim > MAX_SUMMED_DIM:
@@ -59,7 +59,7 @@ def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
 
 
 def rule_name(rule: UpdateRule) -> str:
-    """The rule's name in pyx/update_rules.h. A power that is no square root is a rule of its own."""
+    """Return the rule's name in pyx/update_rules.h. A power other than a square root is a separate rule."""
     hyper = dict(rule.hyper)
     if rule.algorithm == "stochastic_gradient_descent":
         return "sgd"
@@ -68,7 +68,7 @@ def rule_name(rule: UpdateRule) -> str:
 
 
 def numbers(rule: UpdateRule) -> dict[str, float]:
-    """A rule's parameters and switches as update.Plan takes them; a limit that is off is infinite."""
+    """Return a rule's parameters and switches as update.Plan takes them; a disabled limit is infinite."""
     inf = float("inf")
     switches = {
         "gradient_min": -inf if rule.gradient_min is None else rule.gradient_min,
@@ -83,7 +83,7 @@ def numbers(rule: UpdateRule) -> dict[str, float]:
 
 @lru_cache(maxsize=256)
 def create(mesh: Mesh, num_floats: int) -> Program:
-    """(step i32[n,3]) → the array of n * num_floats floats with the tables of that step, every part at its start."""
+    """Return a program: (step i32[n,3]) → the array, n * num_floats floats, of that step's tables, initialized."""
 
     def local(step: jax.Array) -> jax.Array:
         floats: jax.Array = jax.ffi.ffi_call("penstock_create", jax.ShapeDtypeStruct((num_floats,), np.float32))(step)
@@ -94,7 +94,7 @@ def create(mesh: Mesh, num_floats: int) -> Program:
 
 @lru_cache(maxsize=256)
 def touch(mesh: Mesh, num_floats: int) -> Program:
-    """(tables, step i32[n,3]) → the tables after the step, in place."""
+    """Return a program: (tables, step i32[n,3]) → the tables after the step, in place."""
 
     def local(floats: jax.Array, step: jax.Array) -> jax.Array:
         same = jax.ShapeDtypeStruct(floats.shape, floats.dtype)
@@ -109,8 +109,8 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
 class DirectStack:
     """Tables that lie in one array and are updated by one call.
 
-    starts : of the slots, by table
-    threads : that update one device's rows at most; 0: as many as XLA's pool has
+    starts : initial values of the slots, by table
+    threads : at most this many update one device's rows; 0: as many as XLA's pool has
     target : of ``update.targets()``; "": the best
     """
 
@@ -128,7 +128,7 @@ class DirectStack:
         self.members = {layout.name: member for member, layout in enumerate(layouts)}
         plans: list[update.Plan] = []
         for layout, rule, its in zip(layouts, rules, starts, strict=True):
-            # Whole cache lines: no two tables share one.
+            # Start at a cache line, so that no two tables share one.
             first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
             plans.append(_plan(layout, rule, its, first, target))
         self._step = update.Step(plans, threads)
@@ -140,9 +140,9 @@ class DirectStack:
         self._step.release()
 
     def apply(self, brought: Sequence[tuple[int, Sequence[Any], float]]) -> None:
-        """One optimizer application to the rows of several tables: (which of them, its segments, its rate) each.
+        """Apply the optimizer once to rows of several tables.
 
-        segments : as ``update.Step.update`` takes them
+        brought : (index of the table, segments, learning rate) each, with segments as ``update.Step.update`` takes them
         """
         with self._lock:
             if self._step.update(brought):
@@ -159,14 +159,14 @@ class DirectStack:
             self._run()
 
     def _run(self) -> None:
-        """What the step has been set to. An error of one device, or more, comes out here."""
+        """Run what the step has been set to. Raises the errors of all devices."""
         self.array = self._touch(self.array, self._operand)
         self.array.block_until_ready()
         self._step.release()
 
 
 class DirectTable:
-    """One table of a stack. See ``tables.DeviceTable``, whose methods these are."""
+    """One table of a stack. ``device_tables.DeviceTable`` documents the methods."""
 
     def __init__(self, among: DirectStack, layout: Layout) -> None:
         self.among, self.layout = among, layout
@@ -190,13 +190,13 @@ class DirectTable:
         return self.wait
 
     def drain(self) -> None:
-        """Nothing is under way: every call has waited."""
+        """Do nothing: every call waits, so none is in flight."""
 
     def wait(self) -> None:
-        """Nothing to wait for: every call has."""
+        """Do nothing: every call waits."""
 
     def warm(self) -> int:
-        """The stack's two programs were compiled when it was made."""
+        """Return the number of programs, two per stack, compiled when it was created."""
         return 2
 
 
@@ -219,7 +219,7 @@ def _plan(layout: Layout, rule: UpdateRule, starts: Sequence[float], first_float
 
 
 def _on_each(mesh: Mesh, local: Callable[..., jax.Array], num_arguments: int) -> Callable[..., jax.Array]:
-    """On every device with what it has; on a single one without the calls that a sharded program costs."""
+    """Return ``local`` mapped over the devices; on a single device unmapped, without a sharded program's overhead."""
     if mesh.size == 1:
         return local
     rows = PartitionSpec(AXIS)
@@ -229,12 +229,12 @@ def _on_each(mesh: Mesh, local: Callable[..., jax.Array], num_arguments: int) ->
 
 
 def _rows(mesh: Mesh) -> Sharding:
-    """The first axis cut evenly over the devices."""
+    """Return a sharding that splits the first axis evenly over the devices."""
     return row_sharding(mesh) if mesh.size > 1 else SingleDeviceSharding(mesh.devices.flat[0])
 
 
 def _operand(mesh: Mesh, step: update.Step) -> jax.Array:
-    """int32[devices, 3]: the step's address, low half first, and the number of the device."""
+    """Return int32[devices, 3]: the step's address, low half first, and the number of the device."""
     low, high = np.array([step.address], np.uint64).view(np.int32)
     rows = np.array([(low, high, device) for device in range(mesh.size)], np.int32)
     with jax.transfer_guard("allow"):
@@ -247,6 +247,6 @@ def _step_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def _compiled(mesh: Mesh, program: jax.stages.Wrapped, *shapes: jax.ShapeDtypeStruct) -> Program:
-    """Compiled once and for all: a call then asks for nothing of the context it is made in."""
+    """Compile a program ahead of time, so that calls do not depend on the context they are made in."""
     with jax.set_mesh(mesh):
         return program.lower(*shapes).compile()

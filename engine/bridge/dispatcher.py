@@ -1,10 +1,10 @@
-"""From host to device: who prepares what, in which memory, and how far the host may be ahead.
+"""Dispatch from host to device: a thread, a ring buffer of host arenas, and backpressure.
 
-Three take part. The caller coalesces step t+2, a thread lays step t+1 out in an arena and dispatches it, the device
-runs step t. A full queue or a full ring makes the one before it wait, so that memory is bounded whoever is slow.
+A step passes three stages. The caller coalesces step t+2, a thread lays out step t+1 in an arena and dispatches it,
+and the device runs step t. A full queue or ring blocks the stage before it, so memory is bounded whichever is slow.
 
-A device may read an arena until its step is done (on a CPU it is the arena that a program reads: jax.device_put
-aliases aligned memory whatever it is told), so an arena is used again only behind its fence, an output of that step.
+A device may read an arena until its step is done. On a CPU the program reads the arena itself, because jax.device_put
+aliases aligned memory regardless of its arguments. So an arena is reused only after its fence, an output of that step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-# Arenas: one being filled, one on its way, one being read.
+# Arenas: one being filled, one in flight, one being read.
 RING = 3
-# Steps of a table that wait for the thread, beside the one that it is at.
+# Steps that may be queued or running on the thread before the caller blocks.
 AHEAD = 2
-# What the thread's work is called in a trace of JAX's profiler.
+# The name of the thread's work in a trace of JAX's profiler.
 DISPATCH = "penstock dispatch"
-# What jax and the DMA engines behind it like best.
+# Bytes; the alignment that suits jax and DMA engines.
 ALIGNMENT = 64
 
 
 class Arena:
-    """Host memory for what one dispatch hands over. Grows to what was asked of it, once its reader is done."""
+    """Host memory for the arrays of one dispatch. ``begin`` grows it to the size last requested."""
 
     def __init__(self) -> None:
         self._memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -39,16 +39,16 @@ class Arena:
         self._reader = ""
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """An uninitialised array, 64-byte aligned, until the arena is begun again."""
+        """Return an uninitialized array, valid until the next ``begin``; 64-byte aligned if it fits the arena."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         start, self._wanted = self._wanted, _aligned(self._wanted + num_bytes)
         if self._wanted > len(self._memory):
-            return np.empty(shape, dtype)  # this once; the arena grows when it is begun
+            return np.empty(shape, dtype)  # does not fit; the next begin() grows the arena
         array: npt.NDArray[Any] = self._memory[start : start + num_bytes].view(dtype).reshape(shape)
         return array
 
     def begin(self) -> None:
-        """Empty the arena, when whoever reads it is done. Raises what went wrong there."""
+        """Wait until the arena's reader is done, then empty the arena. Raises the reader's error."""
         self.wait()
         if self._wanted > len(self._memory):
             block = np.empty(self._wanted + ALIGNMENT, np.uint8)
@@ -57,7 +57,7 @@ class Arena:
         self._wanted = 0
 
     def read_by(self, reader: str, fence: jax.Array) -> None:
-        """A dispatch reads the arena until its fence is there. reader : names it where it fails"""
+        """Record the dispatch that reads the arena until its fence is ready. reader : its name in errors"""
         self._reader, self._fence = reader, fence
 
     def wait(self) -> None:
@@ -67,10 +67,10 @@ class Arena:
 
 
 class Dispatcher:
-    """Runs the dispatches of some tables in order, on a thread of its own. One caller at a time.
+    """Runs the dispatches of a set of tables in order on a dedicated thread. One caller at a time.
 
-    An error comes out of the call that waits for it, and of every call after that: the tables are lost, because a
-    dispatch that failed had them donated.
+    The call that waits for a dispatch raises its error, and so does every later call: the tables are lost, because the
+    failed dispatch had their arrays donated.
     """
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Dispatcher:
         self._error: BaseException | None = None
 
     def arena(self) -> Arena:
-        """The arena that has been in use longest, empty."""
+        """Return the least recently used arena, emptied."""
         arena = self._ring[0]
         arena.begin()
         self._ring.rotate(-1)
         return arena
 
     def submit(self, reader: str, work: Callable[[], None]) -> None:
-        """Let the thread do ``work`` behind all that was submitted before; wait where the queue is full."""
+        """Queue ``work`` for the thread, after everything submitted before. Block while the queue is full."""
         while len(self._waiting) >= AHEAD:
             self._settle(self._waiting.popleft())
         self._check()
@@ -96,13 +96,13 @@ class Dispatcher:
         self._waiting.append(self._thread.submit(self._unless_failed, reader, work))
 
     def drain(self) -> None:
-        """All that was submitted has been dispatched: tables may be read, behind it on the device."""
+        """Block until everything submitted is dispatched. A read of the tables then runs after it on the device."""
         while self._waiting:
             self._settle(self._waiting.popleft())
         self._check()
 
     def wait(self) -> None:
-        """All that was submitted is done."""
+        """Block until everything submitted is done."""
         self.drain()
         try:
             for arena in self._ring:
@@ -112,7 +112,7 @@ class Dispatcher:
             raise
 
     def _unless_failed(self, reader: str, work: Callable[[], None]) -> None:
-        """What follows a failed dispatch is not tried: it would meet arrays that are gone."""
+        """Run ``work`` unless an earlier dispatch failed, after which the tables' arrays no longer exist."""
         self._check()
         try:
             with jax.profiler.TraceAnnotation(DISPATCH, work=reader):
@@ -122,7 +122,7 @@ class Dispatcher:
             raise
 
     def _settle(self, future: Future[None]) -> None:
-        future.exception()  # kept in _error, which _check raises
+        future.exception()  # recorded in _error, which _check raises
 
     def _check(self) -> None:
         if self._error is not None:
@@ -130,7 +130,7 @@ class Dispatcher:
 
 
 def named(reader: str, work: Callable[[], Any]) -> None:
-    """Do ``work``; an error of the device says whose work it was."""
+    """Run ``work``. Prefix a device error with the name of its reader."""
     try:
         work()
     except jax.errors.JaxRuntimeError as error:

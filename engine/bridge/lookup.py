@@ -1,9 +1,9 @@
-"""Looking up and updating inside a user's own jitted step: pure functions over plain arrays.
+"""Lookups and updates inside a user's jitted step: pure functions over plain arrays.
 
-For who keeps tables as arrays of their own, (vocabulary_size, dim) in id order, and wants the whole step compiled:
-the host makes deduplication data, everything here is traced. ``lookup`` has a gradient of its own, so that ``jax.grad``
-of a model gives the gradients of the unique rows, and never an array of the table's size. Nothing here is sharded:
-under ``shard_map`` each device sees its own arguments.
+For users who keep tables as arrays, (vocabulary_size, dim) in id order, and want the whole step compiled: the host
+creates deduplication data, and the functions here, except ``padded_uses``, are traced. ``lookup`` has a custom
+gradient, so that ``jax.grad`` of a model gives the gradients of the unique rows, never an array of the table's size.
+Nothing here is sharded: under ``shard_map`` each device sees its part of the arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Quantization = tuple[int, float, float]  # num_buckets, lower, upper
 class Uses(NamedTuple):
     """One feature's part of deduplication data, padded to fixed sizes: a program is compiled once per size.
 
-    unique : int32, shape (num_unique,), ids of the table; pads lie beyond it, each apart
-    rows, samples : int32, shape (num_lookups,); pads lie beyond the unique ids and the samples
+    unique : int32, shape (num_unique,), ids of the table; pads are distinct, beyond the table
+    rows, samples : int32, shape (num_lookups,); pads are beyond the unique ids and the samples
     gains : float32, shape (num_lookups,)
     """
 
@@ -38,10 +38,10 @@ class Uses(NamedTuple):
 def padded_uses(
     unique_ids: Any, uses: Any, vocabulary_size: int, num_samples: int, num_unique: int, num_lookups: int
 ) -> Uses:
-    """The Uses of a feature as NumPy arrays.
+    """Return the Uses of a feature as NumPy arrays.
 
     unique_ids : ``dedup.unique_ids[table]``; uses : ``dedup.features[path]``
-    UsageError where they do not fit.
+    num_unique, num_lookups : the sizes to pad to. Raises UsageError if the lookups exceed them, or ids exceed int32.
     """
     for what, number, room in (("unique ids", len(unique_ids), num_unique), ("lookups", len(uses.rows), num_lookups)):
         if number > room:
@@ -59,17 +59,17 @@ def padded_uses(
 
 
 def gather(table: jax.Array, uses: Uses) -> jax.Array:
-    """The unique rows, (num_unique, dim) of a table (vocabulary_size, dim) or of one of its slots; pads are ones."""
+    """Return the unique rows, (num_unique, dim), of a table (vocabulary_size, dim) or of a slot; pads are ones."""
     # Not zeros: their update is dropped, but a division by a zero accumulator would trip jax_debug_nans.
     return table.at[uses.unique].get(mode="fill", fill_value=1.0, unique_indices=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def lookup(rows: jax.Array, uses: Uses, num_samples: int, quantization: Quantization | None = None) -> jax.Array:
-    """Activations (num_samples, dim) of unique rows (num_unique, dim): what ``recv_activations`` gives.
+    """Return activations (num_samples, dim) of unique rows (num_unique, dim), as ``recv_activations`` does.
 
     quantization : (num_buckets, lower, upper), simulated; gradients pass straight through
-    Differentiable by ``rows``, and by those alone.
+    Differentiable by ``rows`` only.
     """
     seen = rows if quantization is None else quantize(Ops(jnp), rows, *quantization)
     taken = seen.at[uses.rows].get(mode="fill", fill_value=0.0) * uses.gains[:, None]
@@ -91,7 +91,7 @@ lookup.defvjp(_forward, _backward)
 
 
 def row_gradients(gradient: jax.Array, uses: Uses, num_unique: int) -> jax.Array:
-    """The gradients of the unique rows, (num_unique, dim), from those of the activations."""
+    """Return the gradients of the unique rows, (num_unique, dim), from those of the activations."""
     taken = gradient.at[uses.samples].get(mode="fill", fill_value=0.0) * uses.gains[:, None]
     return jax.ops.segment_sum(taken, uses.rows, num_unique)
 
@@ -104,9 +104,9 @@ def apply(
     gradients: jax.Array,
     learning_rate: Any,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The table and its slots after the optimizer's update of the unique rows; donate them to have it in place.
+    """Return the table and its slots after the optimizer's update of the unique rows; in place if donated.
 
-    rule : ``config.table(name).rule``, of an optimizer that leaves untouched rows alone
+    rule : ``config.table(name).rule``; UsageError for one with non-lazy updates, which change every row
     unique : ``uses.unique``; gradients : float32 (num_unique, dim), summed over all features of the table
     """
     if rule.non_lazy:

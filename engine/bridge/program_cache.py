@@ -1,7 +1,7 @@
-"""Compiled programs by size: ahead of the first step (``Programs.warm``), or when a size is first met.
+"""A cache of compiled programs by size, filled ahead of the first step (``Programs.warm``) or on first use of a size.
 
-Compiled here and kept, because a call of a jitted function looks at the caller's mesh and transfer guard, and because
-what `lower().compile()` makes is not what such a call finds.
+It holds the results of `lower().compile()`: a call of a jitted function would not find them in JAX's cache, and would
+depend on the caller's mesh and transfer guard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.updates import UpdateRule
 class Programs:
     """The programs of one stack of tables.
 
-    variant : who makes ``apply``: "xla", "pallas" or "sparsecore"; the others are XLA's
+    variant : implementation of ``apply``: "xla", "pallas" or "sparsecore"; XLA compiles all other programs
     """
 
     def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
@@ -33,15 +33,15 @@ class Programs:
         self._num_lines = stack.num_devices * stack.lines_per_device
 
     def at(self, what: str, size: int = 0, line: Line | None = None) -> Program:
-        """The program of that name (a function of programs.py), for so many rows or lines per device.
+        """Return the program of the function ``what`` of programs.py, for ``size`` rows or lines per device.
 
-        line : of the table whose rows are read; None: the stack's, as steps see it
+        line : of the table to read; None: the stack's line format for steps
         """
         line = line or self._stack.line
         return compiled(what, self._mesh, self._rule, line, self._variant, self._num_lines, size)
 
     def warm(self) -> int:
-        """Compile every program that a step, a lookup or a checkpoint may ask for. Returns how many there are."""
+        """Compile every program that steps, lookups and checkpoints may need; return their number."""
         stack = self._stack
         wanted: list[tuple[str, int, Line]] = []
         for what, most in (("apply", stack.lines_per_device), ("write", max(t.lines_per_device for t in stack.tables))):
@@ -60,7 +60,7 @@ class Programs:
 
 @lru_cache(maxsize=4096)
 def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
-    """One program, compiled for arrays of so many lines."""
+    """Return a program, compiled for arrays of ``num_lines`` lines and requests of ``size``."""
     with jax.set_mesh(mesh):
         lowered = made(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
         program: Program = lowered.compile()
@@ -68,7 +68,7 @@ def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, 
 
 
 def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
-    """The jitted program of that name."""
+    """Return the jitted program ``what``."""
     match what:
         case "apply" if variant == "pallas":
             from penstock.bridge.pallas import tensorcore
@@ -90,7 +90,7 @@ def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_
 
 
 def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:
-    """The arguments of a program."""
+    """Return the shapes of a program's arguments."""
     rows, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
     def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:

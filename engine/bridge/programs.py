@@ -1,10 +1,10 @@
-"""The device programs as XLA makes them: one set per (mesh, update rule, form of a line).
+"""The device programs that XLA compiles: one set per (mesh, update rule, line format).
 
 The table arguments are donated and updated in place. Learning rates are runtime scalars: changing
-one compiles nothing. No collective in any of them: every device works on its own lines.
+one compiles nothing. The programs have no collectives: every device processes only its own lines.
 
-Numbers of lines are unique and pads lie out of range, so gathers fill and scatters drop them.
-``indices_are_sorted`` is never claimed: on TPU, XLA would then stream the whole table.
+Line numbers are unique and pads lie out of range, so gathers fill and scatters drop them.
+``indices_are_sorted`` is never set, because on TPU XLA would then stream the whole table.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
 
-# Rows that a sweep updates at once: its temporaries hold that many, never a table.
+# Rows that a sweep updates at once: its temporaries are of this size, never of a table's.
 SWEPT_ROWS = 8192
-# Rules that look at a whole row, or may: elements of neighbours in a line must not meet in them.
+# Rules that read, or may read, a whole row: they must not mix elements of different rows of a line.
 BY_ROW = {"row_wise_adagrad", "user_defined_program"}
 Program = Callable[..., Any]
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Axis 0 over the devices."""
+    """Return a sharding of axis 0 over the devices."""
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
 @lru_cache(maxsize=256)
 def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) -> Program:
-    """() → the arrays of a table with so many lines: weights of 0, slot s filled with starts[s].
+    """Return a program: () → the arrays of a table of ``num_lines`` lines, weights 0 and slot s filled with starts[s].
 
-    Made there, never copied from the host: an array that aliases host memory cannot be donated.
+    It creates them on the devices, not from host arrays: an array that aliases host memory cannot be donated.
     """
 
     def program() -> Arrays:
@@ -52,23 +52,24 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
 
 
 def check_program(table: str, rule: UpdateRule, dim: int) -> None:
-    """ConfigError where the program of a user_defined_program cannot be traced or gives other shapes than it must."""
+    """Raise ConfigError if the program of a user_defined_program cannot be traced or returns wrong shapes."""
     if rule.program is None:
         return
     rows = jax.ShapeDtypeStruct((8, dim), jnp.float32)
     rate = jax.ShapeDtypeStruct((), jnp.float32)
     try:
         jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
-    except Exception as error:  # whatever a user's function may raise
+    except Exception as error:  # a user's function may raise any type
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"table '{table}': its program fails: {type(error).__name__}: {reason}") from error
 
 
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
-    """(table, lines i32[n,K], words i32[n,K,·], counts i32[n], lr f32[], zero i32[], key u32[]) → (table, fence).
+    """Return the program of a step:
 
-    zero is 0, which the compiler must not know: see ``_rounded``. key : of stochastic rounding (rounding.py).
+    (table, lines i32[n,K], words i32[n,K,·], counts i32[n], lr f32[], zero i32[], key u32[]) → (table, fence)
+    zero : 0, but unknown to the compiler, see ``_rounded``; key : of stochastic rounding (stochastic_rounding.py)
     """
 
     def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
@@ -82,13 +83,13 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
 @lru_cache(maxsize=256)
 def no_rows(mesh: Mesh, num_rows: int) -> Program:
-    """() → bool[num_rows], all False: which rows of all devices a step has touched, for ``mark``."""
+    """Return a program: () → bool[num_rows], all False: the rows of all devices that a step touches, for ``mark``."""
     return jax.jit(lambda: jnp.zeros(num_rows, bool), out_shardings=row_sharding(mesh))
 
 
 @lru_cache(maxsize=16)
 def mark(mesh: Mesh) -> Program:
-    """(touched bool[n*R], rows i32[n,K]) → touched, with those rows set."""
+    """Return a program: (touched bool[n*R], rows i32[n,K]) → touched, with those rows set."""
 
     def local(touched: jax.Array, rows: jax.Array) -> jax.Array:
         return touched.at[rows[0]].set(True, mode="drop", unique_indices=True)
@@ -98,10 +99,11 @@ def mark(mesh: Mesh) -> Program:
 
 @lru_cache(maxsize=256)
 def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
-    """(table, touched bool[n*R], lr f32[], zero i32[], key u32[]) → (table, fence): a gradient of 0 for all other rows.
+    """Return the program that updates all rows but the touched ones with a gradient of 0:
 
-    In place: block after block, because an update reads all planes of a line for each, which XLA would only do
-    from a copy of the table.
+    (table, touched bool[n*R], lr f32[], zero i32[], key u32[]) → (table, fence)
+    It works in place, block by block, because an update reads all planes of a line for each of them, which XLA would
+    otherwise do only from a copy of the table.
     """
 
     def local(table: Arrays, touched: jax.Array, lr: jax.Array, zero: jax.Array, key: jax.Array) -> Any:
@@ -110,14 +112,14 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         size = min(max(1, SWEPT_ROWS // line.group), num_lines)
 
         def block(number: jax.Array, table: Arrays) -> Arrays:
-            # The last block begins early where the lines are no multiple: what was swept is left alone.
+            # If size does not divide the lines, the last block starts early and skips lines already swept.
             first = jnp.minimum(number * size, num_lines - size)
             lines = first + jnp.arange(size)
             done = jax.lax.dynamic_slice(touched, (first * line.group,), (size * line.group,))
             done = done.reshape(size, line.group) | (lines < number * size)[:, None]
             parts = [jax.lax.dynamic_slice_in_dim(array, first, size) for array in table]
             planes = line.planes(parts)
-            # A zero that the compiler sees would be left out of sums, and -0 + 0 would stay -0.
+            # The compiler would drop a known zero from sums, and -0 + 0 would stay -0.
             grads = ops.rounded(jnp.zeros((size, line.width), jnp.float32))
             waiting = [spread(line, ~rows) for rows in jnp.split(done, line.halves, axis=1)]
             new = updated(ops, rule, line, lr, key, lines, [(grads, rows) for rows in waiting], planes)
@@ -132,14 +134,14 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
 
 def spread(line: Line, rows: jax.Array) -> jax.Array:
-    """bool (n, packed), one for each row of a plane → (n, width), one for each element; False for those of no row."""
+    """Expand bool (n, packed), per row of a plane, to (n, width), per element; False for elements of no row."""
     elements = jnp.repeat(rows, line.dim, axis=1)
     return jnp.pad(elements, ((0, 0), (0, line.width - elements.shape[1])))
 
 
 @lru_cache(maxsize=64)
 def write(mesh: Mesh, line: Line) -> Program:
-    """(table, lines i32[n,K], words i32[n,K,·], part i32[]) → (table with the values set, fence)."""
+    """Return a program: (table, lines i32[n,K], words i32[n,K,·], part i32[]) → (table with the values set, fence)."""
 
     def local(table: Arrays, lines: jax.Array, words: jax.Array, part: jax.Array) -> Any:
         halves = line.unpack(line.gather(table, lines[0]))
@@ -154,7 +156,7 @@ def write(mesh: Mesh, line: Line) -> Program:
 
 @lru_cache(maxsize=64)
 def read(mesh: Mesh, line: Line) -> Program:
-    """(table, rows i32[n,K], part i32[]) → f32[n,K,dim]: a copy, so that no view keeps the table from donation."""
+    """Return a program: (table, rows i32[n,K], part i32[]) → f32[n,K,dim], a copy: a view would prevent donation."""
 
     def local(table: Arrays, rows: jax.Array, part: jax.Array) -> jax.Array:
         taken: jax.Array = jax.lax.dynamic_index_in_dim(_rows(line, table, rows[0]), part, 1, keepdims=False)
@@ -165,7 +167,7 @@ def read(mesh: Mesh, line: Line) -> Program:
 
 @lru_cache(maxsize=64)
 def copy_rows(mesh: Mesh, line: Line) -> Program:
-    """(table, rows i32[n,K]) → f32[n,K,parts,dim]: all parts of some rows, a copy as ``read`` gives one."""
+    """Return a program: (table, rows i32[n,K]) → f32[n,K,parts,dim], a copy of all parts of the rows."""
 
     def local(table: Arrays, rows: jax.Array) -> jax.Array:
         return _rows(line, table, rows[0])[None]
@@ -174,7 +176,7 @@ def copy_rows(mesh: Mesh, line: Line) -> Program:
 
 
 def _rows(line: Line, table: Arrays, rows: jax.Array) -> jax.Array:
-    """f32[K, parts, dim]: all parts of some rows of a device. Rows are unique, their lines need not be."""
+    """Return f32[K, parts, dim]: all parts of a device's rows. Rows are unique; their lines need not be."""
     lines, inside = rows // line.group, rows % line.group
     taken = [array.at[lines].get(mode="fill", fill_value=0, unique_indices=line.group == 1) for array in table]
     low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(line.planes(taken)))
@@ -194,7 +196,7 @@ def updated(
     received: Sequence[tuple[jax.Array, jax.Array | None]],
     planes: Planes,
 ) -> Planes:
-    """The planes of some lines after one update with what they received."""
+    """Return the planes of lines after one update. received : per half of the rows, see ``Line.received``"""
     new = []
     for half, ((grads, touched), before) in enumerate(zip(received, line.unpack(planes), strict=True)):
         after = _updated_rows(ops, rule, line, lr, grads, before)
@@ -227,11 +229,11 @@ def _fence() -> jax.Array:
 
 
 def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
-    """x, as a float32 of its own: its bits, or a runtime 0. (Not xor, which undoes itself when done twice.)
+    """Return x rounded to float32: its bits or-ed with a runtime 0. (Not xor, which cancels when applied twice.)
 
-    XLA on a CPU fuses a product into the sum it goes into (FMA), and rewrites a/sqrt(b) to a*rsqrt(b);
-    optimization_barrier and reduce_precision do not stop the first. Through this the result equals
-    NumPy's bit for bit, subnormal numbers aside, which XLA flushes to zero.
+    XLA on a CPU fuses a product into the sum that uses it (FMA), and rewrites a/sqrt(b) to a*rsqrt(b);
+    optimization_barrier and reduce_precision do not prevent the former. This function does, so results
+    equal NumPy's bit for bit, except for subnormal numbers, which XLA flushes to zero.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.int32) | zero
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
@@ -240,7 +242,7 @@ def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
 def sharded(
     mesh: Mesh, local: Callable[..., Any], *, num_row_args: int, num_scalars: int, num_out: int, donate: bool
 ) -> Program:
-    """``local``, which sees one device's part of each argument, over the mesh, jitted."""
+    """Return ``local``, which processes one device's part of each argument, mapped over the mesh and jitted."""
     rows, scalar = PartitionSpec(AXIS), PartitionSpec()
     in_specs = (rows,) * num_row_args + (scalar,) * num_scalars
     out_specs = rows if num_out == 1 else (rows,) * num_out

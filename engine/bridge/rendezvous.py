@@ -1,8 +1,8 @@
-"""How the processes of a job find each other: ``jax.distributed`` says who they are and carries their addresses.
+"""Rendezvous of the processes of a job: ``jax.distributed`` assigns their ranks and exchanges their addresses.
 
-Once everybody is connected to everybody the coordination service is shut down again. None of our programs spans
-processes, so nobody needs it; and while it runs, the death of one process ends the others without a word (the
-coordinator's at once, another's after the heartbeat timeout), where the connections can say who is gone.
+Once every process is connected to every other, the coordination service is shut down. Programs never span processes,
+so it is no longer needed, and while it runs, the death of one process ends the others without a message (the
+coordinator's at once, another's after the heartbeat timeout). The connections can report which process is gone.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from jax._src import distributed  # its key-value store has no public name; Orba
 import penstock.interrupts as interrupts
 from penstock.errors import PeerError, UsageError
 
-# For processes that are started by hand, one after the other.
+# Seconds; enough for processes that are started by hand, one after the other.
 JOIN_S = 300
 _TOKEN_BYTES = 32
-# A machine that is gone without a word is noticed after 10 + 3 · 5 seconds.
+# A machine that disappears silently is detected after 10 + 3 · 5 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def join(
     coordinator: str | None, rank: int | None, count: int | None, timeout_s: int = JOIN_S
 ) -> tuple[int, int, dict[int, socket.socket]]:
-    """This process's rank, how many there are, and a connection to each of the others.
+    """Return this process's rank, the number of processes, and a connection to each of the others by rank.
 
-    coordinator : "host:port" on which process 0 listens; None, and rank and count None: as JAX's cluster detection
-        (SLURM, Open MPI, Kubernetes, TPU pods, JAX_COORDINATOR_ADDRESS) finds them
-    Raises UsageError where that does not say enough, PeerError where somebody does not come.
+    coordinator : "host:port" on which process 0 listens; None, with rank and count None: from JAX's cluster detection
+        (SLURM, Open MPI, Kubernetes, TPU pods, JAX_COORDINATOR_ADDRESS)
+    Raises UsageError if that is not enough information, PeerError if a process does not join in time.
     """
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself, from the command line
-    # Whoever may connect may take part: listen where the coordinator's address is, not everywhere.
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the command line
+    # Every client that can connect can take part: listen on the coordinator's address only, not on all.
     bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else coordinator
     try:
         jax.distributed.initialize(
@@ -54,7 +54,7 @@ def join(
     rank, count = state.process_id, state.num_processes
     try:
         connections = _connected(rank, count, str(state.coordinator_address), state.client, timeout_s)
-        jax.devices()  # everybody learns of everybody's devices while there is somebody to ask
+        jax.devices()  # exchanges the devices of all processes while the service still runs
     except PeerError:
         raise
     except Exception as error:
@@ -65,7 +65,7 @@ def join(
 
 
 def _connected(rank: int, count: int, coordinator: str, store: Any, timeout_s: int) -> dict[int, socket.socket]:
-    """Every process listens for those after it and calls those before it."""
+    """Return connections by rank: every process accepts those of higher ranks and connects to the lower ones."""
     connections: dict[int, socket.socket] = {}
     with socket.create_server((_address_towards(coordinator), 0)) as listener:
         host, port = listener.getsockname()[:2]
@@ -90,7 +90,7 @@ def _connected(rank: int, count: int, coordinator: str, store: Any, timeout_s: i
 
 
 def _address_towards(coordinator: str) -> str:
-    """This machine's address on the way to the coordinator: where the others can find it, and no other."""
+    """Return the address of this machine's interface towards the coordinator: the only one to listen on."""
     host, _, port = coordinator.rpartition(":")
     family, kind, *_, to = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -105,7 +105,7 @@ def _call(host: str, port: int, token: bytes, rank: int, timeout_s: int) -> sock
 
 
 def _answer(connection: socket.socket, token: bytes, connections: dict[int, socket.socket]) -> None:
-    """Whoever does not know the job's token is nobody of ours."""
+    """Add an accepted connection by its rank; close it if it does not send the job's token."""
     said = b""
     connection.settimeout(5)
     with suppress(OSError):

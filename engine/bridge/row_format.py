@@ -1,22 +1,22 @@
-"""What a line is: one physical row of a device's arrays, its planes, and the rows that share it.
+"""The format of a line: one physical row of a device's arrays, its planes, and the rows that share it.
 
 A line has ``width`` elements per plane: plane 0 holds weights, the others slots. On a CPU or GPU it holds one row. On a
-TPU it is a multiple of 128 wide, and rows of few elements share it (``packed``). Weights of 16 bits are stored two to
-a word, so that twice as many rows share a line (``halves``), each with slots of its own.
+TPU its width is a multiple of 128, and short rows share it (``packed``). bfloat16 weights are stored two per word, so
+twice as many rows share a line (``halves``), each with separate slots.
 
-Gradients reach a line as the bits of float32, and UNTOUCHED where nothing came: a NaN that no arithmetic gives. So a
-gradient of 0 is a gradient, the neighbours in a line stay as they are, and no mask crosses to the device.
+Gradients arrive in a line as float32 bits, or UNTOUCHED where there is none: a NaN that no arithmetic produces. So a
+gradient of 0 is a gradient, the other rows of a line stay unchanged, and no mask is copied to the device.
 
-A TPU lays the last two axes of an array out in tiles of (8, 128), or of (4 | 2 | 1, 128) where there are so many. So a
-plane wider than 128 is several strips of that width, and the strips of a line are shared out to arrays of 8, 4, 2 and
-1: the three planes of Adam are two arrays, and no byte is padding.
+A TPU lays out the last two axes of an array in tiles of (8, 128), or (4 | 2 | 1, 128) for an axis of that size. So a
+plane wider than 128 is several strips of that width, and the strips of a line are distributed over arrays of 8, 4, 2
+and 1: the three planes of Adam are two arrays, and no byte is padding.
 
-XLA's scatter takes an array of one strip for a matrix, whose tiles hold 8 lines, and fetches and writes a whole tile
-for each line. For XLA such an array is kept as the halves of its words, ``int16[lines, 2, 128]`` (``halved``): the same
-bytes, whose tiles are one line each.
+XLA's scatter treats an array of one strip as a matrix, whose tiles hold 8 lines, and fetches and writes a whole tile
+for each line. For XLA such an array is stored as the halves of its words, ``int16[lines, 2, 128]`` (``halved``): the
+same bytes, in tiles of one line each.
 
-And XLA is told how what a step puts back lies in memory (``_by_line``). Left to itself it keeps all first strips, then
-all second ones, and turns them into lines at the end: on v5p in HBM, not on the chip.
+``_by_line`` fixes the memory layout of the lines that a step writes back. By default XLA keeps all first strips, then
+all second ones, and converts them to lines at the end: on v5p in HBM, not on the chip.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ Int64 = npt.NDArray[np.int64]
 Planes = list[jax.Array]
 Arrays = tuple[jax.Array, ...]
 
-# A quiet NaN with a payload. Arithmetic gives 0x7FC00000, or the payload of an operand, and operands are finite.
+# A quiet NaN with a payload. Arithmetic produces 0x7FC00000 or an operand's payload, and operands are finite.
 UNTOUCHED = 0x7FE5A5A5
-# 1.0 and 1.0 as weights of 16 bits, and a float32 of about 1.
+# Two bfloat16 weights of 1.0, and as a float32 about 1.
 TWO_ONES = 0x3F803F80
 
 
 @dataclass(frozen=True)
 class Places:
-    """How a device tells which id a row has: ``Layout.place`` backwards.
-
-    among : as in Layout
-    """
+    """The mapping from a device's rows to ids: the inverse of ``Layout.place``. among : as in Layout"""
 
     vocabulary_size: int
     num_shards: int
@@ -58,7 +55,7 @@ class Places:
     among: tuple[int, int] = (0, 1)
 
     def ids(self, device: jax.Array, rows: jax.Array) -> jax.Array:
-        """The ids, modulo 2**32, of a device's rows: uint32."""
+        """Return the ids, modulo 2**32, of a device's rows: uint32."""
         first, stride = self.among
         return self._numbers(device, rows).astype(jnp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
 
@@ -73,10 +70,10 @@ class Places:
 
 @dataclass(frozen=True)
 class Line:
-    """The form of a table's lines; hashable, because programs are kept by it.
+    """The format of a table's lines; hashable, as a key of the program cache.
 
-    places : of a table whose weights have 16 bits
-    halved : an array of one strip is kept as the halves of its words
+    places : of a table with bfloat16 weights; else None
+    halved : store an array of one strip as the halves of its words
     """
 
     dim: int
@@ -91,32 +88,32 @@ class Line:
 
     @property
     def packed(self) -> int:
-        """Rows side by side in a plane."""
+        """Number of rows side by side in a plane."""
         return max(1, self.lanes // self.dim)
 
     @property
     def halves(self) -> int:
-        """Weights in a word."""
+        """Number of weights in a word."""
         return 1 if self.places is None else 2
 
     @property
     def group(self) -> int:
-        """Rows in a line."""
+        """Number of rows in a line."""
         return self.packed * self.halves
 
     @property
     def masked(self) -> bool:
-        """Whether a line may hold elements that a gradient of one of its rows does not touch."""
+        """Whether a line may contain elements that a gradient of one of its rows does not touch."""
         return self.lanes > 1 or self.group > 1
 
     @property
     def strip(self) -> int:
-        """The arrays' last axis: a plane, or as much of it as a TPU's register is wide."""
+        """Size of the arrays' last axis: the width of a plane, or on a TPU that of a register."""
         return self.width if self.lanes == 1 else self.lanes
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """How many strips of a line each of the arrays holds."""
+        """Number of strips of a line in each of the arrays."""
         strips = (1 + self.num_slots * self.halves) * (self.width // self.strip)
         if self.lanes == 1:
             return (strips,)
@@ -129,7 +126,7 @@ class Line:
 
     @property
     def forms(self) -> tuple[tuple[tuple[int, int], Any], ...]:
-        """The (shape, dtype) of a line in each of the arrays."""
+        """(shape, dtype) of a line in each of the arrays."""
         cut = self.halved and self.lanes > 1
         return tuple(
             ((2, self.strip), np.int16) if cut and strips == 1 else ((strips, self.strip), self.dtype)
@@ -137,16 +134,16 @@ class Line:
         )
 
     def offsets(self, rows: Int32) -> Int64:
-        """Where the elements of a device's rows begin among the words of their lines (of ``halves * width``)."""
+        """Return the offset of each of a device's rows in the ``halves * width`` words of its line."""
         inside = rows.astype(np.int64) % self.group
         return inside // self.packed * self.width + inside % self.packed * self.dim
 
     # ---- on the device
 
     def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
-        """The planes (n, width) of some lines. Lines are unique, pads lie beyond the arrays.
+        """Return the planes (n, width) of lines. Line numbers are unique; pads lie beyond the arrays.
 
-        Pads read ones, not zeros: their update is dropped, and a division by a zero accumulator would still trip
+        Pads read ones, not zeros: their update is dropped, but a division by a zero accumulator would trip
         jax_debug_nans.
         """
         fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
@@ -156,7 +153,7 @@ class Line:
         return self.planes(parts)
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
-        """The arrays with the planes of some lines put back, in place where they are donated."""
+        """Return the arrays with the planes of lines written back, in place if the arrays are donated."""
         stacked = self.stacked(planes)
         return tuple(
             array.at[lines].set(new, mode="drop", unique_indices=True)
@@ -164,12 +161,12 @@ class Line:
         )
 
     def planes(self, parts: Sequence[jax.Array]) -> Planes:
-        """What the arrays hold of some lines, as planes (n, width)."""
+        """Return lines gathered from each of the arrays as planes (n, width)."""
         words = [self._words(part) if part.dtype == jnp.int16 else part for part in parts]
         return self.joined([part[:, number] for part in words for number in range(part.shape[1])])
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
-        """``planes`` backwards."""
+        """Return planes as lines of each of the arrays: the inverse of ``planes``."""
         by_line = _by_line if self.lanes > 1 else lambda part: part
         strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
@@ -179,25 +176,25 @@ class Line:
         ]
 
     def _words(self, halves: jax.Array) -> jax.Array:
-        """int16 (n, 2, strip), the low halves first → (n, 1, strip), the words."""
+        """Return the words, (n, 1, strip), of int16 halves (n, 2, strip), the low ones first."""
         low, high = (halves[:, half : half + 1].astype(jnp.int32) for half in range(2))
         words = low & 0xFFFF | jax.lax.shift_left(high, 16)
         return words if self.halves > 1 else _floats(words)
 
     def joined(self, strips: Planes) -> Planes:
-        """Strips (n, strip) as planes."""
+        """Return strips (n, strip) as planes."""
         each = self.width // self.strip
         if each == 1:
             return strips
         return [jnp.concatenate(strips[at : at + each], axis=1) for at in range(0, len(strips), each)]
 
     def cut(self, planes: Planes) -> Planes:
-        """Planes as strips."""
+        """Return planes as strips."""
         starts = range(0, self.width, self.strip)
         return [plane[:, at : at + self.strip] for plane in planes for at in starts] if len(starts) > 1 else planes
 
     def unpack(self, planes: Planes) -> list[Planes]:
-        """[weights, *slots] as float32 (n, width), for each half of the rows."""
+        """Return [weights, *slots] as float32 (n, width), for each half of the rows."""
         if self.halves == 1:
             return [planes]
         word, *rest = planes
@@ -205,7 +202,7 @@ class Line:
         return [[_floats(weights), *map(_floats, rest[half::2])] for half, weights in enumerate((low, high))]
 
     def pack(self, rows: Sequence[Planes]) -> Planes:
-        """``unpack`` backwards; weights of 16 bits must be rounded to such."""
+        """Return planes from the result of ``unpack``; bfloat16 weights must already be rounded."""
         if self.halves == 1:
             return rows[0]
         (low, *low_slots), (high, *high_slots) = ([_bits(plane) for plane in half] for half in rows)
@@ -214,9 +211,9 @@ class Line:
         return [word, *slots]
 
     def received(self, words: jax.Array) -> list[tuple[jax.Array, jax.Array | None]]:
-        """(gradients, which are touched) float32 and bool (n, width), for each half of the rows; None: all.
+        """Return (gradients, touched), float32 and bool (n, width), for each half of the rows.
 
-        words : int32 (n, halves * width)
+        words : int32 (n, halves * width). touched is None if all elements are.
         """
         if not self.masked:
             return [(_floats(words), None)]
@@ -225,21 +222,21 @@ class Line:
         return [(_floats(jnp.where(t, half, 0)), t) for half, t in zip(halves, touched, strict=True)]
 
     def rows(self, plane: jax.Array) -> jax.Array:
-        """(n, width) → (n * packed, dim): the rows of a plane by themselves."""
+        """Return the rows of a plane: (n, width) → (n * packed, dim)."""
         return plane[:, : self.packed * self.dim].reshape(-1, self.dim)
 
     def plane(self, rows: jax.Array) -> jax.Array:
-        """``rows`` backwards, for a plane of which only touched elements are looked at."""
+        """Return rows as a plane: the inverse of ``rows``, except that padding elements are 0."""
         side_by_side = rows.reshape(-1, self.packed * self.dim)
         return jnp.pad(side_by_side, ((0, 0), (0, self.width - side_by_side.shape[1])))
 
     def elements(self, lines: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
-        """Which row of the device, and which element of it, every element of a plane is: int32 (n, width)."""
+        """Return the device's row and the element of it at every element of a plane: int32 (n, width) each."""
         lane = jax.lax.broadcasted_iota(jnp.int32, (lines.shape[0], self.width), 1)
         return lines[:, None] * self.group + half * self.packed + lane // self.dim, lane % self.dim
 
     def pick(self, planes: Sequence[jax.Array], inside: jax.Array) -> list[jax.Array]:
-        """One row's elements of each plane: (n, width) → (n, dim). inside : int32 (n,), which of the packed rows."""
+        """Return one row of each plane's line: (n, width) → (n, dim). inside : int32 (n,), which of the packed rows"""
         if self.packed == 1:
             return [plane[:, : self.dim] for plane in planes]
         at = (inside * self.dim)[:, None] + jnp.arange(self.dim)
@@ -247,13 +244,13 @@ class Line:
 
 
 def _cut_words(part: jax.Array) -> jax.Array:
-    """``Line._words`` backwards."""
+    """Return words as int16 halves: the inverse of ``Line._words``."""
     words = part if part.dtype == jnp.int32 else _bits(part)
     return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
 
 
 def _by_line(part: jax.Array) -> jax.Array:
-    """``part``, its axes laid out in memory in the order they have: line after line."""
+    """Return ``part`` with its axes laid out in memory in their order: line after line."""
     out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
     return out
 

@@ -1,10 +1,10 @@
-"""Looking up and updating tables that are sharded by row, inside a user's own ``jax.jit`` and ``shard_map``.
+"""Lookups and updates of tables that are sharded by row, inside a user's ``jax.jit`` and ``shard_map``.
 
-As ``lookup`` beside it, but the table lies over the devices of a mesh axis in blocks of neighbouring rows, and so does
-the batch: a device asks its peers for the rows that its samples look up, and sends their gradients back. Which rows
-those are is found out and sorted on the host (``sharded_uses``), for all devices at once; the device's sums then run
-over sorted segments, and in one order: by sample, then by lookup, then by peer. Everything here but ``sharded_uses``
-and ``rows_per_shard`` is traced, and sees its own device's part of each argument.
+Like ``penstock.bridge.lookup``, but table and batch are sharded over the devices of a mesh axis in contiguous blocks: a
+device requests the rows of its samples from its peers and sends their gradients back. The host finds and sorts those
+rows for all devices at once (``sharded_uses``). The devices then sum over sorted segments in a fixed order: by sample,
+then by lookup, then by peer. All functions but ``sharded_uses`` and ``rows_per_shard`` are traced, and see one device's
+part of each argument.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Room(NamedTuple):
-    """Sizes that arrays are padded to, each per device: a program is compiled once per Room.
+    """Sizes to pad arrays to, each per device: a program is compiled once per Room.
 
-    asked : different rows that one device asks of one peer; lookups : of one device
-    owned : different rows of one device that anybody asks for
+    asked : distinct rows that one device requests from one peer; lookups : of one device
+    owned : distinct rows of one device that any device requests
     """
 
     asked: int
@@ -40,14 +40,15 @@ class Room(NamedTuple):
 
 
 class ShardedUses(NamedTuple):
-    """The lookups of one table, of all devices; axis 0 is theirs, to be sharded. Inside ``shard_map`` that axis is 1.
+    """The lookups of one table on all devices; shard axis 0, the devices. Inside ``shard_map`` it has size 1.
 
-    asked : int32, shape (devices, devices, asked), rows asked of each peer as it numbers its own; pads lie beyond
-    inverse, samples : int32, shape (devices, lookups), index into all rows asked for, and whose lookup it is, ascending
+    asked : int32, shape (devices, devices, asked), row numbers within each peer's block; pads lie beyond the block
+    inverse, samples : int32, shape (devices, lookups), index into all requested rows; sample, ascending
     gains : float32, shape (devices, lookups)
     order, segments : int32, shape (devices, lookups), the lookups sorted by row, and the row of each
-    owned : int32, shape (devices, owned), own rows that are asked for; pads lie beyond, each apart
-    merge, merged : int32, shape (devices, devices * asked), what comes in sorted by row, and where in owned each goes
+    owned : int32, shape (devices, owned), the device's rows that are requested; pads are distinct, beyond the block
+    merge, merged : int32, shape (devices, devices * asked), the order that sorts incoming gradients by row, and the
+        index in owned of each
     """
 
     asked: Any
@@ -62,19 +63,19 @@ class ShardedUses(NamedTuple):
 
 
 def rows_per_shard(vocabulary_size: int, num_devices: int) -> int:
-    """Rows of every device's block; a sharded table has num_devices times as many, the last ones unused."""
+    """Return the rows of each device's block; a sharded table has num_devices times as many, the last ones unused."""
     return -(-vocabulary_size // num_devices)
 
 
 def sharded_uses(
     unique_ids: Any, uses: Sequence[Any], vocabulary_size: int, num_samples: Sequence[int], num_devices: int, room: Room
 ) -> ShardedUses:
-    """What every device looks up, as NumPy arrays.
+    """Return the lookups of every device, as NumPy arrays.
 
-    unique_ids : of the table, and uses : of its features, as deduplication data has them
-    num_samples : of every feature, over all devices: each device has an equal share of neighbouring samples, and its
+    unique_ids : of the table; uses : of its features; both as in deduplication data
+    num_samples : of every feature, over all devices: each device has an equal, contiguous share of the samples, and its
         activations are those of the first feature, then of the next
-    UsageError where they do not fit.
+    Raises UsageError if the samples do not divide evenly or the rows and lookups exceed ``room``.
     """
     if any(number % num_devices for number in num_samples):
         raise UsageError(f"samples {list(num_samples)} cannot be dealt to {num_devices} devices evenly")
@@ -92,7 +93,7 @@ def sharded_uses(
 
 
 def _share(unique_ids: Any, uses: Sequence[Any], num_samples: Sequence[int], n: int, device: int) -> tuple[Any, ...]:
-    """A device's lookups: ids, its own numbers of their samples, gains."""
+    """Return a device's lookups: ids, the device's numbers of their samples, gains."""
     ids, samples, gains, before = [], [], [], 0
     for feature, number in zip(uses, num_samples, strict=True):
         share = number // n
@@ -105,7 +106,7 @@ def _share(unique_ids: Any, uses: Sequence[Any], num_samples: Sequence[int], n: 
 
 
 def _ask(ids: Any, per_shard: int, asked: Int32, device: int) -> Any:
-    """Write down which rows a device asks of each peer. Returns the index of every id into them."""
+    """Fill ``asked`` with the rows that a device requests from each peer; return the index of every id into it."""
     unique, inverse = np.unique(ids, return_inverse=True)
     owners, rows = np.divmod(unique, per_shard)
     firsts = np.searchsorted(owners, np.arange(len(asked)))
@@ -116,7 +117,7 @@ def _ask(ids: Any, per_shard: int, asked: Int32, device: int) -> Any:
 
 
 def _padded_lookups(inverse: Any, samples: Any, gains: Any, n: int, num_samples: int, room: Room) -> tuple[Any, ...]:
-    """inverse, samples, gains, order and segments of ShardedUses; pads lie beyond, and sort last."""
+    """Return inverse, samples, gains, order and segments of ShardedUses; pads are out of range and sort last."""
     _check_room("lookups", len(inverse), room.lookups, None)
     rows = np.full(room.lookups, n * room.asked, np.int32)
     whose, by = np.full(room.lookups, num_samples, np.int32), np.zeros(room.lookups, np.float32)
@@ -126,10 +127,10 @@ def _padded_lookups(inverse: Any, samples: Any, gains: Any, n: int, num_samples:
 
 
 def _merge(asked: Any, per_shard: int, room: int, owner: int) -> tuple[Int32, Int32, Int32]:
-    """owned, merge and merged of ShardedUses: the rows that peers ask of one owner, each peer's after the other's."""
+    """Return owned, merge and merged of ShardedUses. asked : rows requested from one owner, peer after peer"""
     merge = np.argsort(asked, kind="stable").astype(np.int32)
     unique, inverse = np.unique(asked, return_inverse=True)
-    number = int(np.searchsorted(unique, per_shard))  # what is beyond is the pad
+    number = int(np.searchsorted(unique, per_shard))  # the entry after these is the pad
     _check_room("rows that are asked for", number, room, owner)
     owned = per_shard + np.arange(room, dtype=np.int32)
     owned[:number] = unique[:number]
@@ -147,9 +148,9 @@ def _check_room(what: str, number: int, room: int, device: int | None) -> None:
 
 
 def ask(table: jax.Array, uses: ShardedUses, axis: str = AXIS) -> jax.Array:
-    """The rows that this device asked for, (devices * asked, dim), of its block of a table or of one of its slots."""
+    """Return the rows that this device requested, (devices * asked, dim). table : its block of a table or of a slot"""
     wanted = jax.lax.all_to_all(uses.asked[0], axis, 0, 0, tiled=True)
-    # Pads are ones, not zeros: nobody reads them, but a division by zero would trip jax_debug_nans.
+    # Pads are ones, not zeros: they are never read, but a division by zero would trip jax_debug_nans.
     rows = table.at[wanted].get(mode="fill", fill_value=1.0)
     answers: jax.Array = jax.lax.all_to_all(rows, axis, 0, 0, tiled=True)
     return answers.reshape(-1, table.shape[1])
@@ -157,10 +158,10 @@ def ask(table: jax.Array, uses: ShardedUses, axis: str = AXIS) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def lookup(rows: jax.Array, uses: ShardedUses, num_samples: int, quantization: Quantization | None = None) -> jax.Array:
-    """This device's activations (num_samples, dim) of the rows that it asked for.
+    """Return this device's activations (num_samples, dim) from the rows that it requested.
 
     num_samples : of this device, over all features; quantization : (num_buckets, lower, upper), simulated
-    Differentiable by ``rows``, and by those alone; gradients pass straight through the quantization.
+    Differentiable by ``rows`` only; gradients pass straight through the quantization.
     """
     seen = rows if quantization is None else quantize(Ops(jnp), rows, *quantization)
     taken = seen.at[uses.inverse[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
@@ -194,9 +195,9 @@ def apply(
     learning_rate: Any,
     axis: str = AXIS,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """This device's blocks of the table and its slots after the optimizer's update; donate them to have it in place.
+    """Return this device's blocks of the table and its slots after the optimizer's update; in place if donated.
 
-    gradients : of the rows that this device asked for, (devices * asked, dim); summed over devices by the rows' owners
+    gradients : of the rows that this device requested, (devices * asked, dim); the rows' owners sum them over devices
     """
     devices, room = uses.asked[0].shape
     sent = jax.lax.all_to_all(gradients.reshape(devices, room, -1), axis, 0, 0, tiled=True)

@@ -1,11 +1,11 @@
-"""Logical ↔ physical: which device holds an id's row, and at which place. Nothing else knows.
+"""The mapping from logical to physical rows: the device of an id's row, and its place there. No other module knows it.
 
-The logical table is (vocabulary_size, dim) with slots of the same shape. Rows belong to a fixed number of virtual
-shards, by the configuration's strategy, and shards to devices in contiguous runs: any number of devices up to
-NUM_SHARDS works, and a row's place inside its shard never depends on it.
+The logical table is (vocabulary_size, dim) with slots of the same shape. The configuration's strategy assigns rows to a
+fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of devices up to NUM_SHARDS
+works, and a row's place inside its shard never depends on that number.
 
-A device's rows lie in lines, ``group`` rows in each (line.py says how). On a CPU or GPU a line is one row: its weights
-and slots side by side, so that one gather brings both. On a TPU a line is as wide as its vector registers.
+A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
+weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from penstock.pyx import partition
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # makes an array: (shape, dtype) →
+Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # creates an array: (shape, dtype) → array
 
-# Enough that a thousand devices are loaded evenly; costs at most this many padding rows per table.
+# Enough to load a thousand devices evenly; costs at most this many padding rows per table.
 NUM_SHARDS = 1024
 
 # Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
-# Sizes of what is sent by lines that rows share are multiples of this: a kernel takes so many at once.
+# Where rows share lines, the number of lines per dispatch is a multiple of this, the block size of a kernel.
 LINES = 128
 
 
 def bucket(num_rows: int, multiple: int = 8) -> int:
-    """The padded number of rows: a ladder of ×1.5 in multiples of 8, so that few programs serve all sizes."""
+    """Return the padded number of rows: steps of ×1.5 in units of ``multiple``, so few programs serve all sizes."""
     size = multiple
     while size < num_rows:
         size = -(-size * 3 // (2 * multiple)) * multiple
@@ -44,7 +44,7 @@ def bucket(num_rows: int, multiple: int = 8) -> int:
 
 
 def buckets(most: int, multiple: int = 8) -> list[int]:
-    """The ladder, up to where so many rows fit."""
+    """Return the bucket sizes in ascending order, up to one that fits ``most`` rows."""
     sizes = [bucket(1, multiple)]
     while sizes[-1] < most:
         sizes.append(bucket(sizes[-1] + 1, multiple))
@@ -53,14 +53,15 @@ def buckets(most: int, multiple: int = 8) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of one table live.
+    """The placement of one table's rows on the devices.
 
-    mod : MOD sharding; else DIV (fact sheet of TensorFlow's shape util)
-    lanes : a line's width is a multiple of so many elements: 128 on TPU, else 1
-    bfloat16 : weights are kept in 16 bits, two rows' in a word; slots stay float32
-    halved : as in line.py, for tables that XLA updates
-    among : (first, stride): these are every stride-th row, from the first on, of the table by whose ids 16 bits are
-        rounded to
+    mod : MOD sharding; else DIV; both as in TensorFlow's shape util
+    lanes : a line's width is a multiple of this many elements: 128 on TPU, else 1
+    bfloat16 : weights are stored in 16 bits, those of two rows per word; slots stay float32
+    halved : as in row_format.py, for tables that XLA updates
+    among : (first, stride): the table is every stride-th row, from ``first`` on, of a larger one, whose ids key the
+        rounding to bfloat16
+    Raises ConfigError for too many devices, or more rows per device than 32-bit row numbers can count.
     """
 
     name: str
@@ -101,20 +102,20 @@ class Layout:
 
     @cached_property
     def line(self) -> Line:
-        """What programs know of a line. Ids only where they count: else tables of one form share their programs."""
+        """The line format that programs are compiled for. Only bfloat16 needs ids; other tables can share programs."""
         shards = (self.shards_per_device, self.rows_per_shard)
         places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
         return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Of the physical arrays, whose first axes are cut evenly over the devices."""
+        """Shapes of the physical arrays, whose first axes are split evenly over the devices."""
         lines = self.num_devices * self.lines_per_device
         return tuple((lines, *shape) for shape, _ in self.line.forms)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the physical array, where there is one."""
+        """Shape of the physical array, if there is only one."""
         (shape,) = self.shapes
         return shape
 
@@ -123,7 +124,7 @@ class Layout:
         return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
 
     def place(self, ids: Int64) -> tuple[Int32, Int32, Int64]:
-        """The device of every id, its row there, and how many rows each device has."""
+        """Return the device of every id, its row there, and the number of rows per device."""
         return partition.place(
             ids,
             self.vocabulary_size,

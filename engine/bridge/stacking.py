@@ -1,11 +1,11 @@
-"""Which tables share arrays, and where in them each lies. Nothing else knows.
+"""Stacks: tables that share arrays, and the place of each in them. No other module knows it.
 
-Tables whose lines have one form, and that one program updates alike, share arrays: on every device the lines of the
-first, then those of the second, and so on. A step is then one dispatch for all of them. A table stays a table for
-whoever reads or writes its rows: a range of lines, which begins with one of its own.
+Tables with one line format that one program updates share arrays: on every device the lines of the first table, then
+those of the second, and so on. A step is then one dispatch for all of them. For reads and writes each table is still
+separate: a range of lines, none of them shared with another table.
 
-Rows on their way to a device are dealt once for all tables of a stack (``Stack.deal``), then packed in as many
-dispatches as their number asks for.
+A step's rows are routed to devices once for all tables of a stack (``Stack.deal``), then packed into as many dispatches
+as their number requires.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
-# Of one device: TensorFlow's limit for the shard of a stack. A table as large as that gains nothing from company.
+# Per device: TensorFlow's limit for the shard of a stack. Stacking saves nothing for larger tables.
 MAX_STACK_BYTES = 2 << 30
-# For whom it concerns: tests, benches, and who doubts that a stack changes nothing.
+# The environment variable that disables stacks, for tests, benchmarks and debugging.
 STACKS = "PENSTOCK_STACKS"
 
 
 def form(layout: Layout, rule: UpdateRule) -> Line:
-    """The line as steps see it. Where rows share lines and a rule works element by element, the width alone counts."""
+    """Return the line format for steps. If rows share lines and a rule is element-wise, only the width matters."""
     if layout.lanes == 1 or rule.algorithm in BY_ROW or _must_be_alone(layout, rule):
         return layout.line
     return Line(layout.line.width, layout.num_slots, layout.lanes, halved=layout.halved)
 
 
 def _must_be_alone(layout: Layout, rule: UpdateRule) -> bool:
-    """Rounding to 16 bits is keyed by table and id; and where every row moves, a dispatch is nothing beside that."""
+    """Return whether a table must not be stacked.
+
+    Rounding to bfloat16 is keyed by table and id; a non-lazy rule updates every row, so saved dispatches do not matter.
+    """
     return layout.bfloat16 or rule.non_lazy
 
 
 def stacks_wanted() -> bool:
-    """Whether tables may share arrays at all."""
+    """Return whether stacks are enabled. Raises ConfigError for a bad value of the environment variable."""
     asked = os.environ.get(STACKS) or "on"
     if asked not in ("on", "off"):
         raise ConfigError(f"{STACKS}: expected one of on, off, got '{asked}'")
@@ -60,9 +63,9 @@ def stacks_wanted() -> bool:
 
 
 def stacked(tables: Sequence[tuple[Layout, UpdateRule, Hashable]]) -> list[list[int]]:
-    """Which of these tables share arrays: lists of their indices, tables in order. First fit, as TensorFlow has it.
+    """Return the groups of tables that share arrays, as lists of ascending indices. First fit, as in TensorFlow.
 
-    tables : layout, rule, and whatever else must be equal
+    tables : layout, rule, and a key of everything else that must be equal
     """
     company_wanted = stacks_wanted()
     stacks: list[tuple[Hashable, list[int]]] = []
@@ -83,7 +86,7 @@ def stacked(tables: Sequence[tuple[Layout, UpdateRule, Hashable]]) -> list[list[
 
 
 class Sent(NamedTuple):
-    """Rows for one table of a stack: distinct ids, and float32 (n, dim). member : which of the stack's tables"""
+    """Rows for one table of a stack: distinct ids, and float32 (n, dim). member : index of the table in the stack"""
 
     member: int
     ids: Int64
@@ -92,11 +95,11 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Dealt:
-    """Where rows go, one entry per row, those of each Sent after those of the one before.
+    """The destinations of rows, one entry per row, in the order of the Sents.
 
-    devices, lines : int32 (n,), the device and the number of its line
-    offsets : int64 (n,), where the row begins among the words that go to its line
-    rows : the rows themselves, (n_i, dim_i) each
+    devices, lines : int32 (n,), the device and the number of the line on it
+    offsets : int64 (n,), where the row begins in the words of its line
+    rows : the rows of each Sent, float32 (n_i, dim_i)
     """
 
     devices: Int32
@@ -105,7 +108,7 @@ class Dealt:
     rows: tuple[Float32, ...]
 
     def rows_of(self, cut: slice) -> Iterator[tuple[slice, Float32]]:
-        """What lies in a cut: (which of the cut's entries, their rows)."""
+        """Yield the rows in a cut as (slice of the cut's entries, their rows)."""
         first = 0
         for rows in self.rows:
             start, stop = max(cut.start, first), min(cut.stop, first + len(rows))
@@ -118,9 +121,9 @@ class Dealt:
 class Packed:
     """Rows of one dispatch; axis 0 is the device.
 
-    lines : int32 (devices, bucket), numbers of lines, unique; pads lie beyond the device's lines
+    lines : int32 (devices, bucket), line numbers, unique; pads lie beyond the device's lines
     words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
-    counts : int32 (devices,), how many are no pads; those come first
+    counts : int32 (devices,), the number of lines before the pads
     """
 
     lines: Int32
@@ -130,17 +133,17 @@ class Packed:
 
 @dataclass(frozen=True)
 class Located:
-    """Rows to be read; axis 0 is the device.
+    """Rows to read; axis 0 is the device.
 
     rows : int32 (devices, bucket), rows of the device, unique; pads lie beyond its lines
-    devices : int32 (n,), the device of every row that came in, to find answers again
+    devices : int32 (n,), the device of every requested row, for ``collect``
     """
 
     rows: Int32
     devices: Int32
 
     def collect(self, answers: Float32) -> Float32:
-        """Answers (devices, bucket, …) in padded order → (n, …) in the order the ids came in."""
+        """Return answers (devices, bucket, …), in padded order, as (n, …) in the order of the requested ids."""
         out = np.empty((len(self.devices), *answers.shape[2:]), answers.dtype)
         for device in range(len(answers)):
             mine = np.flatnonzero(self.devices == device)
@@ -150,14 +153,14 @@ class Located:
 
 @dataclass(frozen=True)
 class Stack:
-    """Tables in the same arrays. line : their form"""
+    """Tables in the same arrays. line : their line format for steps"""
 
     tables: tuple[Layout, ...]
     line: Line
 
     @classmethod
     def of(cls, tables: Sequence[Layout], rule: UpdateRule) -> Stack:
-        """Tables that ``stacked`` puts together, or any one."""
+        """Return a stack of tables that ``stacked`` groups, or of any one table."""
         line = form(tables[0], rule)
         assert all(form(table, rule) == line for table in tables)
         return cls(tuple(tables), line)
@@ -168,7 +171,7 @@ class Stack:
 
     @cached_property
     def first_lines(self) -> tuple[int, ...]:
-        """Where the lines of each table begin, on every device; at last, how many lines there are."""
+        """The first line of each table on every device, then the number of lines."""
         return tuple(accumulate((table.lines_per_device for table in self.tables), initial=0))
 
     @property
@@ -177,7 +180,7 @@ class Stack:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Of the arrays, whose first axes are cut evenly over the devices."""
+        """Shapes of the arrays, whose first axes are split evenly over the devices."""
         lines = self.num_devices * self.lines_per_device
         return tuple((lines, *shape) for shape, _ in self.line.forms)
 
@@ -186,7 +189,7 @@ class Stack:
         return sum(table.nbytes for table in self.tables)
 
     def locate(self, member: int, ids: Int64) -> Iterator[tuple[slice, Located]]:
-        """Where to read distinct ids of one table, in as many dispatches as their number asks for, each padded."""
+        """Yield (cut of ids, Located) for the padded dispatches that read distinct ids of one table."""
         table = self.tables[member]
         devices, rows, _ = table.place(ids)
         rows += np.int32(self.first_lines[member] * table.line.group)
@@ -198,7 +201,7 @@ class Stack:
             yield cut, Located(padded, devices[cut])
 
     def deal(self, sent: Sequence[Sent]) -> Dealt:
-        """Find the device, the line and the place in it of rows of several tables."""
+        """Return the device, the line and the offset in it of rows of several tables."""
         found = [self._deal_one(one.member, one.ids) for one in sent]
         devices, lines, offsets = zip(*found, strict=True)
         return Dealt(_joined(devices), _joined(lines), _joined(offsets), tuple(one.rows for one in sent))
@@ -213,7 +216,7 @@ class Stack:
         )
 
     def cuts(self, devices: Int32) -> Iterator[slice]:
-        """Runs of rows of which no device gets more than one dispatch may bring. devices : of every row"""
+        """Yield runs of rows that bring at most MAX_BUCKET rows to each device. devices : int32 (n,), of every row"""
         at_once, num_rows = MAX_BUCKET * self.num_devices, len(devices)
         waiting = [slice(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)][::-1]
         while waiting:
@@ -225,9 +228,9 @@ class Stack:
                 yield cut
 
     def pack(self, dealt: Dealt, cut: slice, room: Room = np.empty) -> Packed:
-        """A cut of what was dealt, by devices and lines, padded to a bucket.
+        """Pack the rows of a cut by devices and lines, padded to a bucket.
 
-        room : makes the arrays that are handed over: (shape, dtype) → array
+        room : creates the arrays of the result: (shape, dtype) → array
         """
         devices, lines = dealt.devices[cut], dealt.lines[cut]
         owners, numbers, which = self._distinct(devices, lines) if self.line.masked else (devices, lines, None)
@@ -245,16 +248,16 @@ class Stack:
         return Packed(local, words, counts.astype(np.int32))
 
     def _distinct(self, devices: Int32, lines: Int32) -> tuple[Int32, Int32, Int64]:
-        """The distinct lines by first appearance, as devices and numbers; and which of them each row is in."""
+        """Return the distinct lines by first appearance, as devices and numbers, and each row's index into them."""
         keys = devices.astype(np.int64) * self.lines_per_device + lines
-        # Dense numbers by first appearance: a line is new where its number is the largest so far.
+        # insert() numbers lines densely by first appearance: a line is new if its number is the largest so far.
         which = IdTable(len(keys)).insert(keys)
         first = np.ones(len(keys), bool)
         first[1:] = which[1:] > np.maximum.accumulate(which)[:-1]
         return devices[first], lines[first], which
 
     def _blank(self, words: Int32, counts: Int64) -> None:
-        """Words that say that nothing comes; where a line is one row, only pads have any: a gradient of 0."""
+        """Fill words with UNTOUCHED; if a line is one row, only those of pads, with a gradient of 0."""
         if self.line.masked:
             words.fill(UNTOUCHED)
             return
@@ -263,7 +266,7 @@ class Stack:
 
 
 def multiple_of(line: Line) -> int:
-    """What the number of lines that a dispatch brings is a multiple of: a kernel takes so many at once."""
+    """Return the unit of the number of lines per dispatch; where rows share lines, the block size of a kernel."""
     return LINES if line.masked else 8
 
 
@@ -272,7 +275,7 @@ def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
 
 
 def _ranks(owners: Int32, num_owners: int) -> Int64:
-    """The how-manieth each is of its owner's."""
+    """Return the rank of each element among those of its owner, int64."""
     out = np.empty(len(owners), np.int64)
     for owner in range(num_owners):
         mine = np.flatnonzero(owners == owner)

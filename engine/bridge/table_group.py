@@ -1,6 +1,6 @@
-"""The tables of an engine, made all at once: those that one dispatch can update are updated by one.
+"""The tables of an engine, created together, so that one dispatch updates as many of them as possible.
 
-Which those are stands in stacks.py; where the host is the device (direct.py), all of them are.
+stacking.py decides which tables share a dispatch; on a CPU (cpu_ffi.py) all of them do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.updates import UpdateRule
 
 
 class Wanted(NamedTuple):
-    """A table to be made. starts : of its slots; rate : says whose learning rate it has, equal for the same one's"""
+    """A table to create. starts : of its slots; rate : identifies its learning rate, equal if shared"""
 
     layout: Layout
     rule: UpdateRule
@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
 
 
 class Coalesced(Protocol):
-    """``frames.Coalesced``: one table's rows of a step, as arrays and as the kernels hand them over."""
+    """``frames.Coalesced``: one table's rows of a step, as arrays and in the form of the kernels."""
 
     @property
     def parts(self) -> Segments: ...
@@ -39,7 +39,7 @@ class Coalesced(Protocol):
 
 
 class Together:
-    """Tables that are updated together, by name. among : their arrays"""
+    """Tables that are updated together, by name. among : the stack with their arrays"""
 
     def __init__(self, tables: Sequence[DeviceTable], among: DirectStack | StagedStack) -> None:
         self.tables = {table.layout.name: table for table in tables}
@@ -47,25 +47,25 @@ class Together:
         self._members = {name: member for member, name in enumerate(self.tables)}
 
     def apply(self, brought: Sequence[tuple[str, Coalesced, float]], step: int, turn: int) -> None:
-        """One optimizer application to the rows of these tables, each with its learning rate.
+        """Apply the optimizer once to rows of these tables. brought : (name, rows, learning rate) of each
 
         step, turn : as for ``DeviceTable.apply_segments``
         """
         member = self._members
         if isinstance(self._among, DirectStack):
             self._among.apply([(member[name], rows.summed, rate) for name, rows, rate in brought])
-        elif brought:  # whose tables have one rate
+        elif brought:  # stacked tables share one rate
             self._among.apply([(member[name], rows.parts) for name, rows, _ in brought], brought[0][2], step, turn)
 
     def warm(self) -> int:
-        """See ``DeviceTable.warm``, which a stack does for all of its tables."""
+        """Compile the programs of all tables, as ``DeviceTable.warm`` does for the whole stack; return their number."""
         return next(iter(self.tables.values())).warm()
 
 
 def make_tables(mesh: Mesh, wanted: Sequence[Wanted], outside: Mesh | None, threads: int) -> list[Together]:
-    """Tables on the devices of a mesh; weights begin at 0. outside, threads : as for ``DeviceTable``"""
+    """Create tables on the devices of a mesh, with weights of 0. outside, threads : as for ``DeviceTable``"""
     chosen = [backends.choose(mesh, one.layout, one.rule) for one in wanted]
-    dispatcher = Dispatcher()  # one for all, so that they share its arenas
+    dispatcher = Dispatcher()  # shared by all tables, as are its arenas
     made = []
     for members in _groups(wanted, chosen):
         variant, of = chosen[members[0]], [wanted[member] for member in members]
@@ -85,7 +85,7 @@ def make_tables(mesh: Mesh, wanted: Sequence[Wanted], outside: Mesh | None, thre
 
 
 def _groups(wanted: Sequence[Wanted], chosen: Sequence[str]) -> list[list[int]]:
-    """Which tables share arrays: lists of their indices."""
+    """Return the groups of tables that share arrays, as lists of indices."""
     direct = [number for number, variant in enumerate(chosen) if variant == "ffi"]
     staged = [number for number, variant in enumerate(chosen) if variant != "ffi"]
     alike: list[tuple[Layout, UpdateRule, Hashable]] = []

@@ -1,4 +1,4 @@
-"""What a thread must do before its first work on a device."""
+"""Preparation of a thread for its first work on a device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def prepare_thread() -> None:
-    """Put a number on a device. Raises OSError where the process has no descriptor left.
+    """Put a number on a device. Raises OSError if the process has no file descriptor left.
 
-    A thread's first operation opens /dev/urandom for XLA's random numbers: a step of a thread that is prepared opens no
-    file, and cannot fail half way for want of a descriptor.
+    A thread's first operation opens /dev/urandom for XLA's random numbers. On a prepared thread a step opens no file,
+    so it cannot fail halfway for lack of a descriptor.
     """
     try:
         jax.device_put(np.zeros(1, np.float32)).block_until_ready()

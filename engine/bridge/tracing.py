@@ -1,4 +1,4 @@
-"""Whether JAX is tracing a function, so that what runs now runs once and not once per call."""
+"""Detection of JAX tracing, during which a Python function runs once and not once per call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _NOT_TRACED = get_opaque_trace_state(convention="flax")
 
 
 def is_staging() -> bool:
-    """Whether operations become part of a program: inside jit, scan and shard_map, but not inside grad or vmap."""
-    # Half a microsecond where nothing is traced; making an array takes a hundred times as long.
+    """Return whether operations become part of a program: inside jit, scan and shard_map, not inside grad or vmap."""
+    # This check takes half a microsecond outside traces; creating an array takes a hundred times as long.
     if get_opaque_trace_state(convention="flax") == _NOT_TRACED:
         return False
     return isinstance(jnp.zeros(()), jax.core.Tracer)

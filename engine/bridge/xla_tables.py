@@ -1,7 +1,7 @@
-"""Tables on any backend: rows are dealt to the devices by lines, padded, and a compiled program updates them.
+"""Tables on any backend: rows are routed to the devices by lines and padded, and a compiled program updates them.
 
-The way of accelerators, and the oracle of the other one (direct.py). What is dispatched when, and in which host
-memory it waits, is the Dispatcher's (staging.py); which tables are one dispatch, the Stack's (stacks.py).
+Accelerators use this path, and it is the oracle of the other one (cpu_ffi.py). The Dispatcher (dispatcher.py) decides
+what to dispatch when, and from which host memory; the Stack (stacking.py), which tables share a dispatch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ S = TypeVar("S", "StagedStack", "StagedTable")
 
 
 def _at_home(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Run on the tables' own mesh, whatever mesh or transfer guard the caller has set for its own programs."""
+    """Run a method on the tables' mesh, regardless of the mesh and transfer guard that the caller has set."""
 
     @wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,9 +46,9 @@ def _at_home(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
 
 class StagedStack:
-    """Tables that share arrays, and are updated by one dispatch.
+    """Tables that share arrays and are updated by one dispatch.
 
-    dispatcher : in whose order their dispatches are
+    starts : the initial value of each slot; variant : of ``backends.VARIANTS``; dispatcher : runs the dispatches
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class StagedStack:
         self.arrays = programs.create(mesh, stack.line, lines, tuple(starts))()
 
     def apply(self, brought: Sequence[tuple[int, Segments]], learning_rate: float, step: int, turn: int) -> None:
-        """One optimizer application to the rows of several tables: (which of them, its segments) each."""
+        """Queue one optimizer application to rows of several tables. brought : (index of the table, segments) each"""
         names = [self.stack.tables[member].name for member, _ in brought]
         reader = f"{told(names)}, step {step}"
-        # Only a table that is alone is rounded by the key (stacks.py).
+        # Only tables that are not stacked are rounded by the key (stacking.py).
         lr, key = np.float32(learning_rate), key_of(names[0], step, turn)
         sent = [Sent(member, ids, grads) for member, segments in brought for ids, grads in segments]
         self.dispatcher.submit(reader, partial(self._apply, reader, sent, lr, key))
@@ -91,7 +91,7 @@ class StagedStack:
             arena.read_by(reader, fence)
 
     def _sweep_around(self, reader: str, sent: Sequence[Sent], lr: np.float32, key: np.uint32) -> None:
-        """Update every row that is none of these. The table is alone."""
+        """Update every row but these. The stack has a single table."""
         touched = self.programs.at("no_rows")()
         for member, ids, _ in sent:
             for _, where in self.stack.locate(member, ids):
@@ -102,7 +102,7 @@ class StagedStack:
 
 
 class StagedTable:
-    """One table of a stack. See ``tables.DeviceTable``, whose methods these are."""
+    """One table of a stack. ``device_tables.DeviceTable`` documents the methods."""
 
     def __init__(self, among: StagedStack, layout: Layout) -> None:
         self.among, self.layout = among, layout
@@ -111,7 +111,7 @@ class StagedTable:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Those of the whole stack."""
+        """The arrays of the whole stack."""
         return self.among.arrays
 
     def apply(self, segments: Segments, learning_rate: float, step: int, turn: int) -> None:
@@ -147,7 +147,7 @@ class StagedTable:
 
     @_at_home
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        """Nothing waits here for a device: the copy is behind the updates under way, and before those that come."""
+        """Copy rows without waiting for a device: the copy runs after updates in flight and before later ones."""
         self._dispatcher.drain()
         programs, copies = self.among.programs, []
         for cut, where in self.among.stack.locate(self._member, ids):
@@ -171,7 +171,7 @@ class StagedTable:
         return self.among.programs.warm()
 
     def _as_kept(self, values: Float32, part: int) -> Float32:
-        """Rounded where weights are kept in 16 bits; and no value may be taken for one that did not come."""
+        """Return values as stored: bfloat16 weights are rounded, and no value may equal UNTOUCHED, a NaN."""
         if self.layout.bfloat16 and part == 0:
             values = nearest(values)
         foreign = values.view(np.int32) == UNTOUCHED
@@ -179,7 +179,7 @@ class StagedTable:
 
 
 def told(names: Sequence[str]) -> str:
-    """Tables in an error's words."""
+    """Return the names of tables as errors print them."""
     if len(names) == 1:
         return f"table '{names[0]}'"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

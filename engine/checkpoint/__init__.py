@@ -1,1 +1,1 @@
-"""Checkpoints: tables, slots, gate and position in one atomic commit. docs/checkpoints.md is the format."""
+"""Checkpoints: tables, slots, gate and position in one atomic commit. docs/checkpoints.md describes the format."""

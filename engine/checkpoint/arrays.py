@@ -16,9 +16,9 @@ WEIGHTS = "parameters"
 
 
 class SavedTables:
-    """The last whole commit of a folder, every digest checked. Raises StateError, also where a run removes it.
+    """The newest complete commit of a folder, with every digest verified. Raises StateError, also if a run removes it.
 
-    tables : name → what the manifest says of it: vocabulary_size, dim, optimizer, slots
+    tables : name → its entry in the manifest: vocabulary_size, dim, optimizer, slots
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -27,7 +27,10 @@ class SavedTables:
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
     def parts(self, name: str) -> dict[str, Float32]:
-        """Weights and slots of one table in id order; the table is held once."""
+        """Return the weights and slots of one table by name, float32 (vocabulary_size, dim), with one copy in memory.
+
+        Raises StateError if the commit lacks a row.
+        """
         about = self.tables[name]
         keys = [WEIGHTS, *about["slots"]]
         parts = np.zeros((len(keys), about["vocabulary_size"], about["dim"]), np.float32)

@@ -1,7 +1,7 @@
-"""Commits to one folder while frames enter: when one begins, and how its rows are copied.
+"""Commits to one folder during training: when a commit begins, and when its rows are copied.
 
 A run (run_session.py) and a service (service/sequencer.py) commit through this class. Rows are copied between frames
-and, while no frame arrives, by a small thread.
+and, while no frame arrives, by a background thread.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Callable
 from penstock.checkpoint.incremental import Saver
 from penstock.core import EngineCore
 
-# Between two looks of the thread at whether frames arrive.
+# Pause between two checks of the thread whether frames arrive.
 PAUSE_S = 0.01
 
 
 class CommitListener:
-    """Is notified of commits: under the gate's lock, except for ``commit_failed``."""
+    """Is notified of commits, under the gate's lock except for ``commit_failed``."""
 
     def commit_begins(self) -> None:
-        """A commit of the state as it is now begins."""
+        """A commit of the current state begins."""
 
     def commit_is_on_disk(self) -> None:
         """The commit that began last is durable."""
 
     def commit_failed(self, error: BaseException) -> None:
-        """The thread could not write a commit, and has ended."""
+        """The thread failed to write a commit, and has ended."""
 
 
 class CommitSession:
     """Commits an engine through a saver until it is closed.
 
-    saver : open (``Saves.opened``)
+    saver : open (``CheckpointSession.opened``)
     every : steps between two commits; None: only on request
-    prepare : called once on the thread that copies
+    prepare : called once on the background thread
 
-    has_news : whether a frame was counted that no commit contains
+    has_news : whether the positions count a frame that no commit contains
     """
 
     def __init__(
@@ -62,28 +62,28 @@ class CommitSession:
 
     @property
     def is_due(self) -> bool:
-        """Whether ``every`` steps have passed since the last commit began."""
+        """Return whether ``every`` steps have passed since the last commit began."""
         return self._every is not None and self._core.global_step - self._step >= self._every
 
     @property
     def may_begin(self) -> bool:
-        """Whether no commit is in flight that another one would have to wait for."""
+        """Return whether a commit can begin without waiting for one in flight."""
         return self._saver.may_begin
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the tables have changed by a step since the last commit began."""
+        """Return whether a step has changed the tables since the last commit began."""
         return self._core.global_step != self._step
 
     def frame_counted(self) -> None:
-        """A frame is in the tables, and the positions count it."""
+        """Record that a frame was applied and that the positions count it."""
         self.has_news = True
         self._num_frames += 1
 
     def ask(self, again: bool = False) -> bool:
-        """Commit the present state soon. False where all of it is on disk already.
+        """Request a commit of the current state. Return False if all of it is durable already.
 
-        again : one more commit even where the one in flight contains everything, so that there is one to wait for
+        again : commit once more even if the commit in flight contains everything, so that the caller can wait for one
         """
         if not self.has_news and not self._saver.is_busy:
             return False
@@ -92,20 +92,20 @@ class CommitSession:
         return True
 
     def begin(self) -> None:
-        """Begin a commit of the present state."""
+        """Begin a commit of the current state."""
         self._listener.commit_begins()
         self._saver.begin()
         self._step, self.has_news, self._asked = self._core.global_step, False, False
         self._wake.set()
 
     def advance(self, idle: bool = False) -> None:
-        """Begin the commit that was asked for, and copy some rows. idle : no frame seems to arrive for a while"""
+        """Begin the requested commit, if any, and copy some rows. idle : whether frames have stopped arriving"""
         if self._asked and not self._saver.is_busy:
             self.begin()
         self._notified(lambda: self._saver.advance(idle))
 
     def finish(self, again: bool) -> None:
-        """Wait for the commit in flight. again : and then for one of the present state"""
+        """Wait for the commit in flight. again : then commit the current state and wait for that too"""
         self._notified(self._saver.finish)
         if again:
             self._core.tables.wait()
@@ -113,7 +113,7 @@ class CommitSession:
             self._notified(self._saver.finish)
 
     def close(self) -> None:
-        """Commit nothing any more, and unlock the folder."""
+        """Stop committing, and unlock the folder."""
         self._closed = True
         self._wake.set()
         self._saver.close()
@@ -121,7 +121,7 @@ class CommitSession:
     # ---- without the lock
 
     def end(self) -> None:
-        """Commit everything that no commit contains, and close."""
+        """Commit everything that no commit contains yet, and close."""
         try:
             with self._core.gate.still():
                 self._closed = True
@@ -133,7 +133,7 @@ class CommitSession:
             self.join()
 
     def join(self) -> None:
-        """Wait for the thread, after ``close``."""
+        """Wait for the background thread, after ``close``."""
         self._thread.join()
 
     # ---- inside
@@ -153,12 +153,12 @@ class CommitSession:
                 with self._core.gate.still():
                     if self._closed:
                         return
-                    # No frame since the last look: copying may take the time.
+                    # If no frame has arrived since the last check, copying may take longer.
                     self.advance(idle=self._num_frames == seen)
                     seen = self._num_frames
                     if not self._saver.is_busy and not self._asked:
                         self._wake.clear()
-                # Frames get the gate's lock in between.
+                # Frames can take the gate's lock meanwhile.
                 time.sleep(PAUSE_S)
         except BaseException as error:
             self._listener.commit_failed(error)

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# The version that commits are written in.
+# Format version of new commits.
 VERSION = 3
 _BLOCK_BYTES, _LEAVES = 128, 4
 _TREE: dict[str, Any] = {"fanout": _LEAVES, "depth": 2, "inner_size": 64}
 
 
 class Digest(Protocol):
-    """What is asked of a digest, in hashlib's words."""
+    """The part of hashlib's interface that commits use."""
 
     def update(self, data: bytes | memoryview, /) -> None: ...
 
@@ -24,7 +24,7 @@ class Digest(Protocol):
 
 
 class Blake2bp:
-    """BLAKE2bp, truncated to 32 bytes: block n of 128 bytes belongs to leaf n % 4, and a root hashes the leaves."""
+    """BLAKE2bp, truncated to 32 bytes: leaf n % 4 hashes block n of 128 bytes, and the root hashes the leaves."""
 
     def __init__(self) -> None:
         self._leaves = [
@@ -49,7 +49,7 @@ class Blake2bp:
         return root.hexdigest()[:64]
 
 
-# Version of the format → its digest. Version 2 is read, never written.
+# Format version → digest. Version 2 is read, never written.
 DIGESTS: Mapping[int, Callable[[], Digest]] = {VERSION: partial(hashlib.blake2b, digest_size=32), 2: Blake2bp}
 
 

@@ -1,7 +1,7 @@
-"""What a commit holds of an engine beside its rows, and how an engine is made from a commit.
+"""The state of an engine in a commit, apart from its rows, and the restoration of an engine from a commit.
 
-Everything but arrays is plain data in the manifest. What must be the same when a state is taken up
-again is checked here, by name, before any row is read.
+Everything but arrays is plain data in the manifest. Properties that must match when a state is restored are checked
+here, by name, before any row is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Session(Protocol):
 
 
 class Restorable(Protocol):
-    """An engine, as far as a commit restores it."""
+    """The part of an engine that a commit restores."""
 
     @property
     def core(self) -> EngineCore: ...
@@ -53,9 +53,9 @@ E = TypeVar("E", bound=Restorable)
 
 
 def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], totals: Counters) -> Contents:
-    """Everything but rows, as it is now; the gate must be still.
+    """Return the current state without the rows. Call it under the gate's lock.
 
-    positions, totals : of the runs so far; files : written by the run in progress, and their lengths
+    positions, totals : of the runs so far; files : those that the run in progress writes, with their lengths
     """
     plain = {
         "global_step": core.global_step,
@@ -78,7 +78,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
 
 
 def tables_to_save(core: EngineCore) -> dict[str, Saved]:
-    """The tables of an engine as a saver wants them."""
+    """Return the tables of an engine by name, in the form that a saver expects."""
     return {
         name: Saved(core.tables.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
         for name, spec in core.tables.held.items()
@@ -98,7 +98,10 @@ def restore(
     num_required: int | None,
     reduction: str | None,
 ) -> E:
-    """An engine as it was when the last whole commit of a folder was made. Raises StateError."""
+    """Return an engine with the state of the newest complete commit of a folder. Raises StateError.
+
+    make : the engine's constructor; the other arguments are those of ``Engine.restore``
+    """
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
     folder = Folder(path)
@@ -126,7 +129,7 @@ def restore(
         except PenstockError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Its digest fits, so that somebody wrote it like this: nothing in it can be relied on.
+            # The digest matches, so the commit was written like this: none of its contents can be trusted.
             raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
         return engine
 
@@ -134,7 +137,7 @@ def restore(
 
 
 def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
-    """Raise StateError where the tables of a commit cannot become those of a configuration."""
+    """Raise StateError if the tables of a commit do not fit those of a configuration."""
     saved = {table["name"]: table for table in commit.contents["tables"]}
     specs = {spec.name: spec for spec in config.tables}
     for name in saved.keys() ^ specs.keys():
@@ -142,7 +145,7 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
         raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
     for name, spec in specs.items():
         mine, its = _described(spec), saved[name]
-        its = {"storage_dtype": "float32", **its}  # commits of before there was another say nothing
+        its = {"storage_dtype": "float32", **its}  # older commits omit it
         for key in ("dim", "optimizer", "slots", "storage_dtype"):
             if mine[key] != its[key]:
                 raise StateError(
@@ -157,7 +160,10 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
 
 
 def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
-    """(table, ids, values[parts, n, dim]) of every block of a commit, older ones first."""
+    """Yield (table, ids, values) of every block of a commit, older blocks first.
+
+    ids : int64 (n,); values : float32 (parts, n, dim). Raises StateError.
+    """
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
             values = record.arrays["values"]
@@ -188,7 +194,7 @@ def _take_up(core: EngineCore, session: Session, folder: Folder, commit: Commit)
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """What was held behind the gate, by table; that of several processes together."""
+    """Return the gradients accumulated in the gate, by table, with those of all processes concatenated."""
     found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "store":
@@ -220,7 +226,7 @@ def _described(spec: TableSpec) -> dict[str, Any]:
 
 
 def _only_in_python(config: EmbeddingConfig) -> list[str]:
-    """What of a configuration no message holds."""
+    """Return the parts of a configuration that its protobuf message cannot represent, for messages."""
     found = [f"the schedule of tag {tag}" for tag in config.schedules]
     for spec in config.tables:
         if not isinstance(spec.initializer, Initializer):

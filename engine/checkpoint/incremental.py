@@ -1,10 +1,9 @@
-"""Saves while steps go on: rows are copied out in small blocks between steps, written in the background.
+"""Incremental commits during training: rows are copied in small blocks between steps and written in the background.
 
-One commit is under way at a time. It holds everything as it was when it began: what is small (gate,
-position, counters) is taken at once, rows are copied later, and those that a step is about to change
-before it (rows.py). Memory: one byte per row, and the blocks that wait for the disk (writer.py). Optimizers
-that change every row at every step leave nothing to go on beside: their tables are copied whole before the
-next step.
+One commit is in flight at a time. It is a snapshot of the state when it began: the small parts (gate, position,
+counters) are copied at once, rows later, and rows that a step is about to change before that step (dirty_rows.py).
+Memory: one byte per row, and the blocks that wait for the disk (writer.py). An optimizer that changes every row in
+every step leaves no time for that: its tables are copied completely before the next step.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from penstock.checkpoint.writer import CommitWriter
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-# Rows are copied in blocks of about so many bytes: what a step may have to wait for.
+# Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18
-# Copies of rows that wait for the disk: the memory that saving takes beside the marks is this much, or this share of
-# the tables where that is more, but no more than that.
+# Capacity of the ring buffer for copied rows that wait for the disk: ROOM_BYTES, or ROOM_SHARE of the tables if that is
+# more, but at most MOST_ROOM_BYTES.
 ROOM_BYTES, MOST_ROOM_BYTES = 32 << 20, 256 << 20
 ROOM_SHARE = 0.04
-# Blocks copied at a time where no frame comes in.
+# Blocks copied per call while no frame arrives.
 BLOCKS_WHEN_IDLE = 16
-# However narrow the rows are: what one dispatch may bring from a device.
+# The most rows that one dispatch copies from a device, however narrow they are.
 MOST_ROWS = 1 << 15
-# The share of the time between two steps that copying may take, and that hashing and writing may.
+# The share of the time between two steps allowed for copying, and for hashing and writing.
 SHARE = WRITING_SHARE = 0.15
-# A chain longer than this, or deltas larger than their base, and the next commit is a new base.
+# After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64
 KEEP = 3
 
 
 class Table(Protocol):
-    """What is asked of a table on the devices."""
+    """The interface of a device table that the saver uses."""
 
     @property
     def num_parts(self) -> int: ...
@@ -60,7 +59,7 @@ class Table(Protocol):
 
 
 class Saved(NamedTuple):
-    """One table as the saver sees it. all_change : every step changes every row."""
+    """One table as the saver sees it. all_change : whether every step changes every row"""
 
     table: Table
     num_rows: int
@@ -69,21 +68,21 @@ class Saved(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a commit holds beside rows: plain data for the manifest, records for the data file."""
+    """The contents of a commit apart from rows: plain data for the manifest, records for the data file."""
 
     plain: Mapping[str, Any]
     records: Sequence[Record]
 
 
 class Saver:
-    """Writes commits of some tables into a folder, and knows which rows have changed since the last one.
+    """Writes commits of some tables into a folder, and tracks the dirty rows since the last one.
 
-    describe : the rest of the state, asked for when a commit begins
-    last : the newest commit, which the tables are equal to but for the rows told of; None: there is none
+    describe : returns the rest of the state; called when a commit begins
+    last : the newest commit, which the tables are equal to except for the dirty rows; None: there is none
     delta : whether the next commit may be a delta to it
-    in_use : a run or a service commits with it; no other may take its place until it is closed
+    in_use : whether a run or a service commits with it; it is not replaced until it is closed
 
-    Every method is called with the gate still. What commits is called between ``open`` and ``close``.
+    Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
 
     def __init__(
@@ -99,25 +98,28 @@ class Saver:
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
-        self._closed = False  # every row of the commit under way is with the writer
+        self._closed = False  # whether the writer has every row of the commit in flight
         self._spent_s = self._began_s = self._advanced_s = 0.0
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
         self.last, self.in_use = last, False
 
     def is_for(self, folder: Folder) -> bool:
-        """This folder is the saver's, and its newest commit the one the tables come from."""
+        """Return whether a folder is this saver's and its newest commit is ``last``."""
         return (
             folder.path.is_dir()
             and self.folder.path.is_dir()
             and folder.path.samefile(self.folder.path)
             and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
-            # Not another run's commit of the same number, copied over ours.
+            # Else another run's commit of the same number was copied over this one.
             and (self.last is None or folder.load(self.last.number).files == self.last.files)
         )
 
     def open(self, keep: int = KEEP) -> None:
-        """Keep other writers out of the folder. keep : commits that stay."""
+        """Lock the folder, and allocate the ring buffer. keep : number of commits to keep in the folder
+
+        Raises UsageError if another writer has locked the folder.
+        """
         self.folder.lock()
         try:
             numbers = self.folder.numbers()
@@ -130,16 +132,16 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """A commit is under way."""
+        """Return whether a commit is in flight."""
         return self._writer is not None
 
     @property
     def may_begin(self) -> bool:
-        """Another commit need not wait for one that is under way."""
+        """Return whether a commit can begin without waiting for one in flight."""
         return not self.is_busy
 
     def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
-        """A step is about to change these rows: lists of distinct ids."""
+        """Mark rows as dirty before a step, and copy those that are pending. touched : table → lists of distinct ids"""
         began = self._clock()
         for name, saved in self._tables.items():
             marks = self._marks[name]
@@ -148,17 +150,17 @@ class Saver:
                 marks.change_all()
             for ids in touched.get(name, ()):
                 self._put(name, marks.change(ids))
-        # Rows copied here need not be copied in the background, which waits as long.
+        # ``advance`` need not copy these rows any more, so this time counts against its share.
         self._spent_s += self._clock() - began
 
     def before_any_change(self) -> None:
-        """Something is about to change rows nobody told of."""
+        """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""
         for name, marks in self._marks.items():
             self._copy_all(name)
             marks.change_all()
 
     def begin(self) -> None:
-        """Begin a commit of what is now. Waits for the one under way."""
+        """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
         files = self.last.files if self.last is not None and self._delta and _may_grow(self.last) else ()
         contents = self._describe()
@@ -173,9 +175,9 @@ class Saver:
             self._writer.put(partial(_itself, record))
 
     def advance(self, idle: bool = False) -> None:
-        """Copy a block, where time and the disk allow. Raises OSError where the commit under way cannot be written.
+        """Copy a block of rows, if time and the disk allow. Raises OSError if the commit in flight cannot be written.
 
-        idle : no step comes for a while, as it seems
+        idle : whether frames have stopped arriving; then copy several blocks
         """
         if self._writer is None:
             return
@@ -185,7 +187,7 @@ class Saver:
                 if not self._closed and self._writer.has_room:
                     self._copy_next()
             self._spent_s += self._clock() - now
-        # Last, so that it falls between the steps.
+        # Last, so that the writer works between the steps.
         if idle:
             self._writer.hurry()
         else:
@@ -195,7 +197,7 @@ class Saver:
             self.finish()
 
     def finish(self) -> None:
-        """The commit under way is on disk."""
+        """Wait until the commit in flight is durable. Raises OSError if it cannot be written."""
         if self._writer is None:
             return
         try:
@@ -208,12 +210,12 @@ class Saver:
         self._writer = None
 
     def commit(self) -> None:
-        """Commit what is now, and wait for it."""
+        """Commit the current state, and wait until it is durable."""
         self.begin()
         self.finish()
 
     def close(self) -> None:
-        """Give up what is under way, and let others write to the folder."""
+        """Cancel the commit in flight, release the memory, and unlock the folder."""
         if self._writer is not None:
             self._give_up()
         self._ring.let_go()
@@ -232,7 +234,7 @@ class Saver:
         self._writer, self._delta = None, False
 
     def _copy_next(self) -> None:
-        """The next block of rows that wait; where there is none, the commit has all its records."""
+        """Copy the next block of pending rows; if there is none, close the commit."""
         assert self._writer is not None
         for name, marks in self._marks.items():
             if marks.num_waiting:
@@ -246,10 +248,10 @@ class Saver:
             self._put(name, self._marks[name].take_next(_rows_at_once(self._tables[name])))
 
     def _put(self, name: str, ids: Int64) -> None:
-        """Copy rows, which no longer wait, to the writer, in blocks."""
+        """Copy rows to the writer, in blocks. They are no longer marked as pending."""
         saved, start = self._tables[name], 0
         while start < len(ids):
-            assert self._writer is not None  # else no row would wait
+            assert self._writer is not None  # else no row would be pending
             at_once = _rows_at_once(saved)
             if saved.table.copies_any_number:
                 at_once = max(at_once, 4 * self._writer.most_floats // _row_bytes(saved))
@@ -263,7 +265,7 @@ def _ring_for(tables: Sequence[Saved]) -> Ring:
     row_bytes = [_row_bytes(saved) for saved in tables]
     table_bytes = sum(saved.num_rows * each for saved, each in zip(tables, row_bytes, strict=True))
     most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
-    # However wide a row is, two of them find room; and no commit copies more than the tables.
+    # At least two rows fit, however wide they are; and no commit copies more than the tables.
     return Ring(max(min(most, 2 * table_bytes), 2 * max(row_bytes, default=0)) // 4)
 
 
@@ -276,7 +278,7 @@ def _rows_at_once(saved: Saved) -> int:
 
 
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> Callable[[], Record]:
-    """The rows of these ids as they are now, into the room; what waits for their copy and makes a record of it."""
+    """Start a copy of the current rows into ``room``. Return a function that waits for it and returns its record."""
     values = room.reshape(saved.table.num_parts, len(ids), saved.dim)
     wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _with_others(saved, ids), values)
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
@@ -295,7 +297,7 @@ def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> Callable[[], 
 
 
 def _with_others(saved: Saved, ids: Int64) -> Int64:
-    """As many ids as a block has: each number of rows is a program, which takes longer to compile than many steps."""
+    """Pad ids to the size of a block: each number of rows needs a program, whose compilation outlasts many steps."""
     lacking = _rows_at_once(saved) - len(ids)
     return np.concatenate([ids, np.setdiff1d(np.arange(len(ids) + lacking), ids)[:lacking]]) if lacking else ids
 
@@ -305,7 +307,7 @@ def _itself(record: Record) -> Record:
 
 
 def _may_grow(last: Commit) -> bool:
-    """Another delta may follow it: its chain is not too long, and has the format's current digests."""
+    """Return whether a delta may follow a commit: its chain is not too long, and has the current format version."""
     bases = [file for file in last.files if file.parent is None]
     deltas = [file for file in last.files if file.parent is not None]
     size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))

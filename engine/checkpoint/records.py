@@ -1,8 +1,8 @@
-"""Data files: records of a header and its arrays, one after the other, little-endian. Knows no folder and no table.
+"""Data files: a sequence of records, each a header and its arrays, little-endian. Independent of folders and tables.
 
 A file is MAGIC and records; a record is the length of its header (uint32), the header (JSON, UTF-8), and
-the bytes of the arrays that the header lists, each in C order. The last record's kind is "end". What makes
-sure of the bytes is the digest in the commit: a file is read after that was seen to fit.
+the bytes of the arrays that the header lists, each in C order. The last record's kind is "end". The digest in the
+commit protects the bytes: verify it before you read a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Record:
-    """kind : what it is; about : what else the header says; arrays : by name, as they are in memory."""
+    """One record of a data file. kind : its type; about : other fields of the header; arrays : by name, in memory"""
 
     kind: str
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Record:
         return sum(array.nbytes for array in self.arrays.values())
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """What is written of it."""
+        """Yield the bytes of the record for a file."""
         arrays = {name: _little(array) for name, array in self.arrays.items()}
         shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
         header = json.dumps({"kind": self.kind, **self.about, "arrays": shapes}).encode()
@@ -48,12 +48,12 @@ class Record:
 
 
 def _little(array: Array) -> Array:
-    """The array as bytes go to disk, without a copy where it lies so already."""
+    """Return the array little-endian and in C order, without a copy if it is so already."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file whose digest fits, the last one included. Raises StateError where they do not add up."""
+    """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed."""
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise StateError(f"{path}: not a data file of this version's checkpoints")

@@ -1,7 +1,7 @@
-"""Memory for rows on their way to disk: one block, lent piece by piece and given back in the order it was lent.
+"""A ring buffer for rows on their way to disk: one block of memory, lent in pieces and returned in the same order.
 
-What is lent first is wanted back first, so pieces of any size share the block without gaps to look for; and
-where nothing is lent it begins at the front again, so that most of the time little of it is ever touched.
+Pieces are returned first in, first out, so pieces of any size share the block without a search for gaps. An empty ring
+starts over at the front, so most of the time only a small part of the memory is touched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Ring:
-    """num_floats : the most that may be lent at a time. ``touch`` it before use; ``let_go`` gives the memory back."""
+    """A ring buffer of float32. Call ``touch`` before use; ``let_go`` releases the memory. num_floats : its capacity"""
 
     def __init__(self, num_floats: int) -> None:
         self.num_floats = num_floats
@@ -23,7 +23,7 @@ class Ring:
         self._lent: deque[tuple[int, int]] = deque()
 
     def touch(self) -> None:
-        """Have the system's memory now: 4 MB of new pages cost a step 7 ms on a virtual machine, more than the copy."""
+        """Allocate the pages now: 4 MB of new pages delay a step by 7 ms on a virtual machine, more than the copy."""
         if not len(self._memory):
             self._memory = np.full(self.num_floats, 0.0, np.float32)
 
@@ -32,7 +32,7 @@ class Ring:
 
     @property
     def lent_bytes(self) -> int:
-        """What is lent, with what its order keeps from being lent."""
+        """Return the bytes in use: those lent, and those that the order of the pieces makes unavailable."""
         try:
             (first, _), (_, end) = self._lent[0], self._lent[-1]
         except IndexError:
@@ -40,7 +40,7 @@ class Ring:
         return 4 * (end - first if end > first else end - first + len(self._memory))
 
     def lend(self, num_floats: int) -> Float32 | None:
-        """A piece, its contents undefined; None while there is no room for it."""
+        """Lend a piece of float32, its contents undefined. Return None if there is no room for it."""
         start = self._start(num_floats)
         if start is None:
             return None
@@ -48,7 +48,7 @@ class Ring:
         return self._memory[start : start + num_floats]
 
     def take_back(self) -> None:
-        """The piece that was lent first is free again."""
+        """Free the piece that was lent first."""
         self._lent.popleft()
 
     def take_all_back(self) -> None:
@@ -59,7 +59,7 @@ class Ring:
         if not self._lent:
             return 0 if num_floats <= size else None
         (first, _), (newest, end) = self._lent[0], self._lent[-1]
-        if newest < first:  # the front is lent again, up to end
+        if newest < first:  # wrapped around: the front is lent up to end
             return end if end + num_floats <= first else None
         if end + num_floats <= size:
             return end

@@ -1,7 +1,7 @@
-"""The files that a run writes alongside its commits: bad rows and deltas. A commit says how far each has come.
+"""The files that a run writes alongside its commits: bad rows and deltas. A commit stores the length of each.
 
-With a checkpoint a file gets its name only where a commit counts it: a run that ends before its first commit is
-repeated as if it had not been.
+With a checkpoint, a file gets its name only once a commit refers to it: a run that ends before its first commit can be
+repeated as if it had never run.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any, NamedTuple
 from penstock.io.storage.delta_sink import DeltaWriter
 from penstock.io.storage.quarantine import QuarantineWriter
 
-# What a checkpoint counts of a file of deltas, and whether it counts a new one (None: there is no checkpoint) → writer.
+# OpenDeltas: committed state of a delta file, and whether a commit refers to a new one (None: no checkpoint) → writer.
 IsCounted = Callable[[], bool] | None
 OpenDeltas = Callable[[Mapping[str, Any] | None, IsCounted], DeltaWriter]
 
 
 class RunFiles(NamedTuple):
-    """Those of one run, open."""
+    """The open files of one run."""
 
     bad_rows: QuarantineWriter | None
     deltas: DeltaWriter | None
 
     @property
     def any_new(self) -> bool:
-        """Whether there is one that no commit counts yet."""
+        """Return whether one of the files is new: no commit refers to it yet."""
         return any(file is not None and file.is_new for file in self)
 
 
 class CountedFiles:
-    """What the commits of an engine count.
+    """The files that the commits of an engine refer to.
 
-    bad_rows, deltas : what the last file of each kind committed; None: there was none
+    bad_rows, deltas : committed state of the last file of each kind; None: there was none
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CountedFiles:
         self._open = RunFiles(None, None)
 
     def commit(self) -> dict[str, Any]:
-        """Everything written so far is on disk, before the commit that says so. Returns what it says."""
+        """Flush the files to disk before the commit that refers to them. Return their state for its manifest."""
         if self._open.bad_rows is not None:
             self.bad_rows = self._open.bad_rows.commit()
         if self._open.deltas is not None:
@@ -59,11 +59,11 @@ class CountedFiles:
         counted: bool,
         is_counted: IsCounted,
     ) -> Iterator[RunFiles]:
-        """The files of a run: closed when this ends, after its last commit.
+        """Open the files of a run, and close them after the block, in which the run makes its last commit.
 
-        resume : go on with what the last ones committed
-        counted : commits are to count them
-        is_counted : whether a commit of this run does; None: it has no checkpoint
+        resume : whether to continue the last files from their committed state
+        counted : whether commits refer to these files
+        is_counted : returns whether this run has committed yet; None: it has no checkpoint
         """
         bad_rows, deltas = (self.bad_rows, self.deltas) if resume else (None, None)
         if counted:
@@ -81,6 +81,6 @@ class CountedFiles:
             yield files
 
     def _close(self, files: RunFiles) -> None:
-        """Commits count them no more."""
+        """Remove the files from later commits."""
         if self._open is files:
             self._open = RunFiles(None, None)

@@ -1,4 +1,4 @@
-"""One run's side of saving: the frames that are left out, the position of those applied, and when to commit."""
+"""The commits of one run: the frames to skip, the position of the applied ones, and when to commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.stats import Counters
 
 
 class Spoken(Protocol):
-    """Whose positions a run keeps. positions : of the run that commits describe"""
+    """The owner of the positions that a run updates. positions : of the run that commits describe"""
 
     positions: Positions
 
@@ -27,11 +27,11 @@ class Spoken(Protocol):
 
 
 class Run(CommitListener):
-    """One run's side of it.
+    """The position and the commits of one run.
 
-    skipped : frames that were left out
+    skipped : frames skipped because the checkpoint contains them
     files : of bad rows and of deltas
-    failed : a commit or a bad row could not be written; there is no use in trying again
+    failed : whether a commit or a bad row could not be written; do not try again
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Run(CommitListener):
         self._known, self._met = known, met
         self.check_stale = met.check_stale
         self._source: int | None = None  # of the last frame
-        self._pushed: tuple[Frame, bool] | None = None  # has entered, or was stale, and no position counts it yet
+        self._pushed: tuple[Frame, bool] | None = None  # applied or stale, and not counted by a position yet
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
-        self._error: BaseException | None = None  # of the thread that copies
+        self._error: BaseException | None = None  # of the background thread
         self.skipped = known.num_frames
         self.failed = False
         if not known.num_frames and saves.speaks_of(self):
@@ -67,18 +67,18 @@ class Run(CommitListener):
         return self._commits is not None
 
     def frames(self, limit: int | None) -> Iterator[Frame]:
-        """The frames that are to be applied. limit : of all, those left out included"""
+        """Yield the frames to apply. limit : of all frames, skipped ones included. Raises UsageError and StateError."""
         if limit is not None and limit < self.skipped:
             raise UsageError(f"limit: the checkpoint holds {self.skipped} frames already, which is more than {limit}")
         with closing(self._reader.numbered()) as numbered:
-            # Bad rows of what is left out have been told before.
+            # The bad rows of skipped frames were reported by an earlier run.
             forget = self._reader.first_bad.clear
             for number, frame in self._known.rest(islice(numbered, limit), self._met, forget):
                 self._source = number
                 yield frame
 
     def took(self, frame: Frame) -> None:
-        """The frame has been applied, or was stale, and is done with: commit where it is time, and copy a bit."""
+        """Count a frame that was applied or was stale, begin a commit if one is due, and copy some rows."""
         try:
             with self._core.gate.still():
                 self.count()
@@ -93,11 +93,11 @@ class Run(CommitListener):
             raise
 
     def pushed(self, frame: Frame, admitted: bool) -> None:
-        """Under the gate's lock, in which it entered, or was found stale."""
+        """Record that a frame entered the gate, or was stale. Call it under the same gate lock."""
         self._pushed = frame, admitted
 
     def count(self) -> None:
-        """The position counts what has entered: who saves before ``took`` saves both. Under the gate's lock."""
+        """Count the pushed frame in the position: a save before ``took`` then contains both. Under the gate's lock."""
         if self._pushed is None:
             return
         assert self._source is not None
@@ -107,7 +107,7 @@ class Run(CommitListener):
                 self.files.bad_rows.append(frame.bad_rows)
             self._met.took(self._source, frame, admitted)
         except BaseException:
-            self.failed = True  # no position counts a frame that was applied: nothing is committed any more
+            self.failed = True  # no position counts a frame that was applied, so nothing may be committed any more
             raise
         self._pushed = None
         if self._commits is not None:
@@ -116,10 +116,10 @@ class Run(CommitListener):
             self._saves.positions = self._met
 
     def end(self, completed: bool = True) -> None:
-        """Everything that was taken is on disk, unless ``may_commit`` says no: then the commit before counts.
+        """Commit everything that was applied, unless ``may_commit`` returns False: then keep the previous commit.
 
-        It is asked under the gate's lock, in which the commit begins: in between no other thread can step.
-        completed : no error ended the run; a file that no commit counts yet is then worth a commit
+        ``may_commit`` is called under the gate's lock, as the commit begins, so no other thread can step in between.
+        completed : whether the run ended without an error; then also commit for the sake of a new file
         """
         commits = self._commits
         if commits is None:
@@ -134,12 +134,12 @@ class Run(CommitListener):
             raise
 
     def close(self) -> None:
-        """Commit nothing any more. Under the gate's lock."""
+        """Stop committing. Under the gate's lock."""
         if self._commits is not None:
             self._commits.close()
 
     def join(self) -> None:
-        """No thread of this run is left, once it is closed."""
+        """Wait for the background thread of this run, after ``close``."""
         if self._commits is not None:
             self._commits.join()
 

@@ -1,4 +1,4 @@
-"""The saving side of an engine: what a run commits and when, and what it leaves out when it is resumed."""
+"""The checkpoints of an engine: what its runs commit, to which folder, and where they resume."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from penstock.stats import Counters
 from penstock.validation import whole
 
 
-class Saves(StepObserver):
-    """What an engine keeps for its checkpoints.
+class CheckpointSession(StepObserver):
+    """The checkpoint state of an engine: its saver, its runs in progress and their positions.
 
-    timed : around the work that a step has to wait for
-    positions : how far the last run has come in its sources
+    timed : context manager around work that a step has to wait for
+    positions : of the last run in its sources
     """
 
-    parts: tuple[str, ...] = ("",)  # of the rows, whose files make up a commit
+    parts: tuple[str, ...] = ("",)  # the parts of the rows; each has its files in a commit
 
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self._core, self._timed = core, timed
-        self._saver: Saver | None = None  # of the last folder: what has changed since
-        # Of the other folders: the digests of the last commit there that the state descends from.
+        self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
+        # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[Path, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
-        self._runs: list[Run] = []  # under way, in the order in which they began
+        self._runs: list[Run] = []  # in progress, in the order in which they began
         self.positions = Positions()
         self.files = CountedFiles()
 
     @property
     def totals(self) -> Counters:
-        """Of all runs, also those before the checkpoint that this engine was made from."""
+        """Return the counters of all runs, with those before the checkpoint that this engine was restored from."""
         return self._before.plus(self._running)
 
     @property
     def last(self) -> tuple[Commit, Path] | None:
-        """The newest commit and the file whose age is its own, where there is one."""
+        """Return the newest commit and its manifest file, whose age is that of the commit; None if there is none."""
         if self._saver is None or self._saver.last is None:
             return None
         return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
 
     def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
-        """The engine is now what this commit says."""
+        """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        # Where the configuration is another one, what it makes of rows that no file holds is not known.
+        # Another configuration may initialize rows that no file contains differently: the next commit is then a base.
         same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
     # ---- StepObserver
 
     def before_step(self, coalesced: Stepped) -> None:
-        """Copy the rows that the commit in flight still needs as they were."""
+        """Copy the rows that the commit in flight still needs, before the step changes them."""
         if self._saver is not None:
             with self._timed():
                 self._saver.before_step(
@@ -79,7 +79,7 @@ class Saves(StepObserver):
             self._saver.before_any_change()
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Notify the run of these counters, if there is one: else a commit would hold frames its position omits."""
+        """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
         for run in self._runs:
             if run.counters is counters:
                 run.pushed(frame, admitted)
@@ -88,11 +88,11 @@ class Saves(StepObserver):
     # ---- commits
 
     def speaks_of(self, run: Run | None) -> bool:
-        """Whether commits say how far this run is, None: one that does not commit; else they do of another one."""
+        """Return whether commits store the position of this run, and not of another one. None: a run without commits"""
         return all(other is run or not other.commits for other in self._runs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Commit now, and wait for it."""
+        """Commit the current state to a folder, and wait until it is durable."""
         saver = self._saver_of(Folder(path))
         saver.open()
         try:
@@ -106,7 +106,7 @@ class Saves(StepObserver):
                 self._remember(saver)
 
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
-        """The commits of a service to a folder. every : steps between two; None: only on request"""
+        """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
         folder.check_place(resume)
         with self._core.gate.still():
             saver = self.opened(folder, KEEP)
@@ -125,11 +125,11 @@ class Saves(StepObserver):
         may_commit: Callable[[], bool] = lambda: True,
         open_deltas: OpenDeltas | None = None,
     ) -> Iterator[Run]:
-        """Around a run, which ends with ``Run.end``; where an error ends it, what is whole is committed all the same.
+        """Open a run, which ends with ``Run.end``. If an error ends it, commit the state if it is consistent.
 
         Arguments: ``FlowArguments``.
-        may_commit : asked before each commit; what is not committed at the end is done again by who resumes
-        open_deltas : makes the file of deltas, once the checkpoint's folder is locked
+        may_commit : called before each commit; a resumed run repeats the frames that were not committed
+        open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
@@ -179,15 +179,18 @@ class Saves(StepObserver):
             raise
 
     def _any_new(self, files: RunFiles) -> bool:
-        """Whether the run writes a file that no commit counts yet."""
+        """Return whether the run writes a file that no commit refers to yet."""
         return files.any_new
 
     def _may_commit(self, run: Run, error: BaseException) -> bool:
-        """What is whole is committed, but not after an error of the commit itself or of a step."""
+        """Return whether the state is consistent after an error: neither a commit nor a step has failed."""
         return not run.failed and self._core.failed is None
 
     def opened(self, folder: Folder, keep: int) -> Saver:
-        """The saver of a folder, which is locked until it is closed. Under the gate's lock."""
+        """Open the saver of a folder, which locks the folder until it is closed. Under the gate's lock.
+
+        Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
+        """
         saver, own = self._saver_of(folder), self._saver
         if own is not None and own is not saver:
             raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
@@ -201,20 +204,20 @@ class Saves(StepObserver):
         return saver
 
     def count_into(self, counters: Counters) -> None:
-        """From here on these counters are what a commit adds to those before."""
+        """Count into these counters from now on: the totals are those so far plus these."""
         self._before, self._running = self.totals, counters
 
     def _saver_of(self, folder: Folder) -> Saver:
-        """The saver of the last folder where it is this one, else a new one, which takes its place.
+        """Return the saver of the last folder if it is this one, else a new saver, which replaces it.
 
-        But not where a run commits with the last one, which must hear of every step: then for one commit alone.
+        If a run commits with the last saver, it must observe every step: then the new one is for a single commit.
         """
         if self._saver is not None and self._saver.is_for(folder):
             return self._saver
         last = folder.newest() if (known := self._descends.get(folder.path.resolve())) else None
         if last is not None and last.digests != known:
-            last = None  # somebody else's
-        # Nobody has followed what changed since: the next commit is a base.
+            last = None  # a commit of another engine
+        # The dirty rows since then are unknown: the next commit is a base.
         saver = self._new_saver(folder, last, False)
         if self._saver is None or not self._saver.in_use:
             if self._saver is not None:
@@ -223,7 +226,7 @@ class Saves(StepObserver):
         return saver
 
     def _remember(self, saver: Saver) -> None:
-        """The folder of a saver that goes: a run may resume there while nobody else commits to it."""
+        """Record the last commit of a replaced saver: a run may resume there until another writer commits."""
         if saver.last is not None:
             self._descends[saver.folder.path.resolve()] = saver.last.digests
 

@@ -1,11 +1,11 @@
-"""How far into which source the state has come, and how a resumed run finds the place again.
+"""Positions in the sources of a run, and the search for them when a run resumes.
 
-A position is a number of frames and a digest that runs over all of them. A resumed run reads and
-validates these frames once more, without applying them, and compares the digest: what was applied
-is recognised and left out; another source, or the same one read with other flags, is refused.
+A position is a number of frames and a running digest over all of them. A resumed run reads and validates these
+frames again, without applying them, and compares the digest: it skips frames that were applied, and rejects another
+source, or the same one read with other flags.
 
-Producers that push frames over a network number them, and are known by name: theirs is the number of
-the last frame that was applied, and what became of the frames of their last stream.
+Producers that push frames over a network have names and number their frames: the position of a producer is the number
+of its last applied frame, with the counts of its last stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.stats import too_stale
 
 @dataclass
 class Position:
-    """digest : of every frame so far, or None where nobody kept it."""
+    """The position in one source. digest : of all frames so far; None: not computed"""
 
     source: str
     frames: int = 0
@@ -34,9 +34,9 @@ class Position:
 
 
 class Tally(NamedTuple):
-    """What became of the frames of one producer's stream.
+    """The counts of one producer's stream.
 
-    stream : the identifier its producer gave it, so that it may continue over another connection; None: it gave none
+    stream : identifier from the producer, with which it may continue over another connection; None: it has none
     applied, stale : frames; dropped : reason → rows
     """
 
@@ -46,7 +46,7 @@ class Tally(NamedTuple):
     dropped: Mapping[str, int] = {}
 
     def plus(self, frame: Frame, was_stale: bool) -> Tally:
-        """With one more frame, as it was taken in."""
+        """Return the counts with one more frame."""
         dropped = self.dropped
         if frame.dropped:
             dropped = dict(Counter(dropped) + Counter(frame.dropped))
@@ -56,11 +56,11 @@ class Tally(NamedTuple):
 class Positions:
     """One position per source, in the order of the sources.
 
-    hashing : keep digests; costs a pass over the ids
+    hashing : whether to compute digests; costs a pass over the ids
 
-    rows : read of these sources by this run; stale_rows : in the stale ones of these frames
-    producers : name → frames applied; tallies : name → what became of the frames of its last stream
-    lineage : which history of steps this is, where somebody follows it
+    rows : read from these sources by this run; stale_rows : rows in stale frames
+    producers : name → frames applied; tallies : name → counts of its last stream
+    lineage : identifier of this history of steps; None: no service has used it
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
@@ -76,7 +76,7 @@ class Positions:
         return sum(entry.frames for entry in self.entries)
 
     def took(self, number: int, frame: Frame, admitted: bool = True) -> None:
-        """One more frame of source ``number`` has been applied, or was stale."""
+        """Count one more frame of source ``number``. admitted : False if it was stale"""
         self.rows += frame.num_rows
         if not admitted:
             self.stale_rows += frame.num_rows
@@ -86,7 +86,7 @@ class Positions:
             entry.digest = _digest_with(entry.digest, frame)
 
     def check_stale(self, most: float | None) -> None:
-        """Raise StaleInputError where stale frames hold more than this share of the rows."""
+        """Raise StaleInputError if stale frames contain more than the share ``most`` of the rows."""
         problem = too_stale(self.stale_rows, self.rows, most)
         if problem is not None:
             raise StaleInputError(problem)
@@ -106,7 +106,7 @@ class Positions:
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
         positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
-        # A checkpoint of before there were producers has none.
+        # Older checkpoints have no producers.
         positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
         positions.tallies = {
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
@@ -117,18 +117,18 @@ class Positions:
         return positions
 
     def follow(self, before: Positions) -> None:
-        """What producers pushed before stays known while sources are read."""
+        """Keep the producers, their counts and the lineage of earlier positions."""
         self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
 
     def rest(
         self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None
     ) -> Iterator[tuple[int, Frame]]:
-        """What comes after this position.
+        """Yield the frames after this position, and skip those before it.
 
-        met : counts what goes by, and is this position when the first one is given; left_out : called after each
-        frame that is not
+        met : counts the skipped frames, so that it equals this position when the first frame is yielded
+        left_out : called after each skipped frame
 
-        Raises StateError where the frames up to here are not those that were applied.
+        Raises StateError if the skipped frames are not those that were applied.
         """
         self._check_sources(met)
         met.stale_rows = self.stale_rows
@@ -173,16 +173,16 @@ class Positions:
 
 
 def _digest_with(before: str, frame: Frame) -> str:
-    """The digest with one more frame.
+    """Return the digest with one more frame.
 
-    Under it are the step, who sent it, and per table the ids and the first and last gradient: a pass over all gradients
-    would cost as much as summing them does. CRC-32 for the ids (3 GB/s; BLAKE2b 0.65), one per frame.
+    It covers the step, the contributor, and per table the ids and the first and last gradient: a pass over all
+    gradients would cost as much as their sum. The ids are reduced to a CRC-32 (3 GB/s; BLAKE2b 0.65) per table.
     """
     return _next_digest(before, fingerprint(frame))
 
 
 def fingerprint(frame: Frame) -> str:
-    """What a digest has under it of one frame. Where these are some of its rows, who knew all of them has said it."""
+    """Return the text of one frame that its digest covers. A frame that holds a share of its rows already has it."""
     if frame.fingerprint is not None:
         return frame.fingerprint
     said = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]

@@ -1,8 +1,8 @@
-"""A checkpoint is a folder of commits: which there are, whether they are whole, which are kept.
+"""The folder of a checkpoint: lists its commits, verifies them, and removes old ones.
 
-``00000012.commit`` is the manifest of commit 12, written last: a file of data without one was cut short and
-counts for nothing. A manifest names its data files, a base and the deltas after it, each with its digest, so
-that a folder may be copied or moved and still proves that it is complete.
+``00000012.commit`` is the manifest of commit 12, written last: a data file without one was interrupted, and is
+ignored. A manifest lists its data files, a base and the deltas after it, each with its digest, so a folder can still
+be verified after it was copied or moved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
 _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
-# How often a reader begins anew with a newer commit: each try outlasted all commits that a run keeps.
+# How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DataFile:
-    """parent : the digest of the file before it in the chain; None for a base."""
+    """A data file of a commit. parent : the digest of the previous file in the chain; None for a base"""
 
     name: str
     num_bytes: int
@@ -47,16 +47,16 @@ class DataFile:
 
     @property
     def part(self) -> str:
-        """Whose share of the rows it holds: "-1of2", or "" for all of them."""
+        """Return which part of the rows the file contains: "-1of2", or "" for all rows."""
         return self.name.partition(".")[0].lstrip("0123456789")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """files : a base and its deltas, in the order they are read; contents : everything else, plain data.
+    """A commit. files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
-    version : of the format; says which digest all of its files have
-    Where several processes commit together each has a base and deltas of its own (``parts``), all in one manifest.
+    version : of the format; determines the digest of all its files
+    If several processes commit together, each has a separate base and deltas (``parts``), all in one manifest.
     """
 
     number: int
@@ -70,38 +70,38 @@ class Commit:
 
     @property
     def last_files(self) -> tuple[DataFile, ...]:
-        """The last of every part: they hold what is no row, too."""
+        """Return the last file of every part: these also contain the state that is not rows."""
         return tuple({file.part: file for file in self.files}.values())
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of the last file of every part, which hold those before them: no other commit has the same."""
+        """Return the digests of the last files. They depend on all earlier files, so they identify the commit."""
         return tuple(file.digest for file in self.last_files)
 
     def encoded(self) -> bytes:
-        """The manifest: JSON, and on a line of its own the digest of that."""
+        """Return the manifest: JSON, and the digest of that on a separate line."""
         files = [asdict(file) for file in self.files]
         text = json.dumps({KEY: self.version, "number": self.number, "files": files, **self.contents}, indent=1)
         return f"{text}\n{digest_of(text.encode(), self.version)}\n".encode()
 
 
 class Folder:
-    """A checkpoint's folder. Looking changes nothing; ``lock`` it before writing."""
+    """The folder of a checkpoint. Reading changes nothing; ``lock`` it before writing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = place("checkpoint", path)
         self._lock: int | None = None
 
     def numbers(self) -> list[int]:
-        """Of the commits there are, ascending."""
+        """Return the numbers of the commits, ascending."""
         return sorted(int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name)))
 
     def is_empty(self) -> bool:
-        """Nothing is in it but what a writer that was cut short may have left; or it does not exist."""
+        """Return whether the folder does not exist, or contains no commit and only remains of an interrupted writer."""
         return not self.numbers() and all(_OURS.fullmatch(name) for name in self._names())
 
     def check_place(self, resume: bool) -> None:
-        """Raise UsageError where a run may not commit to this folder."""
+        """Raise UsageError if a run may not commit to this folder."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
         if not self.numbers() and not self.is_empty():
@@ -110,14 +110,14 @@ class Folder:
             raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
 
     def newest(self) -> Commit | None:
-        """The last whole commit; None where there is none. Raises StateError where its manifest is damaged."""
+        """Return the newest commit; None if there is none. Raises StateError if its manifest is damaged."""
         numbers = self.numbers()
         return self.load(numbers[-1]) if numbers else None
 
     def read_last(self, read: Callable[[Commit], T]) -> T:
-        """What ``read`` gives for the last whole commit. Raises StateError where there is none.
+        """Return ``read`` of the newest commit. Raises StateError if there is none.
 
-        Looking takes no lock: a run that commits here may remove the commit while it is read. Then the next one counts.
+        Reading takes no lock: a run that commits here may remove the commit meanwhile. Then read the newest one again.
         """
         for _ in range(READ_TRIES):
             with contextlib.suppress(CommitGoneError):
@@ -128,7 +128,7 @@ class Folder:
         )
 
     def records(self, commit: Commit, files: Iterable[DataFile]) -> Iterator[Record]:
-        """The records of some files of a commit, one file after the other. Raises StateError."""
+        """Yield the records of some files of a commit, one file after the other. Raises StateError."""
         for file in files:
             try:
                 yield from read_records(self.path / file.name)
@@ -136,11 +136,11 @@ class Folder:
                 raise self._missing(commit.number, self.path / file.name) from None
 
     def manifest(self, number: int) -> Path:
-        """The file that makes a commit."""
+        """Return the path of a commit's manifest."""
         return self.path / f"{number:08}.commit"
 
     def load(self, number: int) -> Commit:
-        """The manifest of a commit, its digest and the chain of its files checked."""
+        """Return a commit, with the digest of its manifest and the chain of its files verified. Raises StateError."""
         path = self.manifest(number)
         try:
             text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
@@ -168,7 +168,7 @@ class Folder:
         return Commit(number, files, found, version)
 
     def checked(self, commit: Commit) -> Commit:
-        """The commit, every file of which is there and has its digest. Raises StateError."""
+        """Return the commit after a check that every file exists and has its digest. Raises StateError."""
         for file in commit.files:
             path, digest = self.path / file.name, DIGESTS[commit.version]()
             try:
@@ -188,7 +188,10 @@ class Folder:
         return commit
 
     def lock(self) -> None:
-        """Keep other writers out until ``unlock`` or the end of the process. Makes the folder where there is none."""
+        """Lock the folder, created if missing, until ``unlock`` or the end of the process.
+
+        Raises UsageError if another writer has locked it, OSError if it cannot be locked.
+        """
         atomic_files.make_folders(self.path)
         file = atomic_files.open_lock(self.path / ".lock")
         try:
@@ -196,7 +199,7 @@ class Folder:
         except BlockingIOError:
             os.close(file)
             raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
-        except OSError as error:  # a file system without locks, or a lock that is no file
+        except OSError as error:  # a file system without locks, or a lock that is not a file
             os.close(file)
             error.filename = str(self.path / ".lock")
             raise
@@ -208,7 +211,10 @@ class Folder:
             self._lock = None
 
     def tidy(self, keep: int, newest: Commit | None = None) -> None:
-        """Keep the last commits and the files they need; what else is ours goes. Nothing, where one is damaged."""
+        """Remove penstock's files, except those of the last ``keep`` commits. Do nothing if one of these is damaged.
+
+        newest : the newest commit, if the caller has just written it
+        """
         try:
             kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
         except StateError:
@@ -216,12 +222,12 @@ class Folder:
         needed = {file.name for commit in kept for file in commit.files}
         needed |= {f"{commit.number:08}.commit" for commit in kept} | {".lock"}
         gone = [name for name in self._names() if _OURS.fullmatch(name) and name not in needed]
-        # Manifests first: one without its files would be a damaged commit, files without theirs are nothing.
+        # Manifests first: a manifest without its files is a damaged commit, files without a manifest are ignored.
         for name in sorted(gone, key=lambda name: (not name.endswith(".commit"), name)):
             atomic_files.remove(self.path / name)
 
     def _must_load(self) -> Commit:
-        """``newest``, or a StateError that says why there is none."""
+        """Return ``newest``. Raises StateError with the reason if there is none."""
         if not self.path.exists():
             raise StateError(f"{self.path}: no such checkpoint")
         if not self.path.is_dir():
@@ -240,7 +246,7 @@ class Folder:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def _missing(self, number: int, path: Path) -> StateError:
-        """Why a file is not there. A writer removes a commit's manifest before its data files (``tidy``)."""
+        """Return the error for a missing file. ``tidy`` removes a commit's manifest before its data files."""
         if self.manifest(number).exists():
             return self._damaged(path, number, "is missing")
         gone = f"commit {number} was removed while it was read"
@@ -256,7 +262,7 @@ class Folder:
         return StateError(f"{path}: {problem}; copy the folder anew from where it is whole{back}")
 
     def _needs(self, number: int, name: str) -> bool:
-        """Whether a commit cannot be read without a file either."""
+        """Return whether another commit needs a file too."""
         try:
             return name.encode() in self.manifest(number).read_bytes()
         except OSError:

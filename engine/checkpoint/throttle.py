@@ -1,8 +1,8 @@
-"""When the thread that hashes and writes may work: right after a step, for a share of the time that the last one took.
+"""The throttle of the thread that hashes and writes: it works right after a step, for a share of the last step's time.
 
-With as many threads in a step as there are cores a third thread makes it late, by a time slice where it is unlucky;
-and whenever it wakes it wants the interpreter, for which the step then waits. Between two steps there is work that only
-one thread can do; what is written then costs the steps little. So nothing else wakes it.
+If a step uses as many threads as there are cores, another thread delays it, by up to a time slice. Whenever that thread
+wakes, it also takes the interpreter's lock, and the step waits for it. Between two steps some work is single-threaded,
+and writing then costs the steps little. So the writing thread is woken only then.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Time that one thread allows another. Nothing is allowed at first; ``hurry`` allows everything.
+    """A throttle: the time that one thread allows another to work, none at first; ``hurry`` removes the limit.
 
-    Each counter is written by one thread alone, so there is no lock that a thread without a core could hold.
+    Each counter is written by one thread only, so no lock is needed, which a descheduled thread could hold.
     """
 
     def __init__(self) -> None:
@@ -23,31 +23,31 @@ class Pace:
         self._turn = threading.Event()
 
     def allow(self, seconds: float) -> None:
-        """So much more may be worked; what was worked in a hurry does not count against it."""
+        """Allow this much more work, in seconds, and end a hurry, whose work does not count."""
         if self._hurried:
             self._hurried, self._allowed_s = False, self._used_s
         self._allowed_s += seconds
         self._turn.set()
 
     def hurry(self) -> None:
-        """Nothing is in the way, or somebody waits: work until there is an allowance again."""
+        """Allow unlimited work until the next ``allow``: no step runs, or a caller waits for the commit."""
         self._hurried = True
         self._turn.set()
 
     def worked(self, seconds: float) -> None:
-        """The other thread's side: so much of it is used up. Waits until there is more."""
+        """Count seconds of work, and wait until more is allowed. Called by the writing thread."""
         self._used_s += seconds
         self.wait_for(lambda: self._hurried or self._used_s < self._allowed_s)
 
     def wait_for(self, there: Callable[[], object]) -> None:
-        """The other thread's side: wait until something is there, which is looked at when there is an allowance."""
+        """Wait until ``there`` returns true, checked at every allowance. Called by the writing thread."""
         while not there():
             self._turn.clear()
-            # What came between the two looks has set it again.
+            # An event between the two checks has set it again.
             if not there():
                 self._turn.wait()
 
     def tell(self) -> None:
-        """There may be something to wait for; where nothing is urgent the next allowance tells it as well."""
+        """Wake the writing thread for new work during a hurry; otherwise the next allowance wakes it."""
         if self._hurried:
             self._turn.set()

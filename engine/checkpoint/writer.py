@@ -1,8 +1,8 @@
-"""One commit on its way to disk, on a thread of its own: records in, a data file and its manifest out.
+"""The writer of one commit, on a dedicated thread: takes records, and writes a data file and its manifest.
 
-Rows are copied into memory that the writer lends (ring.py), which is bounded: whoever wants more waits. The
-thread touches no table and takes no lock but its own. Steps share the cores with it, so it works in small pieces,
-when it is allowed to (pace.py), and has the system write along, so that no long fsync is left for the end.
+The writer lends memory for copied rows from a bounded ring buffer (ring_buffer.py): a caller waits for more. The thread
+accesses no table, and takes only the writer's lock. Steps share the cores with it, so it works in small pieces, when
+the throttle allows it (throttle.py), and starts write-back early, so that no long fsync remains at the end.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from penstock.io.storage import atomic_files
 
 Float32 = npt.NDArray[np.float32]
 
-# What may wait for the disk and the background still copies more; a step copies on, as long as there is room.
+# The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
 BACKGROUND_BYTES = 8 << 20
-# Bytes between two looks at whether to go on: a fraction of a millisecond of digest and write.
+# Bytes between two checks of the throttle: a fraction of a millisecond of digest and write.
 AT_ONCE = 1 << 19
 
 
 class Late(NamedTuple):
-    """A record that is made when its turn has come. lent : its rows lie in the ring"""
+    """A record that is created when it is written. lent : whether its rows lie in the ring buffer"""
 
     record: Callable[[], Record]
     lent: bool = False
 
 
 class CommitWriter:
-    """Writes commit ``draft`` with one more data file, whose records ``put`` brings; ``close`` makes it a commit.
+    """Writes the commit ``draft`` with one more data file. ``put`` adds its records; ``close`` ends them.
 
     draft : its files are those before the new one
-    keep : commits that stay in the folder when this one is there
-    ring : memory for copies of rows that wait for the disk; nothing is lent
+    keep : number of commits to keep in the folder, with this one
+    ring : memory for copies of rows that wait for the disk; nothing is lent at first
 
-    Where writing fails, the next call raises what happened, and the folder is as it was.
+    If writing fails, the next call raises the error, and the folder is unchanged.
     """
 
     part = ""  # of the rows, as ``DataFile.part`` names it
@@ -66,29 +66,29 @@ class CommitWriter:
 
     @property
     def done(self) -> bool:
-        """The commit is on disk, or has failed, which ``result`` says."""
+        """Return whether the commit is durable or has failed: ``result`` returns it or raises the error."""
         return not self._thread.is_alive()
 
     @property
     def has_room(self) -> bool:
-        """Whether the background may copy more."""
+        """Return whether the background may copy more rows."""
         return self._ring.lent_bytes < BACKGROUND_BYTES or self._error is not None
 
     @property
     def most_floats(self) -> int:
-        """What ``room`` may be asked for at a time."""
+        """Return the most floats that ``room`` may be asked for at a time."""
         return self._ring.num_floats // 4
 
     def hurry(self) -> None:
-        """There is no step that the writer could be in the way of."""
+        """Remove the throttle until the next ``allow``: no step runs that the writer could delay."""
         self._pace.hurry()
 
     def allow(self, seconds: float) -> None:
-        """A step has ended, and before the next one so much may be worked."""
+        """Allow this much work, in seconds, before the next step."""
         self._pace.allow(seconds)
 
     def room(self, num_floats: int) -> Float32:
-        """Memory for the rows of the next record that is ``put``; waits until there is some."""
+        """Return float32 memory for the rows of the next record that is ``put``. Waits until there is room."""
         with self._changed:
             while True:
                 self._raise()
@@ -98,20 +98,20 @@ class CommitWriter:
                 self._changed.wait()
 
     def put(self, record: Callable[[], Record], lent: bool = False) -> None:
-        """record : called by the writing thread, where it may wait for what a device is about to give"""
+        """Add a record. record : called by the writing thread; may wait for a copy from a device"""
         with self._changed:
             self._raise()
             self._records.append(Late(record, lent))
         self._pace.tell()
 
     def close(self) -> None:
-        """No more records. The commit is made in the background: ``result`` waits for it."""
+        """End the records. The commit completes in the background: ``result`` waits for it."""
         with self._changed:
             self._records += [Late(lambda: Record("end")), None]
         self._pace.tell()
 
     def result(self) -> Commit:
-        """Wait for the commit."""
+        """Wait for the commit and return it. Raises the error of the writing thread."""
         self._pace.hurry()
         self._thread.join()
         self._raise()
@@ -119,7 +119,7 @@ class CommitWriter:
         return self.commit
 
     def cancel(self) -> None:
-        """Leave no trace, unless the commit is on disk already."""
+        """Cancel the commit and remove its files, unless it is durable already."""
         with self._changed:
             self._cancelled = True
         self._pace.hurry()
@@ -143,7 +143,7 @@ class CommitWriter:
         return commit
 
     def _written(self) -> DataFile:
-        """The data file is on disk."""
+        """Write the data file. It is durable on return."""
         number, files = self._draft.number, self._draft.files
         path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
         digest, num_bytes = DIGESTS[VERSION](), 0
@@ -158,7 +158,7 @@ class CommitWriter:
         return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
-        """The commit is on disk: its manifest is written when all that it names is. last : the new data files"""
+        """Write the manifest, after all files that it lists are durable. last : the new data files"""
         commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
         with atomic_files.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
             file.write(commit.encoded())
@@ -176,7 +176,7 @@ class CommitWriter:
                     self._changed.notify_all()
 
     def _kept(self, record: Record) -> Record:
-        """A record as it is written."""
+        """Return a record in the form that is written."""
         return record
 
     def _next(self) -> Late | None:

@@ -1,4 +1,4 @@
-"""The command line: one file per command. May import every room; nothing imports it."""
+"""The command line, with one module per command. It may import every package; no package imports it."""
 
 from penstock.cli.main import main
 

@@ -1,4 +1,4 @@
-"""``penstock bench``: ours against the libraries that are installed, and against the memory of this machine."""
+"""``penstock bench``: measure penstock against installed libraries and against the memory bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
 
 
 def positive(text: str) -> float:
-    """An argument type: a number above 0 and at most 1000."""
+    """Return the number that ``text`` holds: an argument type for a number above 0 and at most 1000."""
     try:
         number = float(text)
     except ValueError:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def traced(args: argparse.Namespace, out: Output) -> int:
-    """``--trace DIR``."""
+    """Run ``--trace DIR`` and return the exit code."""
     others = [
         flag for flag, value in (("CASE", args.sources), ("--list", args.list), ("--report", args.report)) if value
     ]
@@ -124,7 +124,7 @@ def traced(args: argparse.Namespace, out: Output) -> int:
 
 
 def checked_report(text: str | None) -> Path | None:
-    """A place that can be written to is found out before the measuring, not after it."""
+    """Return the directory of ``--report`` or ``--trace``, created before measuring. Raise OSError if it cannot be."""
     if text is None:
         return None
     path = Path(text)
@@ -145,7 +145,10 @@ def sizes_of(args: argparse.Namespace) -> Any:
 
 
 def threads_of(text: str | None) -> list[int]:
-    """``--threads 1,2`` → the counts, each once. None: all CPUs that this process may use."""
+    """Return the distinct counts of ``--threads 1,2``, sorted; for None, the number of CPUs that this process may use.
+
+    Raise UsageError for a count that is not a number or exceeds the CPUs.
+    """
     from penstock.bench.machine import usable_cpus
 
     cpus = usable_cpus()
@@ -160,7 +163,7 @@ def threads_of(text: str | None) -> list[int]:
     return sorted(set(counts))
 
 
-# ---- what is said
+# ---- output
 
 
 def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
@@ -179,7 +182,7 @@ def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
 
 
 def say_run(out: Output, run: dict[str, Any]) -> None:
-    """A line for ours, one for each peer, one for each that failed."""
+    """Print a line for penstock, one for each peer and one for each failure."""
     title = run["case"] + (f" {count(run['x'])}" if run["x"] is not None else "")
     threads = f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}"
     sides = dict(run["sides"])

@@ -1,6 +1,6 @@
-"""Where JAX keeps compiled programs from one command to the next: a folder of the user's, for this kind of machine.
+"""The directory in which JAX caches compiled programs between commands: per user and per kind of machine.
 
-JAX does the work, and takes a folder that cannot be written or holds rubbish as no cache; here is only said which.
+This module only selects the directory. JAX ignores one that cannot be written or holds damaged entries.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ OFF = ("0", "off", "")
 
 
 def keep_compiled() -> None:
-    """Tell JAX, before it is loaded, through the environment; what the user told it himself stays."""
+    """Configure JAX's cache through the environment, before JAX is loaded; keep the user's own settings."""
     folder = compile_cache()
     if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    # JAX keeps only what took a second to compile; our programs are many and small.
+    # By default JAX caches only programs that took a second to compile; penstock's programs are many and small.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def compile_cache() -> Path | None:
-    """The folder; None where the environment says off, or there is no home to keep it in."""
+    """Return the cache directory; None if the environment turns it off or there is no home directory."""
     said = os.environ.get(SETTING)
     if said is not None:
         return None if said in OFF else Path(said) / machine_kind()
     home = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(home):  # the XDG specification: a relative one is to be ignored
+    if not os.path.isabs(home):  # the XDG specification says to ignore a relative path
         home = os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home, "penstock", machine_kind()) if os.path.isabs(home) else None
 
 
 def machine_kind() -> str:
-    """``x86_64-1a2b3c4d``: machines with other CPU features get another folder, since homes are shared.
+    """Return a name such as ``x86_64-1a2b3c4d`` that differs between CPU features, since home directories are shared.
 
-    JAX's own key does not look at them, and code for AVX-512 ends a process that has none.
+    JAX's cache key ignores CPU features, and code compiled for AVX-512 kills the process on a CPU without it.
     """
     return f"{platform.machine()}-{zlib.crc32(cpu_features().encode()):08x}"
 
 
 def cpu_features() -> str:
-    """What the CPU can do, as Linux says it: ``fpu vme … avx2 …``; "" where it does not."""
+    """Return the CPU's features as Linux reports them, such as ``fpu vme … avx2 …``; "" if it reports none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""``penstock completion SHELL``: a completion script for the shell, which shtab derives from the parser."""
+"""``penstock completion SHELL``: print the shell's completion script, which shtab derives from the parser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     import shtab
 
-    top: Parser = importlib.import_module("penstock.cli.main").parser()  # here, so that --help loads no command
+    top: Parser = importlib.import_module("penstock.cli.main").parser()  # imported here so that --help loads no command
     for command in top.commands.values():
         for action in command._actions:
             metavar = str(action.metavar or "")

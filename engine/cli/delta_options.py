@@ -1,4 +1,4 @@
-"""``--deltas`` and what goes with it: where the rows that change are written, and what is said of them."""
+"""``--deltas`` and its companion flags: where deltas are written, and with which slots and how often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = ("steps", "rows", "seconds")
 
 
 def add_delta_options(command: Parser) -> None:
-    """How deltas are written."""
+    """Add the flags that select where and how deltas are written."""
     deltas = command.add_argument_group("deltas")
     deltas.add_argument(
         "--deltas",
@@ -35,7 +35,7 @@ def add_delta_options(command: Parser) -> None:
 
 
 def deltas_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags as arguments of ``Engine.run``. Raises UsageError where they do not go together."""
+    """Return the flags as arguments of ``Engine.run``. Raise UsageError for flags that exclude each other."""
     if args.deltas is None:
         for flag in ("slots", "per"):
             if getattr(args, f"deltas_{flag}"):
@@ -51,7 +51,7 @@ def deltas_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def file_of_deltas(args: argparse.Namespace) -> Path | None:
-    """The file that ``--deltas`` names, if it is one. Raises UsageError where there is one that must stay."""
+    """Return the file that ``--deltas`` names; None for a stream. Raise UsageError if it exists, without --resume."""
     if args.deltas is None or is_stream(args.deltas):
         return None
     file = Path(args.deltas)

@@ -1,4 +1,4 @@
-"""``penstock demo``: a small log with a known answer, replayed for real, and checked."""
+"""``penstock demo``: write a small log with a known answer, replay it and check the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKERS, STEPS, ROWS = 3, 20, 64
 USERS, ITEMS, DIM = 1000, 200, 4
 USER_RATE, ITEM_RATE, FIRST_ACCUMULATOR = 0.5, 0.1, 0.1
 SHOWN_USER = 7
-WIDEST_ULP = 2.0  # on a CPU the two are equal; an accelerator may round otherwise
+WIDEST_ULP = 2.0  # equal on a CPU; an accelerator may round differently
 
 SCHEMA = pa.schema(
     [
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_config(path: Path) -> None:
-    """Two tables, as a TensorFlow user would write them."""
+    """Write a configuration of two tables, as a TensorFlow user would define them."""
     user = TableConfig(USERS, DIM, name="user", optimizer=SGD(USER_RATE))
     item = TableConfig(
         ITEMS, DIM, name="item", optimizer=Adagrad(ITEM_RATE, initial_accumulator_value=FIRST_ACCUMULATOR)
@@ -101,7 +101,7 @@ def write_config(path: Path) -> None:
 
 
 def write_log(path: Path) -> list[tuple[int, dict[str, tuple[npt.NDArray[np.int64], Float32]]]]:
-    """Write the log; give back its frames as (step, table → (ids, gradients)). The last one is stale."""
+    """Write the log. Return its frames as (step, table → (int64 ids, float32 gradients)); the last frame is stale."""
     rng = np.random.default_rng(20)
     frames = []
     with LogWriter(path, SCHEMA) as log:
@@ -114,7 +114,7 @@ def write_log(path: Path) -> list[tuple[int, dict[str, tuple[npt.NDArray[np.int6
 
 
 def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64], Float32]:
-    """Skewed ids, so that they repeat, and gradients."""
+    """Return ids of shape [ROWS], skewed so that they repeat, and gradients of shape [ROWS, DIM]."""
     ids = np.minimum(rng.zipf(1.3, ROWS) - 1, size - 1)
     return ids, rng.standard_normal((ROWS, DIM), np.float32)
 
@@ -138,7 +138,7 @@ def frame_batch(
 def plain_numpy(
     start: dict[str, dict[str, Float32]], frames: list[tuple[int, dict[str, tuple[npt.NDArray[np.int64], Float32]]]]
 ) -> dict[str, Float32]:
-    """The same job, one row at a time: nothing of the engine is used here."""
+    """Compute the expected tables one row at a time, without the engine."""
     tables = {name: state["parameters"].copy() for name, state in start.items()}
     accumulators = start["item"]["accumulators"].copy()
     for step in range(STEPS):
@@ -163,7 +163,7 @@ def plain_numpy(
 
 
 def compare(path: Path, wanted: Float32, start: Float32) -> bool:
-    """Whether the file's rows equal the loop's, but for the rounding that one step may differ by, per step."""
+    """Return whether the file's rows equal the loop's within WIDEST_ULP of rounding per step."""
     got = np.stack(pa.parquet.read_table(path)["row"].to_numpy())
     scale = np.maximum(np.maximum(np.abs(wanted), np.abs(start)), 1.0)
     return bool((np.abs(got - wanted) <= WIDEST_ULP * STEPS * np.spacing(scale.astype(np.float32))).all())

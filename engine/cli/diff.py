@@ -1,4 +1,4 @@
-"""``penstock diff``: where two checkpoints, or what ``--out`` wrote, differ: the first place and the largest."""
+"""``penstock diff``: report the first and the largest difference between two checkpoints or ``--out`` folders."""
 
 from __future__ import annotations
 
@@ -61,14 +61,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Tables:
-    """What both kinds of folders offer. global_step : None where it is not known"""
+    """The tables of a checkpoint or of an ``--out`` folder.
+
+    parts : a function of a table's name that returns its weights and slots by name, float32 [num_rows, dim]
+    global_step : None if unknown
+    """
 
     def __init__(self, names: set[str], parts: Any, global_step: int | None) -> None:
         self.names, self.parts, self.global_step = names, parts, global_step
 
 
 def open_tables(path: str) -> _Tables:
-    """A checkpoint's last commit, or a folder of Parquet tables."""
+    """Open a checkpoint's last commit, or a folder of Parquet tables."""
     folder = Path(path)
     if not Folder(folder).numbers() and (files := sorted(folder.glob("*.parquet"))):
         return _Tables({unquote(file.stem) for file in files}, lambda name: _parts_of_parquet(folder, name), None)
@@ -88,7 +92,7 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
 
 
 def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32]) -> dict[str, Any]:
-    """Part → what differs; empty where every bit is the same."""
+    """Return part → its differences; empty if every bit is equal."""
     found: dict[str, Any] = {}
     for key in [*a, *(key for key in b if key not in a)]:
         if key not in a or key not in b:
@@ -96,7 +100,7 @@ def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32]) -> dict[str, An
         elif a[key].shape != b[key].shape:
             found[key] = {"shapes": [list(a[key].shape), list(b[key].shape)]}
         else:
-            # Bits, not values: -0.0 and 0.0 differ, a NaN equals itself.
+            # Compare bits, not values: -0.0 and 0.0 differ, and a NaN equals itself.
             different = a[key].view(np.int32) != b[key].view(np.int32)
             if different.any():
                 found[key] = _places(a[key], b[key], different)
@@ -118,7 +122,7 @@ def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_]) -> dict[st
 
 
 def _place(a: Float32, b: Float32, row: int, column: int) -> dict[str, Any]:
-    # As text: JSON knows no NaN, and this is how a float32 is read back exactly.
+    # Values are text, because JSON has no NaN; str() of a float32 round-trips exactly.
     return {"id": row, "column": column, "a": str(a[row, column]), "b": str(b[row, column])}
 
 

@@ -1,4 +1,4 @@
-"""``replay --distributed``: one of several processes that replay together. Only process 0 prints and writes tables."""
+"""``replay --distributed``: run one of several processes of a job. Only process 0 prints and writes tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.engine import Engine
 from penstock.errors import UsageError
 
 MAX_PROCESSES = 1024
-# What a job's own flags are called, for whoever starts its processes (supervise).
+# The flags that supervise adds when it starts the processes of a job.
 FLAGS = ("--distributed", "--coordinator", "--process-id", "--processes")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Every process of a job gets the same command line, but for its number."""
+    """Add the flags of a job. Its processes have the same command line, except for ``--process-id``."""
     several = command.add_argument_group("several processes, each of which is given the same command")
     several.add_argument(
         "--distributed",
@@ -38,7 +38,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def joined(args: argparse.Namespace) -> Iterator[None]:
-    """Around a command: this process is part of its job. Sets ``args.peers``: the job, or None where there is none."""
+    """Join this process to its job for the duration of a command. Set ``args.peers``, to None without a job."""
     args.peers = None
     check_flags(args)
     if not args.distributed:
@@ -49,16 +49,16 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     from penstock.distributed.peers import Peers
 
     with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers:
-        # A signal ends the whole job after the same frame everywhere; a second one this process, at once.
+        # The first signal ends all processes of the job after the same frame; a second ends this process immediately.
         interrupts.leave_to_caller(at_once=True)
         args.looks_closer = bool(args.ui or args.report)
-        if not is_first(args):  # what is shown of a job is shown by process 0
+        if not is_first(args):  # only process 0 serves pages, metrics and reports
             args.ui = args.report = args.metrics = args.metrics_file = None
         yield
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raise UsageError where the flags do not go together."""
+    """Raise UsageError if the flags exclude or lack each other, or a value is invalid."""
     given = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in FLAGS[1:]}
     missing = [flag for flag, value in given.items() if value is None]
     if not args.distributed:
@@ -78,12 +78,12 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def is_first(args: argparse.Namespace) -> bool:
-    """Whether this process is the one that speaks and writes what is one file."""
+    """Return whether this process prints and writes the files that a job has only once."""
     return args.peers is None or args.peers.rank == 0
 
 
 def own_sources(args: argparse.Namespace) -> Sequence[str]:
-    """The sources that this process reads."""
+    """Return the sources that this process reads."""
     sources: Sequence[str] = args.sources
     return sources if args.peers is None else sources[args.peers.rank :: args.peers.count]
 
@@ -93,7 +93,7 @@ def output_of(args: argparse.Namespace) -> Output:
 
 
 def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> Engine:
-    """This process's engine, from the last commit or anew."""
+    """Return this process's engine, restored from the last commit or new."""
     from penstock.distributed.member import Member
 
     gate = {"num_required": args.num_required, "reduction": args.reduction}
@@ -109,12 +109,12 @@ def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> E
 
 
 def newest_commit(folder: Path) -> int:
-    """The number of the last commit there; 0 where there is none."""
+    """Return the number of the last commit in ``folder``, 0 if there is none."""
     return max(Folder(folder).numbers(), default=0)
 
 
 class _Silent(Output):
-    """Process 0 says it all."""
+    """The output of the other processes: process 0 prints for all of them."""
 
     def say(self, text: str = "") -> None:
         pass

@@ -1,4 +1,4 @@
-"""``penstock doctor``: what this machine and this installation give penstock, and what will be slow here and why."""
+"""``penstock doctor``: report what this machine and installation offer, what will be slow here, and why."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    found : in words; advice : what will be slow or lost because of it, and what to do; "" where all is well
-    broken : penstock cannot work like this
+    found : what the check found, as text
+    advice : the consequence for speed or durability, and what to do; "" if there is nothing to do
+    broken : penstock cannot run
     """
 
     name: str
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(place: Path) -> Iterator[Finding]:
-    """Everything that is looked at, in the order in which it is told. place : of checkpoints"""
+    """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
     yield versions()
     yield optional()
     yield devices()
@@ -91,19 +92,19 @@ def versions() -> Finding:
 
 
 def optional() -> Finding:
-    """Libraries that some commands want."""
+    """List the libraries that only some commands need."""
     found, missing = [], []
     for name, extra in OPTIONAL.items():
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            missing.append(f"{name} (pip install 'penstock[{extra}]')")
+            missing.append(f"{name} (pip install -e '.[{extra}]')")
     absent = f"; not installed: {', '.join(missing)}" if missing else ""
     return Finding("optional", (", ".join(found) or "none") + absent)
 
 
 def devices() -> Finding:
-    """What JAX finds, and whose program the optimizer's step is there."""
+    """Report JAX's devices, and whether penstock's kernels or XLA's programs apply the optimizer's step there."""
     try:
         mesh = make_devices(None)
     except PenstockError as error:
@@ -121,14 +122,14 @@ def devices() -> Finding:
 
 
 def instruction_sets() -> list[str]:
-    """What the kernels were compiled for and this CPU can, the best first."""
+    """Return the instruction sets that the kernels were compiled for and this CPU supports, best first."""
     from penstock.pyx.update import targets
 
     return targets()
 
 
 def kernels(able: list[str]) -> Finding:
-    """The results are the same with each; the time is not."""
+    """Report the instruction set in use. Results do not depend on it; speed does."""
     plain = len(able) == 1 and platform.machine() in ("x86_64", "AMD64")
     advice = "this CPU, or the virtual machine's model of it, has no AVX2: sums and updates are slower" if plain else ""
     return Finding("kernels", f"{able[0]} (of {', '.join(able)})", advice)
@@ -140,14 +141,14 @@ def threads(usable: int) -> Finding:
 
 
 def memory() -> Finding:
-    """Tables on a CPU live here."""
+    """Report the host's memory, which holds tables on a CPU."""
     page = os.sysconf("SC_PAGE_SIZE")
     has, free = (page * os.sysconf(name) / 1e9 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     return Finding("memory", f"{has:.1f} GB, {free:.1f} GB of it unused")
 
 
 def huge_pages(setting: str) -> Finding:
-    """setting : ``always [madvise] never``"""
+    """Report the setting of transparent huge pages. setting : text such as ``always [madvise] never``"""
     chosen = setting.partition("[")[2].partition("]")[0]
     if chosen in ("always", "madvise"):
         return Finding("huge pages", chosen)
@@ -158,7 +159,7 @@ def huge_pages(setting: str) -> Finding:
 
 
 def cache(folder: Path | None) -> Finding:
-    """JAX's compiled programs, kept between commands."""
+    """Report the cache of JAX's compiled programs."""
     outside = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if outside and Path(outside) != folder:
         return Finding("compile cache", f"{outside} (JAX_COMPILATION_CACHE_DIR)")
@@ -176,7 +177,7 @@ def cache(folder: Path | None) -> Finding:
 
 
 def file_system(place: Path, mounts: str) -> Finding:
-    """Where a checkpoint would lie. mounts : /proc/self/mounts"""
+    """Report the file system of a checkpoint in ``place``. mounts : the text of /proc/self/mounts"""
     there = nearest(place)
     kind, free = mount_of(there.resolve(), mounts), shutil.disk_usage(there).free / 1e9
     advice = ""
@@ -192,16 +193,16 @@ def file_system(place: Path, mounts: str) -> Finding:
 
 
 def nearest(path: Path) -> Path:
-    """The path, or the closest folder above it that exists."""
+    """Return the path if it exists, else its nearest existing ancestor."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.exists())
 
 
 def mount_of(path: Path, mounts: str) -> str:
-    """The kind of the file system that a path lies on; "" where nothing says."""
+    """Return the type of the file system of a path; "" if unknown."""
     kinds = {}
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) > 2:
-            kinds[Path(fields[1].replace("\\040", " "))] = fields[2]  # of several on one place the last counts
+            kinds[Path(fields[1].replace("\\040", " "))] = fields[2]  # the last mount on a directory hides earlier ones
     return next((kinds[p] for p in (path, *path.parents) if p in kinds), "")

@@ -1,4 +1,4 @@
-"""Flags of the commands that make an engine and work with it, replay and serve: each said once."""
+"""Flags shared by the commands that run an engine, replay and serve; some also by validate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, share, whole
 
 
 def add_table_options(command: Parser) -> None:
-    """How the tables start, and where they go."""
+    """Add the flags for the initial tables and for the folder that they are written to."""
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
     command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
     command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
 
 
 def add_gate_options(command: Parser) -> Any:
-    """The group, for what one command alone has."""
+    """Add the gate's flags. Return their group, to which a command may add more."""
     gate = command.add_argument_group("the gate")
     gate.add_argument(
         "--num-required",
@@ -40,7 +40,7 @@ def add_gate_options(command: Parser) -> Any:
 
 
 def add_replay_gate_options(command: Parser) -> None:
-    """Of the commands that read sources to their end: the order of frames, where to stop, what may be dropped."""
+    """Add the flags of commands that read sources to their end: frame order, limit, bad rows and stale frames."""
     gate = add_gate_options(command)
     gate.add_argument(
         "--merge",
@@ -65,7 +65,7 @@ def add_replay_gate_options(command: Parser) -> None:
 
 
 def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
-    """The group. otherwise : when a commit is made without ``--every``"""
+    """Add the checkpoint flags and return their group. otherwise : when a commit happens without ``--every``"""
     saving = command.add_argument_group(title)
     saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
     saving.add_argument("--every", type=whole(1), metavar="N", help=f"after every N steps (default: {otherwise})")
@@ -76,7 +76,7 @@ def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
 
 
 def add_machine_options(command: Parser) -> Any:
-    """The group."""
+    """Add the flags for devices and threads, and return their group."""
     machine = command.add_argument_group("machine")
     machine.add_argument(
         "--devices",

@@ -1,4 +1,4 @@
-"""``penstock export``: the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint."""
+"""``penstock export``: write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _blocks(parts: dict[str, Float32]) -> Iterator[tuple[Float32, ...]]:
 
 
 def _write_whole(saved: SavedTables, path: Path, save: Any) -> Path:
-    """One file of tensors named ``table/parameters`` and ``table/slot``; all tables in memory."""
+    """Write one file of tensors named ``table/parameters`` and ``table/slot``. All tables are in memory at once."""
     tensors = {f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()}
     atomic_files.make_folders(path.absolute().parent)
     with atomic_files.appearing(path) as file:
@@ -83,6 +83,6 @@ def _safetensors() -> Any:
         from safetensors.numpy import save
     except ImportError:
         raise UsageError(
-            "--format safetensors needs the package safetensors: pip install 'penstock[safetensors]'"
+            "--format safetensors needs the package safetensors: pip install -e '.[safetensors]'"
         ) from None
     return save

@@ -1,4 +1,4 @@
-"""``--report DIR``: one HTML page that needs nothing else, and the numbers behind it as JSON."""
+"""``--report DIR``: a self-contained HTML page, and its numbers as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ CURVE_POINTS, FLOW_POINTS = 200, 80
 
 
 def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
-    """index.html and report.json in ``folder``. sections : heading, note, content (HTML; without any it is left out)"""
+    """Write index.html and report.json to ``folder``, and return the path of the former. Raise OSError.
+
+    sections : heading, note, content (HTML); a section without content is omitted
+    """
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
         f"<h1>{html.escape(title)}</h1>",
@@ -62,7 +65,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def run_sections(
     report: Report, moments: Sequence[Moment], hot: Hot, stages: Mapping[str, float], updated: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """What a run did: heading, note, content."""
+    """Yield the sections about a run: heading, note, content."""
     yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
     yield (
         "Where the time went",
@@ -106,7 +109,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _processes(report: Report) -> str:
-    """Nothing where there are none."""
+    """Return the table of a job's processes; "" without a job."""
     if not report.processes:
         return ""
     head = ("process", "rows read", "dropped", "its own", "updates", "held MB", "sent MB", *STAGES.values())
@@ -123,7 +126,7 @@ def _processes(report: Report) -> str:
 
 
 def _tables(report: Report, updated: Mapping[str, int]) -> str:
-    """A row for each table; of many for the ten with the most rows, and how many more there are."""
+    """Return one row per table; if there are more than MOST_LISTED, those with the most rows and the number omitted."""
     names = list(report.tables)
     more = len(names) - MOST_LISTED
     if more > 0:
@@ -159,7 +162,7 @@ def drops_of(moments: Sequence[Moment]) -> dict[str, Points]:
 
 
 def sampled_ranks(hot: Hot) -> dict[str, Points]:
-    """Table → (rank, share), of what was seen at least twice: ids seen once say how large the sample was."""
+    """Return table → (rank, share) of ids sampled at least twice; those sampled once only reflect the sample's size."""
     by_table: dict[str, list[int]] = {}
     for (name, _), number in hot.counts.items():
         by_table.setdefault(name, []).append(number)
@@ -180,7 +183,7 @@ def _ratio(rows: int, updates: int) -> str:
 
 
 def frequencies(times: npt.NDArray[np.int64]) -> Points:
-    """How often ids come → (rank, share of all rows), thinned to what a logarithmic axis shows."""
+    """Return (rank, share of all rows) for the number of rows per id, thinned for a logarithmic axis."""
     descending = np.sort(times)[::-1]
     ranks = spread(len(descending))
     total = max(1, int(descending.sum()))
@@ -188,7 +191,7 @@ def frequencies(times: npt.NDArray[np.int64]) -> Points:
 
 
 def covered(times: npt.NDArray[np.int64]) -> Points:
-    """How often ids come → (the hottest so many percent of ids, percent of all rows that they make)."""
+    """Return (percent of ids, hottest first; percent of all rows with these ids) for the number of rows per id."""
     sums = np.cumsum(np.sort(times)[::-1])
     if not len(sums):
         return []
@@ -196,5 +199,5 @@ def covered(times: npt.NDArray[np.int64]) -> Points:
 
 
 def spread(most: int) -> list[int]:
-    """Ranks from 1 to ``most``, evenly on a logarithmic axis."""
+    """Return ranks from 1 to ``most``, evenly spaced on a logarithmic axis."""
     return np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64)).tolist() if most else []

@@ -1,4 +1,4 @@
-"""The HTTP server of a running command, for its metrics and its live page. Read only, by the standard library."""
+"""The read-only HTTP server of a running command, for its metrics and its live page, on the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import StateError, UsageError
 
-# What the answers are made by: path → (content type, body). A StateError from there is answer 503.
+# path → (content type, function that returns the body). A StateError from the function is answered with status 503.
 Routes = Mapping[str, tuple[str, Callable[[], str]]]
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,12 +20,15 @@ HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 PLAIN = "text/plain; charset=utf-8"
 
-# The page brings everything with it, and may ask nobody but us.
+# The page is self-contained and may connect only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 
 
 def address_of(text: str, flag: str) -> tuple[str, int]:
-    """``127.0.0.1:9090``, ``:0`` (any free port of this machine alone), ``[::1]:80``. Raises UsageError."""
+    """Return (host, port) of ``127.0.0.1:9090``, ``:0`` (any free port, loopback only) or ``[::1]:80``.
+
+    Raise UsageError for another form.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{flag} {text}: expected HOST:PORT, such as 127.0.0.1:9090; port 0 is any free one")
@@ -33,9 +36,11 @@ def address_of(text: str, flag: str) -> tuple[str, int]:
 
 
 class Server:
-    """Answers GET and HEAD in threads of its own until it is closed. Raises OSError where the address cannot be had.
+    """A server that answers GET and HEAD in background threads until it is closed.
 
-    url : where it is
+    The constructor raises OSError if it cannot listen on the address.
+
+    url : the server's URL, with the actual port
     """
 
     def __init__(self, address: tuple[str, int], routes: Routes) -> None:
@@ -56,7 +61,7 @@ class Server:
 
 class _Server4(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A traceback for what is our fault; none for a browser that left in the middle of an answer."""
+        """Print a traceback, except when the client disconnected during the response."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -68,7 +73,7 @@ class _Server6(_Server4):
 def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "penstock", ""
-        timeout = 10  # seconds that a client may take for its request
+        timeout = 10  # seconds, for a client's request
 
         def do_GET(self) -> None:
             kind, make = routes.get(self.path.partition("?")[0], ("", str))
@@ -96,7 +101,7 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             self.do_GET()
 
         def log_message(self, *args: Any) -> None:
-            """Nothing: stderr is the command's."""
+            """Log nothing, since stderr belongs to the command."""
 
     return Handler
 

@@ -1,4 +1,4 @@
-"""How the ids of a stream are used: counts by id, and how many new ones keep coming. For ``inspect --report``."""
+"""Statistics of a stream's ids for ``inspect --report``: rows per id, and the growth of the number of distinct ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_POINTS = 400
 
 
 class IdUses:
-    """One table's ids. Takes 8 bytes per distinct id beside the table that finds them.
+    """Statistics of one table's ids. They take 8 bytes per distinct id in addition to the id table.
 
     growth : (rows, distinct ids among them), thinned
     """
@@ -28,7 +28,7 @@ class IdUses:
 
     @property
     def times(self) -> npt.NDArray[np.int64]:
-        """How often each id came."""
+        """The number of rows of each distinct id, int64."""
         return self._times[: len(self._ids)]
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
@@ -48,7 +48,7 @@ Uses = dict[str, IdUses]
 
 
 def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
-    """What a page says of them: heading, note, content."""
+    """Yield the sections of the page: heading, note, content."""
     names = sorted(uses, key=lambda name: -int(uses[name].times.sum()))
     shown = {name: uses[name] for name in names[:MAX_LEGEND]}
 

@@ -1,4 +1,4 @@
-"""``penstock inspect``: what a configuration, a stream, a log, a table or a checkpoint holds."""
+"""``penstock inspect``: report the contents of a configuration, a stream, a log, a table or a checkpoint."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_is_stream(args: argparse.Namespace, kind: str) -> None:
-    """Raise UsageError where a page is asked for of what has none."""
+    """Raise UsageError for ``--report`` with anything but a gradient stream."""
     if args.report is not None:
         raise UsageError(f"--report: pages are of gradient streams, and {args.path} is no stream but a {kind}")
 
 
 def is_other_file(path: str) -> bool:
-    """A file of this machine that begins as no container of batches does."""
+    """Return whether ``path`` is a local file that does not begin like Arrow or Parquet. Raise InputError."""
     try:
         return Path(path).is_file() and os.path.getsize(path) > 0 and not looks_like_arrow(path)
     except OSError as error:
@@ -97,7 +97,7 @@ def is_other_file(path: str) -> bool:
 
 
 def inspect_checkpoint(path: str, out: Output) -> int:
-    """Its last commit, every digest checked."""
+    """Report the last commit of a checkpoint, after verifying every digest. Return the exit code."""
     folder = Folder(path)
     commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
@@ -107,7 +107,7 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     out.say(
         f"  step {count(contents['global_step'])}, {count(pending)} of {contents['num_required']} frames in the gate"
     )
-    bases = sum(file.parent is None for file in commit.files)  # one of every process that committed
+    bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
     texts = []
     for table in contents["tables"]:
@@ -141,7 +141,7 @@ def inspect_config(path: str, out: Output) -> int:
 
 @dataclass
 class _TableCounts:
-    """What is counted of one table's rows."""
+    """Counts of one table's rows."""
 
     rows: int = 0
     nulls: int = 0  # rows whose id is null
@@ -152,7 +152,12 @@ class _TableCounts:
     frame: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     def add(self, ids: npt.NDArray[np.int64], raw: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None) -> None:
-        """Some rows of one frame. raw : the ids before they were narrowed, which may be uint64"""
+        """Add rows of one frame.
+
+        ids : int64
+        raw : the same ids before narrowing, possibly uint64
+        null : true for rows whose id is null; None if there are none
+        """
         self.rows += len(ids)
         if null is not None and null.any():
             self.nulls += int(null.sum())
@@ -192,12 +197,12 @@ class _TableCounts:
 
 
 def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None) -> dict[str, Any]:
-    """One schema's worth of batches: counts where it is a row stream, else its schema. uses : filled where given"""
+    """Report the batches of one schema: counts for a row stream, else the schema. uses : id statistics to add to"""
     out.say(f"{part.name}: {part.container}")
     found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
     try:
         found["schema"] = {f.name: str(f.type) for f in part.schema}
-    except UnicodeDecodeError as error:  # Arrow looks at names only when they are asked for
+    except UnicodeDecodeError as error:  # Arrow decodes names lazily
         raise InputError(f"corrupt Arrow schema: {error}", source=part.name) from error
     for f in part.schema:
         out.say(f"  {f.name}: {f.type}{'' if f.nullable else ' not null'}")
@@ -222,7 +227,7 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
 
 
 def other_kind(schema: pa.Schema) -> str | None:
-    """ "table", "deltas", or None: of the files that penstock writes and does not read as gradients."""
+    """Return "table" or "deltas" for the schema of such a file that penstock writes, None for another schema."""
     names = set(schema.names)
     if not {"id", "row"} <= names or not is_list(schema.field("row").type):
         return None

@@ -1,4 +1,4 @@
-"""``penstock COMMAND``: finds the command, runs it, and turns what went wrong into one line and an exit code."""
+"""``penstock COMMAND``: the entry point, which runs a command and converts errors to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.cli.options import Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError, short
 
-# One module per command, named for it, with add(subparsers) and run(args) -> exit code. What each says of itself
-# stands here once more (a test compares), so that ``penstock --help`` loads none of them, nor what they need.
+# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are repeated
+# here (a test compares them), so that ``penstock --help`` loads neither the modules nor their dependencies.
 COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
@@ -69,7 +69,7 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code. argv : None where this process is the command and nothing else."""
+    """Run one command and return the exit code. argv : None if the process exists only for this command"""
     interrupts.install(own_process=argv is None)
     if argv is not None:
         try:
@@ -87,18 +87,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Ending:
-    """How the process ends. at_once : without waiting for its threads"""
+    """The way in which the process exits. at_once : without waiting for its threads"""
 
     def __init__(self) -> None:
         self.at_once = False
 
     def leave_at_once(self) -> None:
-        """When the command is done, wait for nobody: gRPC would wait for callers who do not leave, for ever."""
+        """Request an exit that waits for no thread: gRPC would wait forever for callers that stay connected."""
         self.at_once = True
 
 
 def answer(words: list[str], ending: Ending) -> int:
-    """Run one command, and say what went wrong."""
+    """Run one command, report its error if it fails, and return the exit code."""
     as_json = "--json" in words
     try:
         return run(words, ending)
@@ -106,7 +106,7 @@ def answer(words: list[str], ending: Ending) -> int:
         return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
-            return RESOURCE  # whoever read our output has gone, and hears nothing any more
+            return RESOURCE  # the reader of stdout has closed it, so there is nothing to print to
         code = exit_code(error)
         if os.environ.get("PENSTOCK_TRACEBACK"):
             traceback.print_exc()
@@ -116,7 +116,7 @@ def answer(words: list[str], ending: Ending) -> int:
 
 
 def run(words: list[str], ending: Ending) -> int:
-    """The command itself; errors come out as exceptions."""
+    """Run the command and return its exit code. Errors propagate as exceptions."""
     try:
         args = parse(parser(words), words)
     except SystemExit as done:  # --help and --version
@@ -130,16 +130,16 @@ def run(words: list[str], ending: Ending) -> int:
 
 
 def fail(message: str, code: int, as_json: bool) -> int:
-    """Say what went wrong: one line on stderr, with ``--json`` also the one object on stdout."""
+    """Print the error as one line to stderr, with ``--json`` also as an object to stdout. Return ``code``."""
     say_error(message)
     if as_json:
-        with contextlib.suppress(OSError):  # stdout may be what went wrong
+        with contextlib.suppress(OSError):  # writing to stdout may be what failed
             print(json.dumps({"error": " ".join(message.split()), "exit_code": code}), flush=True)
     return code
 
 
 def exit_code(error: Exception) -> int:
-    """The code of an error; one that is nobody's fault but ours is raised again, with its traceback."""
+    """Return the exit code of an error. Raise the error again, for its traceback, if it is a bug in penstock."""
     if _out_of_device_memory(error):
         return RESOURCE
     for kind, code in EXIT_CODES:
@@ -149,10 +149,10 @@ def exit_code(error: Exception) -> int:
 
 
 def explain(error: Exception) -> str:
-    """The error in one line."""
+    """Return the error as a one-line message."""
     if isinstance(error, PenstockError):
         return str(error)
-    if isinstance(error, UnicodeEncodeError):  # Arrow takes no other names
+    if isinstance(error, UnicodeEncodeError):  # Arrow accepts only UTF-8 names
         return f"'{os.fsencode(error.object).decode('utf-8', 'backslashreplace')}' is not UTF-8; use a name that is"
     if isinstance(error, OSError):
         return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
@@ -166,7 +166,7 @@ def _out_of_device_memory(error: Exception) -> bool:
 
 
 def parser(words: Sequence[str] | None = None) -> Parser:
-    """The command line. words : that it is to read: only the commands that occur in them are loaded; None: all"""
+    """Return the command-line parser. words : the arguments; only commands among them are loaded; None loads all"""
     top = Parser(
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

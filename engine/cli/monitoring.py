@@ -1,4 +1,4 @@
-"""``--metrics``, ``--metrics-file``, ``--ui``, ``--report``: what a command shows of its engine at work, and after."""
+"""``--metrics``, ``--metrics-file``, ``--ui`` and ``--report``: the monitoring of a command's engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
 
 
 def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) -> None:
-    """ends : the work has an end, of which a page can be written"""
+    """Add the monitoring flags. ends : whether the work has an end, at which ``--report`` can write a page"""
     group = command.add_argument_group("watching")
     group.add_argument(
         "--ui",
@@ -51,7 +51,7 @@ def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) ->
 
 
 class Watching:
-    """Around the work of one engine: shows it as the flags ask, and costs nothing where they ask for nothing."""
+    """A context that monitors the work of one engine as the flags request; without flags it costs nothing."""
 
     def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
         self._engine = engine
@@ -61,12 +61,12 @@ class Watching:
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
-        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has only the latter
+        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
         self.title = " ".join(map(str, ["penstock", args.command, *words]))
         self._report: Path | None = args.report
         self._metrics: Metrics | None = None
         if self._addresses or self._path or self._report:
-            from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not do at once
+            from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
             self._metrics = Metrics(engine)
         if args.report or args.ui:
@@ -83,10 +83,10 @@ class Watching:
         for flag, address in self._addresses.items():
             server = Server(address, metrics | (page if flag == "ui" else {}))
             self.servers.append(server)
-            # On stderr, at once: who started us reads the port from it.
+            # Flushed to stderr, where the parent process reads the port.
             print(f"{flag:9} {server.url}{'/' if flag == 'ui' else '/metrics'}", file=sys.stderr, flush=True)
         if self._path is not None:
-            self._write()  # that it cannot be written is said before the work
+            self._write()  # a file that cannot be written raises before the work starts
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class Watching:
             self._write()
 
     def beside(self, progress: Progress) -> Progress:
-        """A progress that also writes a line of metrics where it is time for one."""
+        """Return a progress callback that calls ``progress`` and then ``tick``."""
         if self._path is None:
             return progress
 
@@ -107,17 +107,17 @@ class Watching:
         return both
 
     def tick(self) -> None:
-        """Write a line of metrics where it is time for one."""
+        """Write a line of metrics if the last one is at least LINE_EVERY_S seconds old."""
         if self._path is not None and time.monotonic() - self._written_s >= LINE_EVERY_S:
             self._write()
 
     def health(self) -> str:
-        """One line while steps can be made. Raises StateError where none can. Waits for nothing."""
+        """Return one line if the engine is healthy, without blocking. Raise StateError after a failed step."""
         self._engine.core.check_whole()
         return f"ok, step {self._engine.global_step}\n"
 
     def live(self) -> dict[str, Any]:
-        """What the page draws, of one moment."""
+        """Return a consistent snapshot of the values that the live page shows."""
         assert self._metrics is not None
         engine = self._engine
         with engine.gate.still():
@@ -141,7 +141,7 @@ class Watching:
         }
 
     def report(self, report: Report) -> list[Path]:
-        """Write the page that was asked for. Returns what was written."""
+        """Write the page that ``--report`` requests. Return the paths written."""
         watch = self._engine.watch
         if self._report is None or watch.probe is None:
             return []

@@ -1,4 +1,4 @@
-"""Options that several commands share, and a parser whose complaints are one line."""
+"""Options that several commands share, and a parser with one-line errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_DEVICES = MAX_THREADS = 1024
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but flags are spelled out, and a usage error is a UsageError."""
+    """An ArgumentParser that accepts no abbreviated flags and raises UsageError."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **(kwargs | {"allow_abbrev": False}))
@@ -26,12 +26,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({self.prog} --help)")
 
     def flags(self) -> list[str]:
-        """Every flag that this parser knows."""
+        """Return every flag of this parser."""
         return [flag for action in self._actions for flag in action.option_strings]
 
 
 def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """argparse's answer, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    """Parse ``words``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
     first = next((word for word in words if not word.startswith("-")), None)
     before = words[: words.index(first)] if first is not None else words
     for word in before:
@@ -55,7 +55,7 @@ def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
 
 
 def _near(flag: str, known: list[str]) -> str:
-    """The flag that may have been meant."""
+    """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
     begin = [k for k in known if k.startswith(flag) and flag.strip("-")]
     near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in known])]
     return f"; did you mean {near[0]}?" if near else ""
@@ -67,7 +67,7 @@ def _near_word(word: str, known: Iterable[str]) -> str:
 
 
 def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: str, example: str) -> Parser:
-    """A command's parser, with ``--json`` and an example under ``--help``."""
+    """Add and return a command's parser, with ``--json`` and an example under ``--help``."""
     command: Parser = commands.add_parser(
         name,
         help=summary,
@@ -81,7 +81,7 @@ def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: st
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
-    """An argument type: an integer from ``least`` to ``most``."""
+    """Return an argument type for an integer from ``least`` to ``most``."""
 
     def parse_whole(text: str) -> int:
         try:
@@ -98,7 +98,7 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
 
 
 def share(text: str) -> float:
-    """An argument type: a number from 0 to 1."""
+    """Return the number that ``text`` holds: an argument type for a number from 0 to 1."""
     try:
         number = float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def share(text: str) -> float:
 
 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
-    """How sources are to be read."""
+    """Add the flags for reading sources."""
     reading = command.add_argument_group("reading")
     add_row_options(reading)
     reading.add_argument(
@@ -122,7 +122,7 @@ def add_reading_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_row_options(to: Any) -> None:
-    """What rows do not say of themselves, whatever they come from."""
+    """Add the flags for properties that rows do not carry: table, column names, gradient dtype."""
     to.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
     add_column_option(to)
     to.add_argument(
@@ -133,7 +133,7 @@ def add_row_options(to: Any) -> None:
 
 
 def add_column_option(to: Any) -> None:
-    """``--column``."""
+    """Add ``--column``."""
     to.add_argument(
         "--column",
         action="append",
@@ -144,19 +144,19 @@ def add_column_option(to: Any) -> None:
 
 
 def add_end_option(to: Any) -> None:
-    """``--allow-missing-end``."""
+    """Add ``--allow-missing-end``."""
     to.add_argument("--allow-missing-end", action="store_true", help="accept streams without an end marker")
 
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """``--column ROLE=NAME`` as a mapping."""
+    """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid or repeated one."""
     from penstock.io.decoding.schema import check_columns
 
     columns: dict[str, str] = {}
     for text in args.column:
         role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")
         check_columns({role: name})
-        name.encode()  # UnicodeEncodeError here, where it is the user's word and not the stream that is at fault
+        name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
         if role in columns:
             raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
         columns[role] = name
@@ -164,7 +164,7 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
 
 
 def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
-    """``--learning-rate TAG=VALUE`` as a mapping."""
+    """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
     rates: dict[int, float] = {}
     for text in args.learning_rate:
         left, right = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05")
@@ -179,7 +179,7 @@ def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
 
 
 def check_sources(sources: Sequence[str]) -> None:
-    """Raise UsageError where standard input is named twice: it can be read once."""
+    """Raise UsageError if standard input is listed twice, since it can be read only once."""
     if sources.count("-") > 1:
         raise UsageError("- (standard input) can be given only once")
 
@@ -192,9 +192,9 @@ def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
 
 
 def make_devices(wanted: int | None) -> Any:
-    """A mesh of the first ``wanted`` devices; on a CPU that many host devices are made (default 1).
+    """Return a mesh of the first ``wanted`` devices. On a CPU, create that many host devices (default 1).
 
-    Loads jax. Raises UsageError where an accelerator has fewer, or jax finds no device that it may use.
+    Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use.
     """
     import jax
     import numpy as np
@@ -217,13 +217,13 @@ def make_devices(wanted: int | None) -> Any:
 
 
 def set_cpu_devices(wanted: int | None) -> None:
-    """On a CPU that many host devices are made, or one; before anybody asks jax for its devices."""
+    """Make jax create ``wanted`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
     import jax
 
-    # A device count that the environment forces has been decided by the user; jax refuses to hear two.
+    # A device count in the environment is the user's decision, and jax refuses two settings.
     forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
-    settings: Any = jax.config  # its fields are made at run time
+    settings: Any = jax.config  # its fields are created at run time
     if not forced and settings.jax_num_cpu_devices < (wanted or 1):
-        # Refused where jax is running already (a program called main): make_devices counts what it has.
+        # jax refuses this once it is initialized (a program called main); make_devices then counts its devices.
         with contextlib.suppress(RuntimeError):
             settings.update("jax_num_cpu_devices", wanted or 1)

@@ -1,4 +1,4 @@
-"""What the commands print: people's text, one JSON object, progress on a terminal, one-line errors."""
+"""The output of commands: text, one JSON object, progress on a terminal, one-line errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import MOST_LISTED
 from penstock.io.storage.pipes import reader_of
 
-if TYPE_CHECKING:  # what only shows progress must not load NumPy for ``penstock --help``
+if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
     from penstock.pipeline import FrameGate
     from penstock.stats import Counters, Report
 
 _REDRAWS_PER_S = 5.0
-_LINES_PER_S = 0.2  # where a line cannot be redrawn
+_LINES_PER_S = 0.2  # on a terminal that cannot redraw a line
 
-# What to do about an error of the system, by its name in errno.
+# Advice for operating system errors, by their name in errno.
 _ADVICE = {
     "ENOENT": "give a folder that exists",
     "EEXIST": "give another name",
@@ -42,9 +42,9 @@ _ADVICE = {
 
 
 class Output:
-    """Text for people goes to stdout, with ``--json`` to stderr; stdout then gets one JSON object.
+    """The output of one command: text to stdout; with ``--json``, text to stderr and one JSON object to stdout.
 
-    aside : stdout belongs to something else; text goes to stderr
+    aside : stdout carries something else, so text goes to stderr
     """
 
     def __init__(self, as_json: bool, aside: bool = False) -> None:
@@ -54,13 +54,13 @@ class Output:
         print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
 
     def say_tables(self, prefix: str, texts: Sequence[str]) -> None:
-        """A line for each of the first ten, and one for how many more there are."""
+        """Print the first MOST_LISTED texts, one per line, then the number of those omitted."""
         for text in texts[:MOST_LISTED]:
             self.say(prefix + text)
         self.say_more(prefix, len(texts))
 
     def say_more(self, prefix: str, number: int) -> None:
-        """How many more than ten there are, where there are more."""
+        """Print by how much ``number`` exceeds MOST_LISTED, if it does."""
         if number > MOST_LISTED:
             self.say(f"{prefix}… {count(number - MOST_LISTED)} more")
 
@@ -70,15 +70,15 @@ class Output:
 
 
 def say_error(message: str) -> None:
-    """One line on stderr, whatever the message was."""
+    """Print the message to stderr as one line."""
     with contextlib.suppress(OSError):
         print("penstock: " + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def own_process() -> None:
-    """Make the streams of this process ours: nobody's warnings, no name that cannot be printed, no wait for ever."""
+    """Prepare the standard streams: no warnings of libraries, no unprintable names, no uninterruptible reads."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us (>&-)
+        if getattr(sys, name) is None:  # the parent process closed it (>&-)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (lives as long as the process)
     if sys.stdin is sys.__stdin__ and not stat.S_ISREG(os.fstat(0).st_mode):
         sys.stdin = io.TextIOWrapper(reader_of(0, close=False))
@@ -92,7 +92,7 @@ def own_process() -> None:
 
 
 def drop_dead_streams() -> None:
-    """Flush stdout and stderr; what nobody can take any more must not be complained about at exit."""
+    """Flush stdout and stderr; redirect one that fails to /dev/null, so that Python prints no error at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -103,7 +103,7 @@ def drop_dead_streams() -> None:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """An OSError in here names ``path`` where it names nothing, and says what to do."""
+    """Add advice to an OSError raised in this context, and ``path`` if it names no file."""
     try:
         yield
     except OSError as error:
@@ -113,7 +113,7 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def check_writable(directory: Path) -> None:
-    """Raise OSError now rather than after the work."""
+    """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it."""
     with writing(directory):
         existing = directory.absolute()
         while not existing.exists():
@@ -125,17 +125,17 @@ def check_writable(directory: Path) -> None:
 
 
 def count(number: float) -> str:
-    """1234567 → '1,234,567'."""
+    """Return 1234567 as '1,234,567'."""
     return f"{number:,.0f}"
 
 
 def several(number: int, what: str) -> str:
-    """'1 table', '2 tables'."""
+    """Return '1 table', '2 tables'."""
     return f"{count(number)} {what}" + ("" if number == 1 else "s")
 
 
 def size_text(num_bytes: int) -> str:
-    """1234567 → '1.2 MB'."""
+    """Return 1234567 bytes as '1.2 MB'."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if num_bytes >= 1000**power:
             return f"{num_bytes / 1000**power:,.1f} {unit}"
@@ -143,29 +143,29 @@ def size_text(num_bytes: int) -> str:
 
 
 def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
-    """'61: 20 steps, 1 stale'."""
+    """Return text such as '61: 20 steps, 1 stale'."""
     text = f"{count(frames)}: {several(steps, 'step')}"
     text += f", {count(stale)} stale" if stale else ""
     return text + (f", {count(pending)} pending (--flush would apply them)" if pending else "")
 
 
 def input_text(report: Report) -> str:
-    """Whether checksums say that the input is what was written."""
+    """Return whether checksums verified the input, as text."""
     return "verified: every checksum fits" if report.verified else f"unverified: {report.unverified}"
 
 
 def duration(seconds: float) -> str:
-    """61.0 → '1:01'."""
+    """Return 61.0 seconds as '1:01'."""
     whole = int(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 class ProgressLine:
-    """One line on stderr, redrawn in place; nothing where stderr is not a terminal.
+    """A progress line on stderr, redrawn in place; nothing if stderr is not a terminal.
 
-    On a terminal that cannot go back in a line (TERM=dumb) it is a line of its own every few seconds. There are no
-    colours, so NO_COLOR is obeyed without being asked for.
+    A terminal that cannot redraw a line (TERM=dumb) gets a new line every few seconds. There are no colours, so
+    NO_COLOR needs no support.
     """
 
     def __init__(self, on: bool = True) -> None:
@@ -187,7 +187,7 @@ class ProgressLine:
             self._draw(text)
 
     def clear(self) -> None:
-        """Leave an empty line behind for what is printed next."""
+        """Clear the line, so that the next output starts on an empty one."""
         if self._on and self._width:
             self._draw("")
             sys.stderr.write("\r")
@@ -201,7 +201,7 @@ class ProgressLine:
 
 
 def _columns() -> int:
-    """Width of the terminal on stderr; one that does not say has 80."""
+    """Return the width of the terminal on stderr, 80 if unknown."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except OSError:
@@ -209,7 +209,7 @@ def _columns() -> int:
 
 
 def progress_text(counters: Counters, gate: FrameGate, share: float | None, elapsed_s: float) -> str:
-    """What the progress line says. share : of the input, where its length is known."""
+    """Return the text of the progress line. share : of the input that has been read; None if its length is unknown"""
     per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"
     if gate.num_required is not None and gate.num_required > 1:

@@ -1,4 +1,4 @@
-"""``penstock replay``: the main job, a gradient log applied to tables."""
+"""``penstock replay``: apply a gradient log to tables."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def replay(args: argparse.Namespace) -> int:
     _, quarantine = parse_on_bad_row(args.on_bad_row)
     check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
-    # What is wrong with the flags or missing is said before the tables are made.
+    # Report invalid flags and missing files before allocating the tables.
     check_given(rates, config.num_tags)
     ReadOptions(config.sizes, table=args.table)
     open_sources(own_sources(args))
@@ -89,7 +89,7 @@ def replay(args: argparse.Namespace) -> int:
     out = output_of(args)
     engine = make_engine(args, config)
     watching = Watching(args, engine)
-    progress = ProgressLine(is_first(args))  # its clock starts with the work
+    progress = ProgressLine(is_first(args))  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
         with watching, writing(place) if place else nullcontext():
@@ -112,7 +112,7 @@ def replay(args: argparse.Namespace) -> int:
                 progress=watching.beside(progress),
                 **deltas,
             )
-        interrupts.check()  # before the hash and the tables, which take as long as they are large
+        interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
         kept = "; ".join([kept, *written_aside(args, quarantine)])
@@ -149,13 +149,13 @@ def replay(args: argparse.Namespace) -> int:
 
 
 def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str]:
-    """What stays, whatever ended the run, besides a commit."""
+    """Return which files other than a commit remain after a run that was stopped."""
     bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
     return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
 
 
 def check_checkpoint(args: argparse.Namespace) -> None:
-    """Raise UsageError where the flags do not go together, or DIR is not a place for this run."""
+    """Raise UsageError if the checkpoint flags lack each other, or this run may not commit to DIR."""
     if args.checkpoint is None:
         for flag in ("every", "resume"):
             if getattr(args, flag):
@@ -165,7 +165,7 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 
 
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
-    """From the last commit, or anew where there is none: --seed and --init say how a new one starts."""
+    """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
     if args.peers is not None:
         return member_of(args, config, mesh)
@@ -179,7 +179,7 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
 
 
 def say_report(out: Output, report: Report) -> None:
-    """The report as a person reads it."""
+    """Print the report as text."""
     out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
     out.say(f"frames    {frames_text(report.frames, report.steps, report.stale, report.pending)}")
     if report.truncated:

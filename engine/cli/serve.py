@@ -1,4 +1,4 @@
-"""``penstock serve``: the Flight service around the tables of a configuration."""
+"""``penstock serve``: run the Flight service for the tables of a configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
 MB = 1 << 20
-# Between two looks at whether a signal has arrived.
+# Seconds between two checks for a signal.
 TICK_S = 0.1
 
 
@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
         metavar="URI",
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, which is told)",
     )
-    command.set_defaults(peers=None)  # one process: what makes engines asks
+    command.set_defaults(peers=None)  # a single process; make_engine reads it
     add_table_options(command)
     command.add_argument("--no-hash", action="store_true", help="do not compute the state hash at the end")
     _add_reading(command)
@@ -150,10 +150,10 @@ def _add_limits(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say on stderr we say, in one line
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     config = EmbeddingConfig.load(args.config)
-    # What is wrong with the flags or missing is said before the tables are made.
+    # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
     reading = _reading(args, config, rates)
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
         if place is not None:
             check_writable(place)
     engine = make_engine(args, config)
-    watching = Watching(args, engine)  # before anybody comes in
+    watching = Watching(args, engine)  # before the service accepts callers
     service = Service(
         engine,
         address,
@@ -181,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> int:
-    """Until somebody says drain (exit code 0), or a signal comes (130)."""
+    """Serve until a caller requests a drain (exit code 0) or a signal arrives (130)."""
     out = Output(args.json)
     engine = service.engine
     out.say(f"listening {service.address.uri}, step {count(engine.global_step)}")
@@ -193,7 +193,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
             watching.tick()
     except KeyboardInterrupt:
         interrupted = True
-    interrupts.leave_to_caller(at_once=False)  # the end has begun, and another signal changes nothing
+    interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
     _end(args, service, out)
     if interrupted:
         kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was committed"
@@ -202,7 +202,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
 
 
 def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
-    """Commit and write what is to be written, before anybody is waited for."""
+    """Commit, write the tables and report, and only then wait for callers to disconnect."""
     try:
         with writing(args.checkpoint) if args.checkpoint else nullcontext():
             service.end()

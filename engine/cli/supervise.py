@@ -1,4 +1,4 @@
-"""``penstock supervise``: starts the processes of a job on this machine, and all of them again when one dies."""
+"""``penstock supervise``: start the processes of a job on this machine, and restart all of them when one dies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.cli.options import add_command, parse, whole
 from penstock.cli.output import say_error
 from penstock.errors import UsageError
 
-# Between two looks at the processes.
+# Seconds between two polls of the processes.
 TICK_S = 0.05
-# How long those that are left may take to end by themselves when one has said why the job ends.
+# Seconds for the remaining processes to exit after one has exited with a final code.
 PARTING_S = 30.0
 BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 60.0
-# What starting again does not mend: usage, input, configuration, state, and an interrupt.
+# Exit codes that a restart cannot fix: a failure, usage, input, configuration, state, and an interrupt.
 FINAL = (1, 2, 3, 4, 5, 130)
 LOST = 6
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def supervised(job: Job, most_restarts: int) -> int:
-    """The exit code of a job, started again as often as it has to be."""
+    """Run a job, restart it until it finishes or ``most_restarts`` is exceeded, and return its exit code."""
     restarts, commit = 0, job.newest_commit()
     while True:
         code, why = job.run(again=restarts > 0)
@@ -102,14 +102,14 @@ class Job:
 
     @property
     def stopping(self) -> bool:
-        """A signal asks for the end."""
+        """Whether a signal requests the end."""
         return interrupts.arrived()
 
     def newest_commit(self) -> int:
         return newest_commit(self._checkpoint)
 
     def run(self, again: bool) -> tuple[int, str]:
-        """Start all processes and wait for the end. Returns the exit code, and which process it is of."""
+        """Start all processes and wait for them. Return the exit code and, for LOST, which process ended and how."""
         self._running, self._passed_on = [], None
         try:
             for words in self._commands(again):
@@ -119,13 +119,13 @@ class Job:
             self._kill()
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next start, unless a signal comes."""
+        """Wait before the next start, or until a signal arrives."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopping:
             time.sleep(TICK_S)
 
     def _pass_on(self) -> None:
-        """The first signal asks every process to end after a whole frame, the second ends them."""
+        """Forward signals: the first as SIGTERM, which ends a process after a whole frame, the second as SIGKILL."""
         if not interrupts.arrived():
             return
         wanted = signal.SIGKILL if interrupts.arrived_again() else signal.SIGTERM
@@ -153,14 +153,14 @@ class Job:
             self._pass_on()
             codes = [process.poll() for process in self._running]
             bad = [(number, code) for number, code in enumerate(codes) if code]
-            if bad:  # whoever lost another process is not the one that tells why
+            if bad:  # a process that only lost a peer (LOST) does not know the cause
                 return self._judged(*min(bad, key=lambda entry: (entry[1] == LOST, entry[1] > 0)))
             if all(code == 0 for code in codes):
                 return 0, ""
             time.sleep(TICK_S)
 
     def _judged(self, number: int, code: int) -> tuple[int, str]:
-        """What the end of one process means for the job."""
+        """Return the exit code of the job after one process failed, and for LOST how that process ended."""
         if code in FINAL:
             until = time.monotonic() + PARTING_S
             while time.monotonic() < until and any(process.poll() is None for process in self._running):

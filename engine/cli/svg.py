@@ -1,4 +1,4 @@
-"""Plots as SVG for the pages of ``--report``: curves and bars, without a plotting library."""
+"""SVG plots for the pages of ``--report``: curves and bars, without a plotting library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ MAX_LEGEND = len(COLOURS)
 
 
 class Bar(NamedTuple):
-    """value, mark : on the axis; a mark is a second value, drawn across the bar. text : at the end of the bar"""
+    """One bar of a chart.
+
+    value : on the axis
+    text : at the end of the bar
+    mark : a second value on the axis, drawn across the bar
+    """
 
     name: str
     value: float
@@ -26,7 +31,7 @@ class Bar(NamedTuple):
 
 
 class Axis:
-    """Where a value lies between two ends of the picture. Logarithmic axes leave out what is not above 0."""
+    """The mapping of values to coordinates between ``start`` and ``end``. A log axis omits values of 0 and below."""
 
     def __init__(self, values: Sequence[float], log: bool, start: float, end: float, zero: bool = False) -> None:
         self._log, self._start, self._end = log, start, end
@@ -48,7 +53,7 @@ class Axis:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Values worth a line: powers of ten, with 2 and 5 between them where there are few, or round numbers."""
+        """Return the tick values: round numbers, or powers of ten, with 2 and 5 between them if there are few."""
         if self._log:
             every = max(1, round((self.high - self.low) / 6))
             powers = [10.0**p for p in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1, every)]
@@ -72,7 +77,7 @@ def lines(
     bands: Mapping[str, Sequence[tuple[float, float]]] = {},
     dashed: Container[str] = (),
 ) -> str:
-    """Curves of several names over one axis; "" where there is nothing to draw. bands : (low, high) at each point"""
+    """Return a plot of named curves over one axis; "" if there is nothing to draw. bands : (low, high) at each point"""
     points = [p for of in named.values() for p in of]
     across = Axis([p[0] for p in points], log_x, LEFT, WIDTH - RIGHT)
     ends = [value for of in bands.values() for band in of for value in band]
@@ -94,7 +99,7 @@ def lines(
 
 
 def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False, title: str = "") -> str:
-    """One bar for each row, from ``start`` on. x : what the axis shows; without it there is no axis"""
+    """Return a chart with one bar for each row, from ``start``. x : the axis label; without it there is no axis"""
     bottom = 26 * len(rows) + 6
     values = [start, *(value for row in rows for value in (row.value, row.mark) if value is not None)]
     across = Axis(values, log, 178, WIDTH - 150, zero=True)
@@ -119,12 +124,12 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
 
 
 def standalone(picture: str) -> str:
-    """The picture as a standalone file."""
+    """Return the picture as the text of a standalone file."""
     return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" ', 1) + "\n"
 
 
 def short(value: float) -> str:
-    """1234567 → '1.23 M'."""
+    """Return 1234567 as '1.23 M'."""
     for size, name in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if abs(value) >= size:
             return f"{value / (1e3 if size == 1e4 else size):.3g}{name}"
@@ -151,7 +156,7 @@ def _path(points: Points, across: Axis, up: Axis) -> str:
 
 
 def _one_two_five(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 …, from the last at or below ``low`` to the first at or above ``high``, both log10."""
+    """Return 1, 2, 5, 10 …, from the last at or below ``low`` to the first at or above ``high``, both log10."""
     round_numbers = [n * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for n in (1, 2, 5)]
     first = max(n for n in round_numbers if math.log10(n) <= low + 1e-9)
     last = min(n for n in round_numbers if math.log10(n) >= high - 1e-9)
@@ -159,12 +164,12 @@ def _one_two_five(low: float, high: float) -> list[float]:
 
 
 def _svg(parts: Sequence[str], height: int, above: int = 0) -> str:
-    """above : room over the picture"""
+    """Return an SVG element of the parts. above : space above the picture, in pixels"""
     return f'<svg viewBox="0 {-above} {WIDTH} {above + height}" role="img">{"".join(parts)}</svg>'
 
 
 def _legend(names: Sequence[str]) -> tuple[list[str], int]:
-    """A legend under the plot, and its height. One curve needs none."""
+    """Return a legend to put below the plot, and its height; empty and 0 for a single curve."""
     if len(names) < 2:
         return [], 0
     parts, x, y = [], LEFT, HEIGHT + 16

@@ -1,4 +1,4 @@
-"""``penstock synth``: a synthetic gradient log, and the configuration that fits it."""
+"""``penstock synth``: write a synthetic gradient log, and a configuration that fits it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say_written(out: Output, written: Written) -> None:
-    """What was written, and what to do with it."""
+    """Print which files were written, and a command that replays them."""
     rows, log, config = sum(written.rows.values()), str(written.log), str(written.config)
     replay = shlex.join(["penstock", "replay", config, log, "--out", "tables"])
     out.say(

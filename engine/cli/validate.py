@@ -1,4 +1,4 @@
-"""``penstock validate``: a configuration linted, sources read to their end against it, nothing applied."""
+"""``penstock validate``: lint a configuration and read sources to their end against it, without applying anything."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
-    """Check the configuration and every source, and report what is found. Returns the exit code."""
+    """Check the configuration and every source, report the findings, and return the exit code."""
     columns, rates = columns_of(args), learning_rates_of(args)
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
@@ -99,7 +99,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
 
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
-    """Report what the tables and their slots need; by table, in bytes, what the weights and the slots need."""
+    """Print the memory that the tables need at least. Return the bytes of weights and slots by table."""
     memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
     weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
     text = f"at least {size_text(weights + slots)} over all devices"
@@ -112,11 +112,11 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
 
 
 class SourceCheck:
-    """What is in one source, and what is wrong with it.
+    """The check of one source: its counts and its errors.
 
-    drops_bad_rows : bad rows are no error, because a replay would drop them
-    is_bad : the source itself is wrong; other errors are the configuration's
-    errors, dropped : in words; complete when ``end`` was called
+    drops_bad_rows : bad rows are not errors, because a replay would drop them
+    is_bad : the source itself is invalid; other errors are the configuration's
+    errors, dropped : as text; complete after ``end``
     """
 
     def __init__(self, source: str, drops_bad_rows: bool) -> None:
@@ -128,7 +128,7 @@ class SourceCheck:
         self._first_bad: dict[str, str] = {}
 
     def frames(self, options: ReadOptions, is_sorted: bool) -> Frames:
-        """Its frames, to its end or to what is wrong with it. is_sorted : it must be, by step"""
+        """Yield the source's frames up to its end or first error. is_sorted : whether it must be sorted by step"""
         self._opened = True
         try:
             reader = FrameReader(self.source, options)
@@ -139,8 +139,8 @@ class SourceCheck:
             self.is_bad |= isinstance(error, InputError)
 
     def end(self) -> None:
-        """Nothing more of it is read."""
-        for reason, first in self._first_bad.items():  # of the frame in which reading ended, too
+        """Complete ``errors`` and ``dropped`` after the last frame."""
+        for reason, first in self._first_bad.items():  # includes the frame in which reading stopped
             number = self.counters.dropped[reason]
             text = f"{count(number)} bad rows; first: {first}" if number else first
             (self.dropped if self._drops_bad_rows else self.errors).append(text)
@@ -178,7 +178,7 @@ class SourceCheck:
 def walk(
     checks: list[SourceCheck], options: ReadOptions, num_required: int, args: argparse.Namespace, out: Output
 ) -> dict[str, Any]:
-    """Pass the frames of all sources through a gate that has nothing behind it, and say what it made of them."""
+    """Pass the frames of all sources through a gate without tables. Print and return the resulting counts."""
     gate, total = Gate(num_required), Counters()
 
     def opened(_: int) -> None:

@@ -1,5 +1,5 @@
-"""What the tables are: optimizers, tables and features, EmbeddingConfig, lint, and the protos behind them.
+"""Configurations: optimizers, tables and features, EmbeddingConfig, lint, and the protos behind them.
 
-Import from the modules by full name. Nothing is imported here, so that the protobuf runtime is loaded only by those
-who read a configuration. This room knows nothing of jax, pyarrow, streams or devices.
+Import from the modules by full name. This file imports nothing, so that only code that reads a configuration loads
+the protobuf runtime. This package does not depend on jax, pyarrow, streams or devices.
 """

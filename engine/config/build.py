@@ -1,7 +1,7 @@
 """Convert the Python classes of tables and optimizers to an EngineConfig and the part that only Python can hold.
 
 The message has the fields that TensorFlow's TPUEmbedding writes, plus the settings that its proto has no field for.
-build_features.py converts features; validate.py checks the result.
+build_features.py converts features; lint/proto_rules.py checks the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Built = tuple[EngineConfig, PythonPart]
 
 
 def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
-    """Convert tables without features, in their order; the TableConfigs do not change."""
+    """Convert tables without features, in their order; leave the TableConfigs unchanged. Raise ConfigError."""
     for index, table in enumerate(tables):
         if not isinstance(table, TableConfig):
             raise ConfigError(f"tables[{index}] must be a TableConfig, got {type(table).__name__}")
@@ -51,7 +51,7 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
 
 
 def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
-    """Return every table with its name and its optimizer."""
+    """Return every table with its name and its optimizer. Raise ConfigError for two tables of one name."""
     named: list[tuple[TableConfig, str, Optimizer]] = []
     for index, table in enumerate(tables):
         name = table.name if table.name is not None else f"table_{index}"
@@ -105,7 +105,7 @@ def _write_table(
     tag = _tag(name, optimizer.learning_rate, inputs)
     try:
         descriptor.name = name
-        # As TensorFlow: at least one row for every host.
+        # As in TensorFlow: at least one row for every host.
         descriptor.vocabulary_size = max(table.vocabulary_size, num_hosts)
         descriptor.dimension = table.dim
         descriptor.optimization_parameters.CopyFrom(optimization_parameters(optimizer, tag))
@@ -126,7 +126,7 @@ def _tag(name: str, rate: Any, inputs: list[Any]) -> int | None:
     """Return a dynamic rate's tag. As in TensorFlow, == decides: equal bound methods share a tag, lambdas never."""
     if not callable(rate) and not isinstance(rate, DynamicLearningRate):
         return None
-    hash(rate)  # TensorFlow looks them up in a dictionary: an unhashable one is a TypeError there, too
+    hash(rate)  # TensorFlow looks rates up in a dictionary, so an unhashable one raises TypeError there, too
     if rate not in inputs:
         inputs.append(rate)
     tag = inputs.index(rate)
@@ -144,7 +144,7 @@ def _write_quantization(
     simulated = descriptor.optimization_parameters.simulated_quantization
     simulated.enabled = True
     simulated.num_buckets = quantization.num_buckets
-    # Both bounds are always present, also at 0.
+    # Both bounds are always present, even when they are 0.
     simulated.clipping_limits.lower.value = quantization.lower
     simulated.clipping_limits.upper.value = quantization.upper
 

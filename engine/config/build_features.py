@@ -1,6 +1,6 @@
-"""From features to an EngineConfig: nested FeatureConfigs and what a TPU strategy supplies in, the whole message out.
+"""Convert nested FeatureConfigs and the arguments of a TPU strategy to a complete EngineConfig.
 
-Tables and optimizers are build.py's, the shapes of features features.py's.
+build.py converts tables and optimizers; features.py computes the shapes of features.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 
 
 class Strategy(NamedTuple):
-    """What a TPU strategy supplies in TensorFlow."""
+    """The arguments that a TPU strategy supplies in TensorFlow."""
 
     num_hosts: int = 1
     num_replicas: int = 1
@@ -29,7 +29,7 @@ class Strategy(NamedTuple):
 def build_features(
     structure: Any, optimizer: Optimizer | None, batch_size: int | None, input_shapes: Any, strategy: Strategy
 ) -> Built:
-    """Features and the tables they use, as TensorFlow's TPUEmbedding would; names and optimizers are written back."""
+    """Convert features and their tables as TensorFlow's TPUEmbedding does; write names and optimizers back to them."""
     features = flatten(structure)
     for index, feature in enumerate(features):
         if not isinstance(feature, FeatureConfig):
@@ -38,7 +38,7 @@ def build_features(
     for feature in features:
         if not any(feature.table is table for table in tables):
             tables.append(feature.table)
-    named = named_tables(tables, optimizer)  # names and optimizers are checked first, as in TensorFlow, then shapes
+    named = named_tables(tables, optimizer)  # TensorFlow's order: check names and optimizers before shapes
     shapes = output_shapes(structure, features, batch_size, input_shapes)
     message, part = write_tables(named, strategy.num_hosts)
     _write_strategy(message.tpu_embedding_configuration, strategy)
@@ -76,7 +76,7 @@ def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, ta
 
 
 def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
-    """Combiner and sequence length of every feature: by its name, by its index where that does not tell it apart."""
+    """Write every feature's combiner and sequence length, keyed by its name if that is unique, else by its index."""
     names = [feature.name for feature in features]
     for index, feature in enumerate(features):
         settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)

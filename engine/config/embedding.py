@@ -1,8 +1,8 @@
 """EmbeddingConfig: the tables and features of one engine, from a file, a message or Python classes.
 
-The front of this room: it holds one EngineConfig message and hands out views of it. Reading and writing (files.py),
-the rules (validate.py, lint.py), the views (views.py, specs.py) and the way from Python classes (build.py) stand
-beside it.
+EmbeddingConfig is the entry point of this package. It holds one EngineConfig message and returns views of it.
+text_format.py reads and writes files, lint/ has the rules, proto_views.py and specs.py have the views, and build.py
+converts Python classes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 
 
 class EmbeddingConfig(MessageView):
-    """An immutable configuration. Make one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
+    """An immutable configuration. Create one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
 
-    Its truth is a message, so what this version does not know of a binary configuration is kept and saved again.
+    It is backed by a message, so unknown fields of a binary configuration are kept and saved again.
     """
 
     def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
-        """``message`` is copied, not checked; ``part`` is what only Python can hold, ``scan`` of a text it is from."""
+        """Copy ``message`` without checking it.
+
+        part : the values that only Python can hold
+        scan : the scan of the text that ``message`` was read from
+        """
         super().__init__(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
-        """From a file: text or binary, TPUEmbeddingConfiguration or EngineConfig. ConfigError says what is wrong."""
+        """Load a text or binary TPUEmbeddingConfiguration or EngineConfig file. Raise ConfigError if it is invalid."""
         message, scan = text_format.read(path)
         try:
             validate(message)
@@ -58,9 +62,9 @@ class EmbeddingConfig(MessageView):
 
     @classmethod
     def check(cls, path: str | os.PathLike[str]) -> tuple[EmbeddingConfig | None, list[Finding]]:
-        """Lint a file, also one that ``load`` refuses: (the configuration or None, all findings).
+        """Lint a file, even one that ``load`` refuses. Return (the configuration or None, all findings).
 
-        ConfigError only for a file that does not parse.
+        Raise ConfigError only for a file that does not parse.
         """
         message, scan = text_format.read(path)
         config = cls(message, scan=scan)
@@ -73,7 +77,10 @@ class EmbeddingConfig(MessageView):
 
     @classmethod
     def from_proto(cls, message: Message) -> EmbeddingConfig:
-        """From a message: ours, or TensorFlow's of the same name."""
+        """Create a configuration from penstock's message or TensorFlow's message of the same name.
+
+        Raise TypeError for another object, ConfigError for another or an invalid message.
+        """
         if not isinstance(message, Message):
             raise TypeError(f"from_proto needs a TPUEmbeddingConfiguration message, got {type(message).__name__}")
         kind = text_format.KINDS.get(message.DESCRIPTOR.name)
@@ -103,17 +110,17 @@ class EmbeddingConfig(MessageView):
         num_required: int | None = None,
         reduction: str | None = None,
     ) -> EmbeddingConfig:
-        """From Python classes, as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` builds it.
+        """Convert Python classes as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` does.
 
         feature_config : FeatureConfigs in any nesting of dictionaries (visited by sorted key), lists and tuples
-        batch_size : per replica, as TensorFlow's per_replica_batch_size (which is accepted, too); not needed where
-            per_replica_input_shapes, nested like the features, or every output_shape says the shapes
-        num_hosts, num_replicas, num_cores_per_replica : what a TPU strategy supplies; num_replicas_in_sync is
+        batch_size : per replica, like TensorFlow's per_replica_batch_size (also accepted); not needed if
+            per_replica_input_shapes, nested like the features, or every output_shape specifies the shapes
+        num_hosts, num_replicas, num_cores_per_replica : the arguments of a TPU strategy; num_replicas_in_sync is
             another name for num_replicas; num_cores_per_replica is None without a device assignment
-        num_required, reduction : of the gate, ours
+        num_required, reduction : the gate's settings, which TensorFlow does not have
 
-        Tables come in the order of their first use. As in TensorFlow the names they get, and the optimizer that
-        they inherit, are written back into the TableConfigs; callable learning rates become dynamic tags.
+        Tables are numbered in the order of their first use. As in TensorFlow, their names and inherited optimizers
+        are written back to the TableConfigs, and callable learning rates become dynamic tags.
         Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
         batch_size = _one_of("batch_size", batch_size, "per_replica_batch_size", per_replica_batch_size)
@@ -134,9 +141,9 @@ class EmbeddingConfig(MessageView):
         num_required: int | None = None,
         reduction: str | None = None,
     ) -> EmbeddingConfig:
-        """From Python classes, without features: enough for row streams.
+        """Convert Python classes without features, which suffices for row streams. Raise ConfigError.
 
-        Tables keep their order; ``optimizer`` is for those without their own. Callable learning rates become dynamic
+        Tables keep their order; ``optimizer`` applies to tables without one. Callable learning rates become dynamic
         tags, numbered by first use, and stay in ``schedules``. The TableConfigs are not changed. A table's combiner
         belongs to the features that use it, and is not kept here.
         """
@@ -146,10 +153,9 @@ class EmbeddingConfig(MessageView):
         return cls(message, part)
 
     def to_proto(self) -> TPUEmbeddingConfiguration:
-        """TensorFlow's message, as it came. Without initializers, initial slot values, combiners and the gate.
+        """Return TensorFlow's message unchanged, without initializers, initial slot values, combiners and the gate.
 
-        ConfigError where a table has an optimizer that this message cannot hold: one of our own, or a program in
-        Python.
+        Raise ConfigError if that message cannot hold a table's optimizer: one of penstock's, or a Python program.
         """
         own = next((settings for settings in self._message.table if settings.WhichOneof("optimizer")), None)
         if own is not None:
@@ -163,17 +169,17 @@ class EmbeddingConfig(MessageView):
         return copy
 
     def to_engine_proto(self) -> EngineConfig:
-        """The whole, but for Python functions, which no message can hold: schedules, initializers and programs."""
+        """Return the whole message. Python functions (schedules, initializers, programs) are not part of a message."""
         copy = EngineConfig()
         copy.CopyFrom(self._message)
         return copy
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it, atomically: TensorFlow's message where that can hold it, else an EngineConfig.
+        """Save the configuration atomically: as TensorFlow's message if that can hold it, else as an EngineConfig.
 
-        Text where the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part of a
-        file (a dynamic tag says that a rate comes from outside). ConfigError, and nothing written, for a callable
-        initializer, a UserDefinedProgram, and whatever ``load`` would refuse.
+        The file is text if the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part
+        of a file; a dynamic tag means that the rate is supplied at run time. Raise ConfigError, and write nothing,
+        for a callable initializer, a UserDefinedProgram, or a configuration that ``load`` would refuse.
         """
         if self._part.initializers:
             name = min(self._part.initializers)
@@ -197,31 +203,31 @@ class EmbeddingConfig(MessageView):
 
     @property
     def schedules(self) -> Mapping[int, Callable[..., Any]]:
-        """The callable learning rates of ``from_features`` and ``from_tables``, by tag."""
+        """The callable learning rates passed to ``from_features`` and ``from_tables``, by tag."""
         return MappingProxyType(self._part.schedules)
 
     @property
     def feature_structure(self) -> Any:
-        """The nesting that ``from_features`` was given, with each feature's index into ``features`` at its leaf.
+        """The nesting passed to ``from_features``, with each feature's index into ``features`` at its leaf.
 
-        A configuration from elsewhere has a list of them: no message holds a nesting.
+        A list of indices for a loaded configuration, since no message holds a nesting.
         """
         structure = self._part.feature_structure
         return list(range(len(self.features))) if structure is None else structure
 
     @cached_property
     def tables(self) -> tuple[TableSpec, ...]:
-        """Every table, by id. ConfigError where this version cannot run one of them."""
+        """Every table, by id. Raises ConfigError if this version cannot run one of them."""
         validate(self._message)
         return tuple(self._table(index) for index in range(len(self._tables)))
 
     def table(self, name: str) -> TableSpec:
-        """One table by its name. ConfigError where there is none, or this version cannot run it."""
+        """Return one table by its name. Raise ConfigError if there is none, or this version cannot run it."""
         validate(self._message)
         return self._table(self._index(name))
 
     def optimizer(self, name: str) -> Optimizer:
-        """The optimizer of a table as an instance of its class, also where it can only be kept and not run."""
+        """Return the optimizer of a table as an instance of its class, even if this version cannot run it."""
         return optimizer_of(self._message, self._index(name), self._part)
 
     def _index(self, name: str) -> int:
@@ -232,7 +238,7 @@ class EmbeddingConfig(MessageView):
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The input features, in order; empty where the configuration has none."""
+        """The input features, in order; empty if the configuration has none."""
         return feature_specs(self._message, self._part.feature_structure)
 
     def lint(self) -> list[Finding]:
@@ -248,7 +254,7 @@ class EmbeddingConfig(MessageView):
 
 
 def _one_of(name: str, value: int | None, other: str, other_value: int | None) -> int | None:
-    """The value of two arguments that mean the same."""
+    """Return the value given under either of two names. Raise ConfigError if they disagree."""
     if value is not None and other_value is not None and value != other_value:
         raise ConfigError(f"{name} is {value}, but {other} {other_value}; give one of them")
     return other_value if value is None else value

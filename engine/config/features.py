@@ -1,7 +1,7 @@
 """The feature side of ``tf.tpu.experimental.embedding``: FeatureConfig, nested structures of it, and their shapes.
 
-Values that a user writes in Python, checked when they are made as TensorFlow checks them. How they become a proto
-stands in build.py; nothing here knows of protos or files.
+Constructors check the values that a user writes in Python as TensorFlow does. build_features.py converts them to a
+proto; this module does not depend on protos or files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Shape = tuple[int | None, ...]
 
 
 class FeatureConfig:
-    """One input feature. Two with the same content are two features: equality is identity.
+    """One input feature. Equality is identity: two instances with the same content are two features.
 
-    table : the TableConfig it looks rows up in; several features may share one
-    max_sequence_length : 0 combines the ids of an example; above that they stay a sequence of at most that length
+    table : the TableConfig that it looks rows up in; several features may share one
+    max_sequence_length : 0 combines the ids of an example; a larger value keeps a sequence of at most that length
     validate_weights_and_indices : accepted as in TensorFlow; ids are always validated here
-    output_shape : of its activation without the last axis (the table's dim), an int for one axis; None where the
-        batch size or the input shape says it
+    output_shape : of its activation without the last axis (the table's dim), an int for one axis; None if the
+        batch size or the input shape determines it
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FeatureConfig:
             raise ConfigError(f"table must be a TableConfig, got {table!r}")
         if not isinstance(max_sequence_length, int) or max_sequence_length < 0:
             raise ConfigError(f"max_sequence_length must be an int of at least 0, got {max_sequence_length!r}")
-        shape = shape_of(output_shape)  # in TensorFlow's order: a TypeError comes before the next ConfigError
+        shape = shape_of(output_shape)  # TensorFlow's order: this TypeError precedes the next ConfigError
         if not isinstance(validate_weights_and_indices, bool):
             raise ConfigError(f"validate_weights_and_indices must be a bool, got {validate_weights_and_indices!r}")
         self.table = table
@@ -57,7 +57,10 @@ class FeatureConfig:
 
 
 def shape_of(given: Any) -> Shape | None:
-    """A shape as TensorFlow's TensorShape reads it: None (unknown rank), an int, or a sequence of ints and None."""
+    """Return a shape as TensorFlow's TensorShape reads it, from None (unknown rank), an int, or ints and None.
+
+    Raise TypeError for another value, ConfigError for a negative dim.
+    """
     if given is None or (hasattr(given, "rank") and given.rank is None):
         return None
     try:
@@ -81,7 +84,7 @@ def _dim(dim: Any, shape: Any) -> int | None:
 
 
 def children(structure: Any) -> list[Any] | None:
-    """What a nested structure holds, in TensorFlow's order: dictionaries by sorted key. None for a leaf."""
+    """Return the children of a nested structure in TensorFlow's order (dictionaries by sorted key), None for a leaf."""
     if isinstance(structure, Mapping):
         return [structure[key] for key in sorted(structure)]
     if isinstance(structure, Sequence | ValuesView) and not isinstance(structure, str | bytes):
@@ -90,13 +93,13 @@ def children(structure: Any) -> list[Any] | None:
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves of a nested structure, as tf.nest.flatten orders them."""
+    """Return the leaves of a nested structure in the order of tf.nest.flatten."""
     inside = children(structure)
     return [structure] if inside is None else [leaf for child in inside for leaf in flatten(child)]
 
 
 def key_paths(structure: Any) -> list[str]:
-    """The way to every leaf, as ``flatten`` orders them: keys and places joined with '/', such as 'user/clicks/0'."""
+    """Return every leaf's path in the order of ``flatten``: keys and indices joined by '/', such as 'user/clicks/0'."""
     inside = children(structure)
     if inside is None:
         return [""]
@@ -106,10 +109,12 @@ def key_paths(structure: Any) -> list[str]:
 
 
 def feature_paths(structure: Any, names: Sequence[str | None]) -> list[str]:
-    """What messages, columns and mappings call every feature: its name where no other has it, else its key path.
+    """Return the path of every feature, used in messages, columns and mappings: its name if unique, else its key path.
 
-    structure : of the features, or of their indices; names : of every feature. All are different: where a key path is
-    another feature's name, or is met twice, the feature's index follows it ('user#1').
+    structure : of the features, or of their indices
+    names : of every feature
+
+    Paths are unique: the feature's index follows a key path that is another feature's name or occurs twice ('user#1').
     """
     taken = {name for name, times in Counter(names).items() if name and times == 1}
     found = []
@@ -123,7 +128,10 @@ def feature_paths(structure: Any, names: Sequence[str | None]) -> list[str]:
 
 
 def flatten_like(structure: Any, values: Any) -> list[Any]:
-    """``values`` at the leaves of ``structure``: what stands at a leaf may be a sequence itself (a shape)."""
+    """Return the ``values`` at the leaves of ``structure``; a value may be a sequence itself (a shape).
+
+    Raise ConfigError if they are not nested alike.
+    """
     inside = children(structure)
     if inside is None:
         return [values]
@@ -136,7 +144,7 @@ def flatten_like(structure: Any, values: Any) -> list[Any]:
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
-    """The same nesting as ``structure`` with ``leaves`` in it, in the order of ``flatten``."""
+    """Return ``leaves``, in the order of ``flatten``, nested like ``structure``."""
     return _pack(structure, iter(leaves))
 
 
@@ -156,10 +164,12 @@ def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
 def output_shapes(
     structure: Any, features: Sequence[FeatureConfig], batch_size: int | None, input_shapes: Any
 ) -> list[Shape]:
-    """The shape of every feature's activation without the table's dim; ConfigError where one is not fully known.
+    """Return the shape of every feature's activation without the table's dim, as TensorFlow's TPUEmbedding.build does.
 
-    batch_size : per replica; input_shapes : nested like the features, and before batch_size. Source:
-    tf.tpu.experimental.embedding.TPUEmbedding.build.
+    batch_size : per replica
+    input_shapes : nested like the features; takes precedence over batch_size
+
+    Raise ConfigError for a shape that is not fully known, or an output_shape that disagrees with the input.
     """
     if input_shapes is not None and isinstance(input_shapes, int):
         batch_size, input_shapes = input_shapes, None
@@ -180,7 +190,7 @@ def _from_batch(feature: FeatureConfig, batch_size: int | None) -> Shape:
 
 
 def _from_input(feature: FeatureConfig, shape: Shape | None) -> Shape:
-    """Without the axis that is combined; a matrix of ids of a sequence feature has that axis' length instead."""
+    """Drop the axis that is combined; for a matrix of ids of a sequence feature, set it to max_sequence_length."""
     if not shape:
         raise ConfigError(f"an input shape needs at least one axis, got {shape}")
     sequence = feature.max_sequence_length > 0 and feature.output_shape is None
@@ -204,7 +214,7 @@ def _checked(path: str, feature: FeatureConfig, incoming: Shape | None) -> Shape
 
 
 def _agree(own: Shape, incoming: Shape) -> bool:
-    # A batch size, or one with a sequence axis, says nothing about a higher rank.
+    # A batch size, with or without a sequence axis, does not constrain an output_shape of higher rank.
     if len(incoming) in (1, 2) and len(own) > len(incoming):
         return True
     return len(own) == len(incoming) and all(a == b for a, b in zip(own, incoming, strict=True) if a and b)

@@ -1,6 +1,6 @@
-"""What can be read straight off an EngineConfig, whatever its optimizers are and whether or not they can be run.
+"""Properties that are read directly from an EngineConfig, even if its optimizers cannot be run.
 
-No checks, no Python objects of tables or features: those are specs.py's and embedding.py's.
+There are no checks here and no Python objects of tables or features; specs.py and embedding.py have those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MessageView:
         self._message.CopyFrom(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: without what was worked out on the way, which not every pickle takes."""
+        """Return the state for pickle and copy without cached properties, some of which cannot be pickled."""
         kinds = {name: kind for cls in type(self).__mro__ for name, kind in vars(cls).items()}
         return {name: value for name, value in vars(self).items() if not isinstance(kinds.get(name), cached_property)}
 
@@ -39,7 +39,7 @@ class MessageView:
 
     @cached_property
     def num_tags(self) -> int:
-        """How many values each step brings with it: learning rates, and step counters."""
+        """The number of values that each step supplies: learning rates and step counters."""
         tags = set()
         for table in self._tables:
             parameters = table.optimization_parameters
@@ -61,13 +61,13 @@ class MessageView:
 
     @property
     def gate_num_required(self) -> int | None:
-        """Frames that open the gate; None where the configuration does not say."""
+        """The number of frames that open the gate; None if the configuration does not specify it."""
         gate = self._message.gate
         return gate.num_required if gate.HasField("num_required") else None
 
     @property
     def gate_reduction(self) -> str | None:
-        """ "mean" or "sum"; None where the configuration does not say."""
+        """ "mean" or "sum"; None if the configuration does not specify it."""
         return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
 
     @property

@@ -1,6 +1,6 @@
-"""What the rest of the engine reads: one frozen value per table and per feature, made from a valid EngineConfig.
+"""TableSpec and FeatureSpec: the frozen values per table and feature that the engine derives from a valid EngineConfig.
 
-Everything here is derived; the proto message stays the truth. Numbers are the float32 that the proto carries.
+The proto message remains the source of truth. Numbers are the float32 values that it holds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from penstock.updates import UpdateRule
 
 
 class PythonPart(NamedTuple):
-    """What no message can hold: callables, and what came of nested features and unrounded numbers.
+    """The parts of a configuration that no message can hold: callables, nesting and unrounded numbers.
 
     schedules : tag -> the callable learning rate (or step counter)
     initializers : table -> the callable (shape, dtype) -> array
     programs : table -> the function of its UserDefinedProgram
-    written : path in the message -> the number as it was written, before float32
-    feature_structure : the nesting of the features, with the index of each at its leaf; None where none is known
+    written : path in the message -> the number as written, before float32
+    feature_structure : the nesting of the features, with the index of each at its leaf; None if unknown
     """
 
     schedules: dict[int, Callable[..., Any]]
@@ -55,7 +55,7 @@ class PythonPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a forward pass sees of a table's rows: ``num_buckets`` levels from lower to upper, both included."""
+    """The simulated quantization of a forward pass: ``num_buckets`` levels from lower to upper, both included."""
 
     num_buckets: int
     lower: float
@@ -66,11 +66,12 @@ class Quantization:
 class TableSpec:
     """One table, ready to be laid out and updated.
 
-    learning_rate : the constant one, or None where ``tag`` says which value of each step it is
-    initializer : a value, or the callable (shape, dtype) -> array that a TableConfig was given
+    learning_rate : the constant rate; None if it is dynamic
+    tag : the index of a dynamic rate among the values of each step; None if the rate is constant
+    initializer : an ``Initializer`` value, or the TableConfig's callable (shape, dtype) -> array
     slots : (name, initial value) in TensorFlow's order
-    accumulate : the gradients of an id are summed before the update, which then happens once
-    quantization : simulated in the forward pass; the table itself stays as it is
+    accumulate : whether the gradients of an id are summed before a single update
+    quantization : simulated in the forward pass; the table itself is not quantized
     """
 
     name: str
@@ -88,21 +89,22 @@ class TableSpec:
 
     @property
     def weights_bytes(self) -> int:
-        """What the weights need at least, however they are laid out."""
+        """The bytes that the weights need at least, in any layout."""
         return self.vocabulary_size * self.dim * (2 if self.storage_dtype == "bfloat16" else 4)
 
     @property
     def slots_bytes(self) -> int:
-        """The same of all slots."""
+        """The bytes that all slots need at least, in any layout."""
         return self.vocabulary_size * self.dim * 4 * len(self.slots)
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """One input feature. ``combiner`` is None where the configuration does not say.
+    """One input feature.
 
-    path : what messages and columns call it: its name, or its key path (``features.feature_paths``). It follows from
-        names and nesting, so features of equal content are equal without it
+    combiner : "mean", "sum" or "sqrtn"; None if the configuration does not specify it
+    path : identifies the feature in messages and columns: its name or key path (``features.feature_paths``); not part
+        of equality, since it follows from names and nesting
     """
 
     name: str
@@ -114,17 +116,17 @@ class FeatureSpec:
 
     @property
     def sequence_length(self) -> int:
-        """Positions of a sequence; 0: the ids of a sample are combined.
+        """The number of positions of a sequence; 0 if the ids of a sample are combined.
 
-        As in TensorFlow they are combined where the input shape does not end in max_sequence_length: an output_shape,
-        or an input shape that ends in 1, may say so.
+        As in TensorFlow, ids are combined unless the input shape ends in max_sequence_length: an output_shape, or an
+        input shape that ends in 1, overrides max_sequence_length.
         """
         length, shape = self.max_sequence_length, self.input_shape
         return length if len(shape) > 1 and shape[-1] == length else 0
 
 
 def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec:
-    """The spec of table ``index``; ConfigError where this version cannot run it."""
+    """Return the spec of table ``index``. Raise ConfigError if this version cannot run it."""
     refused = next(refusals(message, index, part.programs), None)
     if refused is not None:
         raise ConfigError(str(refused))
@@ -150,7 +152,7 @@ def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec
 
 
 def optimizer_of(message: EngineConfig, index: int, part: PythonPart) -> Optimizer:
-    """The optimizer of table ``index`` as an instance of its class, whether it can be run or not."""
+    """Return the optimizer of table ``index`` as an instance of its class, whether it can be run or not."""
     table = message.tpu_embedding_configuration.table_descriptor[index]
     tag = dynamic_tag(table.optimization_parameters)
     constant = table.optimization_parameters.learning_rate.constant
@@ -163,7 +165,7 @@ def _quantization(parameters: OptimizationParameters) -> Quantization | None:
     if not simulated.enabled:
         return None
     lower, upper = read_limits(simulated.clipping_limits)
-    assert lower is not None  # refused otherwise
+    assert lower is not None  # refusals() checks it
     assert upper is not None
     return Quantization(simulated.num_buckets, lower, upper)
 
@@ -180,15 +182,15 @@ def _initializer(message: EngineConfig, index: int, settings: TableSettings) -> 
         case "row_id":
             return RowIdInitializer(settings.row_id.offset)
     if algorithm_of(message, index) == FrequencyEstimator.parameters_field:
-        # Its rows are distances between hits, the largest until a row has been hit.
+        # Rows are distances between hits; a row that has not been hit holds the largest.
         return Constant(table.optimization_parameters.frequency_estimator.max_delta)
     return default_initializer(table.dimension)
 
 
 def feature_specs(message: EngineConfig, structure: Any = None) -> tuple[FeatureSpec, ...]:
-    """The features in their order; where none are listed but batch sizes are, one per table, as TensorFlow has it.
+    """Return the features in order; if only batch sizes are given, one per table, as in TensorFlow.
 
-    structure : their nesting; None: they are a list
+    structure : their nesting; None if they are a list
     """
     specs = _unplaced_specs(message)
     paths = feature_paths(list(specs) if structure is None else structure, [spec.name for spec in specs])

@@ -1,7 +1,7 @@
-"""The table side of ``tf.tpu.experimental.embedding``: TableConfig and QuantizationConfig, and how a table starts.
+"""The table side of ``tf.tpu.experimental.embedding``: TableConfig, QuantizationConfig and initializers.
 
-Values that a user writes in Python, with TensorFlow's checks in the constructors. build.py converts them to a proto;
-this module does not depend on protos or files.
+Constructors check the values that a user writes in Python as TensorFlow does. build.py converts them to a proto; this
+module does not depend on protos or files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMBINERS = ("mean", "sum", "sqrtn")
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normal, drawn again beyond two standard deviations of the mean. Numbers are float32."""
+    """Normal, redrawn beyond two standard deviations from the mean. Numbers are float32."""
 
     mean: float
     stddev: float
@@ -38,14 +38,14 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Constant:
-    """Every element the same. The number is float32."""
+    """The same float32 value in every element."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class RowIdInitializer:
-    """Row i is filled with offset + i. Called as TensorFlow's: (shape, dtype) -> numpy array of that shape."""
+    """offset + i in every element of row i. Callable as in TensorFlow: (shape, dtype) -> numpy array of that shape."""
 
     offset: int = 0
 
@@ -60,12 +60,12 @@ Initializer = TruncatedNormal | Uniform | Constant | RowIdInitializer
 
 
 def default_initializer(dim: int) -> TruncatedNormal:
-    """TensorFlow's: mean 0, standard deviation 1/sqrt(dim)."""
+    """Return TensorFlow's default initializer: mean 0, standard deviation 1/sqrt(dim)."""
     return TruncatedNormal(0.0, float32(1.0 / math.sqrt(dim)))
 
 
 class QuantizationConfig:
-    """Quantization of looked-up rows to ``num_buckets`` levels of [lower, upper]; the table itself stays float32."""
+    """Quantization of looked-up rows to ``num_buckets`` levels in [lower, upper]; the table itself stays float32."""
 
     def __init__(self, num_buckets: int, lower: float, upper: float) -> None:
         if num_buckets < 2:
@@ -79,12 +79,12 @@ class QuantizationConfig:
 
 
 class TableConfig:
-    """One table. Two with the same content are two tables: equality is identity.
+    """One table. Equality is identity: two instances with the same content are two tables.
 
     initializer : a callable (shape, dtype) -> array as in TensorFlow, an ``Initializer`` value, or None for the
         default. Only values can be saved with a configuration.
     optimizer : an optimizer, or None for that of the whole configuration
-    name : None names it ``table_<index>`` in the configuration it ends up in
+    name : None names it ``table_<index>`` in the configuration that uses it
     layout : accepted as in TensorFlow, where only SparseCore reads it
     dtype : "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name
     """

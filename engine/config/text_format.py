@@ -39,10 +39,10 @@ MAGIC = {
     b"\xfe\xff": "UTF-16 text",
 }
 
-# A text never has these, and a binary table always does: the tags of vocabulary_size and dimension are 0x10, 0x18.
+# A text contains none of these. A binary table always does: the tags of vocabulary_size and dimension are 0x10, 0x18.
 CONTROL = bytes(c for c in range(32) if c not in b"\t\n\v\f\r")
 
-# Only above the first field: a message pasted into another brings its own header along.
+# Match only above the first field: a message pasted into another includes its header.
 HEADER = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\r?\n)*?[ \t]*#[ \t]*proto-message:[ \t]*(\S+)")
 KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
     "TPUEmbeddingConfiguration": TPUEmbeddingConfiguration,
@@ -106,7 +106,7 @@ def _decode(content: bytes) -> str:
 
 
 def parse_binary(content: bytes) -> EngineConfig:
-    """Parse the bytes of either message into an EngineConfig; unknown fields stay."""
+    """Parse the bytes of either message into an EngineConfig, and keep unknown fields. Raise ConfigError."""
     try:
         engine = EngineConfig.FromString(content)
         if engine.ListFields():
@@ -137,12 +137,12 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
             message = text_format.Parse(text, kind())
         except text_format.ParseError as error:
             failures.append(_at(error, text))
-        except Exception as error:  # the parser lets some of Python's own errors through
+        except Exception as error:  # the parser does not convert every built-in exception to a ParseError
             failures.append(_AtError(f"cannot be parsed: {error}", 1, 1))
         else:
             whole = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
             return whole, scan(text, kind)
-    # The kind that got further is the one that was meant.
+    # The kind whose parse got furthest is the intended one.
     raise max(failures, key=lambda failure: (failure.line, failure.column))
 
 
@@ -170,7 +170,7 @@ def _descriptor(name: str) -> Descriptor | None:
 
 
 def kept_config(content: bytes) -> EngineConfig:
-    """Parse the stored bytes of a message. Raises ValueError."""
+    """Parse the stored bytes of a message. Raise ValueError for bytes that are not one."""
     try:
         return EngineConfig.FromString(content)
     except DecodeError as error:
@@ -178,7 +178,10 @@ def kept_config(content: bytes) -> EngineConfig:
 
 
 def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
-    """Write ``message``: as TensorFlow's if that has fields for all of it, as text if the path's suffix says so."""
+    """Write ``message``: as TensorFlow's message if that holds all of it, as text if the path has a text suffix.
+
+    Raise ConfigError if text would lose a field, OSError if the path cannot be written.
+    """
     name = os.fspath(path)
     settings = EngineConfig()
     settings.CopyFrom(message)
@@ -228,6 +231,6 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
 
 
 def _replace(name: str, content: bytes) -> None:
-    """Replace the file atomically and durably; a link stays a link, and its target is replaced."""
+    """Replace the file atomically and durably; for a link, replace its target."""
     with atomic_files.appearing(Path(os.path.realpath(name))) as file:
         file.write(content)

@@ -20,7 +20,7 @@ from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.run_files import OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
-from penstock.checkpoint.session import Saves
+from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.core import EngineCore
@@ -139,7 +139,7 @@ class SharedSaver(Saver):
         return SharedWriter(self.folder, draft, self._keep, self._ring, self._peers, self._shares)
 
 
-class SharedSaves(Saves):
+class SharedCheckpointSession(CheckpointSession):
     """The saving side of an engine that is one of several."""
 
     def __init__(

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.checkpoint.engine_state import restore
-from penstock.checkpoint.session import Saves
+from penstock.checkpoint.session import CheckpointSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
-from penstock.distributed.commits import SharedSaves
+from penstock.distributed.commits import SharedCheckpointSession
 from penstock.distributed.deltas import SharedDeltas
 from penstock.distributed.peers import Peers
 from penstock.distributed.rounds import RoundsReader
@@ -29,8 +29,8 @@ from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import LearningRates
 from penstock.stats import Counters, ProcessReport, Report, summed
-from penstock.tables.table_set import State
-from penstock.telemetry import Watch
+from penstock.tables.table_set import TableSet
+from penstock.telemetry import Telemetry
 
 if TYPE_CHECKING:
     import jax
@@ -43,7 +43,7 @@ class Member(Engine):
     """
 
     core: SharedCore
-    session: SharedSaves
+    session: SharedCheckpointSession
 
     def __init__(
         self,
@@ -94,24 +94,24 @@ class Member(Engine):
 
     # ---- inside
 
-    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> State:
+    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
         self._shared = SharedState(self.config, mesh, self.seed, threads, self._peers)
         return self._shared
 
-    def _make_core(self, tables: State, num_required: int | None, threads: int | None) -> EngineCore:
+    def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
         core = SharedCore(self.config, tables, num_required, self.reduction, self.seed, threads)
         core.peers = self._peers
         return core
 
-    def _make_telemetry(self) -> Watch:
+    def _make_telemetry(self) -> Telemetry:
         """Samples the rows that are here."""
-        return Watch(
+        return Telemetry(
             lambda name, numbers: self._shared.here(name).read(numbers),
             known_as=lambda name, numbers: self._shared.shares[name].ids(numbers),
         )
 
-    def _make_session(self) -> Saves:
-        return SharedSaves(self.core, self._peers, self._shared.shares, self.watch.saving)
+    def _make_session(self) -> CheckpointSession:
+        return SharedCheckpointSession(self.core, self._peers, self._shared.shares, self.watch.saving)
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return SharedDeltas(self.core, self._peers, self._shared, options)

@@ -22,7 +22,7 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
-from penstock.tables.table_set import State, start_of
+from penstock.tables.table_set import TableSet, start_of
 
 if TYPE_CHECKING:
     import jax
@@ -109,7 +109,7 @@ class SharedTable:
         return out
 
 
-class _Here(State):
+class _Here(TableSet):
     """This process's rows: tables of the sizes of its shares, which start as those rows of the whole tables do."""
 
     def __init__(
@@ -133,7 +133,7 @@ class _Here(State):
 
 
 class _Held(NamedTuple):
-    """What State asks of a configuration."""
+    """What TableSet asks of a configuration."""
 
     tables: tuple[TableSpec, ...]
     whole: EmbeddingConfig
@@ -143,7 +143,7 @@ class _Held(NamedTuple):
         return self.whole.sharding_strategy
 
 
-class SharedState(State):
+class SharedState(TableSet):
     """All tables of a job by name, whole to look at; steps are applied to this process's rows."""
 
     is_share = True
@@ -156,6 +156,7 @@ class SharedState(State):
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)
+        self.devices = self._here.devices
         self._shared = {
             name: SharedTable(name, self._here.table(name), self.shares[name], spec.dim, peers)
             for name, spec in self.specs.items()

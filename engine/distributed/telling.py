@@ -14,7 +14,7 @@ from penstock.core import EngineCore
 from penstock.distributed.peers import Peers
 from penstock.frames import Frame
 from penstock.stats import Counters, ProcessReport
-from penstock.telemetry import Watch
+from penstock.telemetry import Telemetry
 
 # Between two tellings: of 32 tables it takes 89 µs to say and 114 µs to hear (through JSON, on a 2-CPU Xeon 2.5 GHz),
 # which small rounds would feel.
@@ -29,7 +29,7 @@ class Telling:
     """
 
     def __init__(
-        self, core: EngineCore, watch: Watch, peers: Peers, clock: Callable[[], float] = time.monotonic
+        self, core: EngineCore, watch: Telemetry, peers: Peers, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._core, self._watch, self._peers, self._clock = core, watch, peers, clock
         self.begin()

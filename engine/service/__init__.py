@@ -1,1 +1,1 @@
-"""The Flight service: producers' frames in, deltas and tables out."""
+"""The Flight service: takes frames from producers, and serves deltas and tables to readers."""

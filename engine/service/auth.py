@@ -1,6 +1,6 @@
-"""Who may talk to the service, and over what: addresses, certificates, tokens, and how many calls at once.
+"""Access to the service: addresses, certificates, tokens, and the number of concurrent calls.
 
-An open service on an address that others reach is refused unless it was said in so many words.
+A service without TLS or tokens on an address that other hosts can reach requires an explicit option.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.service.connections import Connections
 
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
-    """Raise UsageError where others could reach the service unseen or unasked, and nobody said that they may."""
+    """Raise UsageError if other hosts could reach the service without TLS or without a token. insecure : allow that"""
     if insecure or address.is_loopback:
         return
     lacks = [
@@ -36,7 +36,7 @@ def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
 
 
 def certificates(address: Address, cert: Path | None, key: Path | None) -> list[tuple[bytes, bytes]]:
-    """What gRPC wants of them: none without TLS. Raises UsageError where scheme and files do not go together."""
+    """Return [(certificate, key)] for gRPC, [] without TLS. Raises UsageError if scheme and files do not match."""
     if not address.tls:
         if cert is not None or key is not None:
             raise UsageError(f"--tls-cert and --tls-key go with --listen grpc+tls://…, not {address.uri}")
@@ -44,7 +44,7 @@ def certificates(address: Address, cert: Path | None, key: Path | None) -> list[
     if cert is None or key is None:
         raise UsageError(f"--listen {address.uri}: give --tls-cert FILE and --tls-key FILE")
     pair = (_read(cert, "--tls-cert"), _read(key, "--tls-key"))
-    try:  # gRPC would only say that it cannot listen
+    try:  # gRPC would only report that it cannot listen
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
     except (ssl.SSLError, ValueError, OSError) as error:
         reason = getattr(error, "reason", None) or error
@@ -55,7 +55,7 @@ def certificates(address: Address, cert: Path | None, key: Path | None) -> list[
 
 
 def tokens_of(file: Path | None) -> tuple[bytes, ...]:
-    """The tokens of a file, one per line; any of them lets a caller in. Raises UsageError."""
+    """Return the tokens in a file, one per line; () without a file. Each of them admits a caller. Raises UsageError."""
     if file is None:
         return ()
     found = tuple(filter(None, (line.strip() for line in _read(file, "--token-file").splitlines())))
@@ -72,10 +72,10 @@ def _read(file: Path, flag: str) -> bytes:
 
 
 class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Asks every call for a token, and lets in so many at once.
+    """Checks the token of every call, and limits the number of concurrent calls.
 
-    tokens : any of them will do; none: everybody may come in
-    connections : counts the calls that are let in, by connection
+    tokens : each of them admits a call; none: every call is admitted
+    connections : counts the admitted calls by connection
     """
 
     def __init__(self, tokens: Sequence[bytes], max_calls: int, connections: Connections) -> None:
@@ -100,7 +100,7 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Visit(self)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether nobody is in, after at most so many seconds."""
+        """Wait until no call is in progress, and return whether that happened within ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: self.num_calls == 0, timeout_s)
 
@@ -113,13 +113,13 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if not self._tokens:
             return True
         given = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
-        # Every token is compared, in a time that does not depend on how much of one was right.
+        # Compare every token, in a time that does not depend on how much of it matches.
         fits = [hmac.compare_digest(value, b"Bearer " + token) for value in given for token in self._tokens]
         return any(fits)
 
 
 class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
-    """One call, from the door to the door."""
+    """One admitted call, until it completes."""
 
     def __init__(self, door: Doorkeeper) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
         self._peer: str | None = None
 
     def comes_from(self, peer: str) -> None:
-        """The other end of its connection, which ``start_call`` does not see."""
+        """Set the peer of the call's connection, which ``start_call`` does not receive."""
         self._door.connections.began(peer)
         self._peer = peer
 

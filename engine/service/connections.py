@@ -1,8 +1,8 @@
-"""Connections to the service: how many there may be, and how long one may stay without a call.
+"""Limits on connections to the service: their number, and how long one may stay idle.
 
-gRPC accepts every connection, and pyarrow passes none of gRPC's settings for servers on. So this looks twice a second
-at the sockets that the process has accepted on the service's port, and shuts down those that are too many or idle for
-too long. gRPC sees the other side leave, and closes the descriptor.
+gRPC accepts every connection, and pyarrow does not expose gRPC's settings for servers. So a thread checks twice a
+second the sockets that the process has accepted on the service's port, and shuts down those above the limit or idle for
+too long. gRPC then sees a closed connection, and closes the descriptor.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import unquote
 from penstock.io.storage import descriptors
 from penstock.service.limits import Limits
 
-# A connection from which no call has been admitted may stay this long.
+# The time that a connection has for its first admitted call.
 FIRST_CALL_S = 10.0
 LOOK_EVERY_S = 0.5
-# Connections may take this share of the descriptors that the process may have.
+# The share of the process's descriptors that connections may use.
 SHARE = 0.75
-# Descriptors held in reserve for commits, which open a few at a time.
+# Descriptors reserved for commits, which open a few at a time.
 RESERVE = 16
 
 Peer = tuple[str, int]  # address and port
@@ -33,7 +33,7 @@ Peer = tuple[str, int]  # address and port
 
 @dataclass
 class _Connection:
-    """since_s : when it was first seen, or its last call ended; is_known : a call from it has been admitted"""
+    """One connection. since_s : when it was found, or its last call ended; is_known : whether a call was admitted"""
 
     since_s: float
     is_known: bool = False
@@ -41,7 +41,7 @@ class _Connection:
 
 
 class Connections:
-    """The connections of one port. A call that was admitted is reported by ``began`` and ``ended``, with its peer."""
+    """The connections of one port. Report every admitted call to ``began`` and ``ended``, with its peer."""
 
     def __init__(self, limits: Limits) -> None:
         self._most = max(1, min(limits.connections, int(SHARE * descriptors.limit())))
@@ -55,11 +55,11 @@ class Connections:
 
     @property
     def num_open(self) -> int:
-        """How many there were at the last look."""
+        """Return the number of connections at the last check."""
         return len(self._known)
 
     def watch(self, port: int) -> None:
-        """Look from now on."""
+        """Start to check the connections of a port."""
         self._port = port
         self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
         self._thread.start()
@@ -77,7 +77,7 @@ class Connections:
             connection.since_s = time.monotonic()
 
     def cut(self) -> None:
-        """Shut down every connection there is now, also those with calls."""
+        """Shut down all connections, also those with calls in progress."""
         if self._over.is_set():
             return
         with self._sockets.open_on(self._port) as found:
@@ -85,7 +85,7 @@ class Connections:
                 self._sockets.shut_down(found[peer], peer)
 
     def close(self) -> None:
-        """Look no more; once is enough."""
+        """Stop the checks. Idempotent."""
         if self._over.is_set():
             return
         self._over.set()
@@ -105,12 +105,12 @@ class Connections:
                 self._sockets.shut_down(found[peer], peer)
 
     def _unwanted(self, found: Iterable[Peer]) -> list[Peer]:
-        """Of these connections, those that are idle for too long, or too many: first those without any call so far."""
+        """Return the connections to shut down: idle for too long, or above the limit, those without any call first."""
         now_s = time.monotonic()
         with self._lock:
             known = {peer: self._known.get(peer) or _Connection(now_s) for peer in found}
             surplus = len(known) - self._most
-            # A call may have begun before its connection was found.
+            # A call may begin before its connection is found.
             known |= {peer: each for peer, each in self._known.items() if each.num_calls}
             self._known = known
             idle = sorted((each.is_known, each.since_s, peer) for peer, each in known.items() if not each.num_calls)
@@ -125,19 +125,19 @@ class Connections:
 class _Sockets:
     """The sockets that this process has accepted.
 
-    One descriptor refers to them in turn. So a look takes no new descriptor, which there may not be; and whatever gRPC
-    closes meanwhile, the socket that is shut down is the one that was looked at.
+    One descriptor is duplicated onto each of them in turn. So a check needs no new descriptor, of which none may be
+    left; and it shuts down the socket that it has examined, even if gRPC closes descriptors meanwhile.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of this family, because its addresses are the longest.
+        # AF_INET6 has the longest addresses.
         self._probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, socket.socket(socket.AF_UNIX).detach())
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     @contextmanager
     def open_on(self, port: int) -> Iterator[dict[Peer, int]]:
-        """The descriptors of connections to a port, by peer; they may be shut down while this is entered."""
+        """Yield the descriptors of connections to a port, by peer. Call ``shut_down`` within the block."""
         with self._lock:
             try:
                 found = {}
@@ -145,7 +145,7 @@ class _Sockets:
                     if (peer := self._peer(descriptor, port)) is not None:
                         found[peer] = descriptor
                 yield found
-            finally:  # the last one is not to stay open for us
+            finally:  # release the last socket
                 os.dup2(self._nothing, self._probe.fileno(), False)
 
     def shut_down(self, descriptor: int, peer: Peer) -> None:
@@ -160,7 +160,7 @@ class _Sockets:
             os.close(self._nothing)
 
     def _peer(self, descriptor: int, port: int) -> Peer | None:
-        """None for what is no accepted connection to the port."""
+        """Return the peer of a descriptor; None if it is not an accepted connection to the port."""
         if descriptor == self._probe.fileno():
             return None
         try:
@@ -172,7 +172,7 @@ class _Sockets:
 
 
 def _descriptors() -> Iterable[int]:
-    """Of this process, as far as the system lists them; some may be closed by now."""
+    """Return the descriptors of this process, if the system lists them; some may be closed already."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError as error:
@@ -180,7 +180,7 @@ def _descriptors() -> Iterable[int]:
 
 
 def _peer_of(peer: str) -> Peer:
-    """As gRPC writes it: ``ipv4:127.0.0.1:40000``, ``ipv6:%5B::1%5D:40000``."""
+    """Parse a peer in gRPC's form: ``ipv4:127.0.0.1:40000``, ``ipv6:%5B::1%5D:40000``."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _plain((host.strip("[]"), int(port)))
 

@@ -1,9 +1,9 @@
-"""The last deltas, once for all readers: made as steps happen, told when nothing can take them back, bounded.
+"""A bounded log of the last deltas, shared by all readers.
 
-With a checkpoint a delta is told when the commit that holds its step is on disk: what a reader has seen, no crash
-undoes. Without one they are made per step while somebody follows, and else when somebody asks: nobody pays for deltas
-that nobody reads. Readers keep their own place and come for the next delta; who comes too late is told so. No step
-waits for a reader.
+With a checkpoint, a delta is published once the commit that contains its step is durable, so a crash never undoes
+deltas that a reader has seen. Without one, deltas are created per step while a reader follows, and otherwise on
+request, so unread deltas cost nothing. Each reader keeps its position and pulls the next delta; a reader that is too
+slow gets DeltasGoneError. No step waits for a reader.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from penstock.engine import Engine
 
-# How soon it is noticed that a reader who waits for the next delta has gone.
+# How often a waiting reader is checked for having disconnected.
 LOOK_AGAIN_S = 1.0
 
 
 class Told(NamedTuple):
-    """One delta. step : the one it leads to"""
+    """One delta. step : the step it leads to"""
 
     step: int
     batches: tuple[pa.RecordBatch, ...]
@@ -35,14 +35,16 @@ class Told(NamedTuple):
 
 
 class DeltaLog:
-    """Deltas of an engine from now on.
+    """The deltas of an engine, from its current step.
 
-    per_steps : one delta per so many steps; None: per commit, or without a checkpoint per step while a reader follows
-    max_bytes : of all deltas kept
-    durable : whether commits say what may be told
+    per_steps : steps per delta; None: per commit, or without a checkpoint per step while a reader follows
+    max_bytes : of all retained deltas
+    durable : whether to publish deltas only after their commit
 
-    step : what has been told leads to this one; made_bytes : of all deltas so far, kept or not
-    Methods are called from any thread; what the intake calls, under the gate's lock.
+    step : the step that the published deltas lead to
+    first_step : the step that the retained deltas begin at
+    num_bytes : of the retained deltas; made_bytes : of all deltas so far, retained or not
+    Methods may be called from any thread; those that the intake calls, under the gate's lock.
     """
 
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
@@ -50,7 +52,7 @@ class DeltaLog:
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
         watch = Deltas(engine.core, DeltaOptions(numbered=True, per_steps=per_steps))
-        # Without a checkpoint whoever asks has nothing of this state yet: until then nobody watches.
+        # Without a checkpoint, no reader has an earlier state: changes are tracked from the first request.
         self._deltas = watch if durable or per_steps is not None else None
         self.schema = watch.schema
         self._changed = threading.Condition()
@@ -60,7 +62,7 @@ class DeltaLog:
         self.num_bytes = self.made_bytes = 0
         self.is_closed = False
 
-    # ---- what the intake tells
+    # ---- called by the intake
 
     def stepped(self) -> None:
         if self._deltas is None or (self._per_steps is None and (self._durable or not self._num_following)):
@@ -78,15 +80,15 @@ class DeltaLog:
         self._tell_to(self._promised_step)
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Stop publishing, and wake all waiting readers."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
 
-    # ---- what readers ask
+    # ---- called for readers
 
     def tell_all(self) -> None:
-        """Tell what has changed since the last delta, where that is nobody else's to say. Under the gate's lock."""
+        """Publish all changes since the last delta, unless a commit has to come first. Under the gate's lock."""
         if self._deltas is None:
             self._forget()
         elif not self._durable:
@@ -95,7 +97,7 @@ class DeltaLog:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Somebody follows."""
+        """Count a reader as following during the block."""
         with self._engine.gate.still():
             self.tell_all()
             self._num_following += 1
@@ -106,22 +108,22 @@ class DeltaLog:
                 self._num_following -= 1
 
     def look_again(self) -> None:
-        """A reader who waits may have gone."""
+        """Wake the waiting readers: one of them may have disconnected."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, step: int) -> None:
-        """Until what leads to a step has been told. Raises ServiceError where the service ends before."""
+        """Wait until the deltas up to a step are published. Raises ServiceError if the service ends first."""
         with self._changed:
             self._changed.wait_for(lambda: self.step >= step or self.is_closed)
             if self.step < step:
                 raise ServiceError("the service is ending")
 
     def after(self, since: int, until: int | None = None, gone: Callable[[], bool] = lambda: False) -> Iterator[Told]:
-        """Deltas that lead on from a step, each once, in order.
+        """Yield the published deltas after a step, in order, and wait for further ones.
 
-        until : end with the one that leads there; None: with the service, or when the reader has ``gone``
-        Raises DeltasGoneError where one is no longer kept, or the step is none that was told.
+        until : the step to end at; None: end with the service, or when ``gone`` returns True
+        Raises DeltasGoneError if a delta is no longer retained, or ``since`` is ahead of the service.
         """
         while until is None or since < until:
             with self._changed:
@@ -137,7 +139,7 @@ class DeltaLog:
             since = told.step
 
     def check(self, since: int) -> None:
-        """Raise DeltasGoneError where nobody can go on from a step."""
+        """Raise DeltasGoneError if a reader cannot continue from a step."""
         with self._changed:
             self._next(since)
 
@@ -151,7 +153,7 @@ class DeltaLog:
     # ---- inside
 
     def _keep(self, deltas: Deltas, make: Callable[[], Iterator[pa.RecordBatch]]) -> None:
-        """Steps that changed nothing are told by nothing; a reader may be at one of them all the same."""
+        """Retain the delta that ``make`` creates; drop all if it is too large. A step without changes has no delta."""
         if (num_bytes := deltas.num_touched * self._row_bytes) > self.max_bytes:
             self.made_bytes += num_bytes
             self._forget()
@@ -160,7 +162,7 @@ class DeltaLog:
         if batches or not deltas.num_touched:
             self._made_step = self._engine.global_step
         if batches:
-            # The last step that changed anything, as readers see it: they come back with what they have seen.
+            # The last step that changed anything: readers send it back as their position.
             step = batches[0].column("step")[0].as_py()
             num_bytes = sum(batch.get_total_buffer_size() for batch in batches)
             with self._changed:
@@ -177,7 +179,7 @@ class DeltaLog:
             self._changed.notify_all()
 
     def _forget(self) -> None:
-        """More has changed than may be kept: who wants to go on from before takes the tables anew."""
+        """Drop all deltas, and track changes from the current step: earlier readers must read the tables again."""
         self._deltas = Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps))
         with self._changed:
             self._kept.clear()

@@ -1,4 +1,4 @@
-"""What the service takes at most, so that no caller can take its memory."""
+"""Limits of the service, which bound the memory that callers can use."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import pyarrow as pa
 
 from penstock.errors import InputError, ServiceError
 
-# Below this a batch that waits stays a view of its message.
+# A queued batch below this size, in bytes, remains a view of its message.
 WORTH_COPYING = 1 << 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """calls : at once, of every kind
-    connections : at once; beyond it those without a call in progress are closed
+    """Maxima of the service.
+
+    calls : concurrent calls of all kinds
+    connections : open connections; above it those without a call in progress are closed
     idle_s : how long a connection may stay without a call
     message_bytes : of one record batch
-    queued_rows, queued_bytes : of frames that are not whole yet, over all streams
-    memory_bytes : that producers on this machine may share with the service, all together
-    producers : names that positions are kept for
-    delta_bytes : of the last deltas, kept for readers
-    rows_asked : ids of one call for rows
+    queued_rows, queued_bytes : of unfinished frames, over all streams
+    memory_bytes : of shared memory, over all producers on this machine
+    producers : names whose positions are stored
+    delta_bytes : of the deltas retained for readers
+    rows_asked : ids in one request for rows
     """
 
     calls: int = 256
@@ -40,7 +42,7 @@ class Limits:
 
 
 class Budget:
-    """What all streams have together: rows, or bytes, that wait in unfinished frames, or the bytes of shared memory."""
+    """A maximum shared by all streams: of rows or bytes queued in unfinished frames, or of bytes of shared memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,7 +50,7 @@ class Budget:
         self.num_taken = 0
 
     def change(self, by: int) -> bool:
-        """Take or give back; False where there is no room, and nothing is taken."""
+        """Take units, or release them if ``by`` is negative. Return False, and take nothing, if there is no room."""
         with self._lock:
             if by > 0 and self.num_taken + by > self._most:
                 return False
@@ -57,24 +59,24 @@ class Budget:
 
 
 class Queue:
-    """One stream's share of the budgets: the rows of the frame that is not whole yet, and the bytes they keep.
+    """One stream's share of the budgets: the rows of its unfinished frame, and the bytes that these keep in memory.
 
-    name : of the stream, for errors
+    rows, held : the budgets of rows and bytes; name : of the stream, for errors
     """
 
     def __init__(self, limits: Limits, rows: Budget, held: Budget, name: str) -> None:
         self._limits, self._rows, self._held, self._name = limits, rows, held, name
         self._num_batches = 0
-        self._last = (0, 0)  # of the last batch, the rows and bytes that may be of a frame that goes on
+        self._last = (0, 0)  # rows and bytes of the last batch that may belong to an unfinished frame
         self.num_rows = self.num_bytes = 0
 
     def admit(self, batch: pa.RecordBatch, used: Sequence[str], waits: bool) -> pa.RecordBatch:
-        """A batch has come. Returns its columns that are used.
+        """Take an incoming batch from the budgets, and return it with the used columns only.
 
-        waits : its rows may be of a frame that goes on. Raises InputError where the batch or its frame is larger than
-        any may be, ServiceError where the service is full now.
+        waits : whether its rows may belong to an unfinished frame. Raises InputError if the batch or its frame exceeds
+        a limit, ServiceError if the service is full at the moment.
         """
-        # Sizes of the buffers as they came: nbytes would follow offsets that nobody has checked yet.
+        # Sizes of the received buffers: nbytes would follow offsets that are not validated yet.
         size, most = batch.get_total_buffer_size(), self._limits.message_bytes
         if size > most:
             raise self._too_large(f"a batch of {size:,} bytes; this service takes {most:,} at most (--max-message)")
@@ -100,11 +102,11 @@ class Queue:
         return batch
 
     def frame_taken(self) -> None:
-        """A frame that the last batch completed is in: at most that batch's rows are of another one."""
+        """Release the rows of a completed frame, except those of the last batch: it may begin another frame."""
         self._keep(*self._last)
 
     def clear(self) -> None:
-        """Nothing waits."""
+        """Release all rows and bytes."""
         self._keep(0, 0)
 
     def _keep(self, num_rows: int, num_bytes: int) -> None:
@@ -120,16 +122,16 @@ class Queue:
 
 
 def _compact(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """The batch, in memory of its own where it is the smaller part of what it keeps; and how many bytes it keeps.
+    """Return a batch and the bytes that it keeps in memory, copied if it uses less than half of these.
 
-    A column is a view of its whole message, so that one row keeps also the columns that nobody reads.
+    A column is a view of its whole message, so even one row keeps the unused columns in memory.
     """
     held, used = _held_bytes(batch), batch.get_total_buffer_size()
     if held < WORTH_COPYING or 2 * used > held:
         return batch, held
     try:
         batch.validate(full=True)
-    except pa.ArrowInvalid:  # the decoder reports it better
+    except pa.ArrowInvalid:  # the decoder reports it with more detail
         return batch, held
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -139,11 +141,11 @@ def _compact(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 
 def _held_bytes(batch: pa.RecordBatch) -> int:
-    """Of the memory that a batch's buffers are views of."""
+    """Return the bytes of the memory that a batch's buffers are views of."""
     found: dict[int, int] = {}
     for buffer in (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None):
         while buffer.parent is not None:
             buffer = buffer.parent
         found[buffer.address] = int(buffer.size)
-    # Dictionaries are not among them, and lie in messages of their own.
+    # Dictionaries are not included: they are in separate messages.
     return max(sum(found.values()), int(batch.get_total_buffer_size()))

@@ -1,4 +1,4 @@
-"""Streams of gradients from producers: read frame by frame, handed to the intake, acknowledged as they are safe."""
+"""Streams of gradients from producers: decoded into frames, passed to the intake, and acknowledged."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from penstock.service.streams import Stream
 
 Tell = Callable[[Mapping[str, Any]], None]
 
-# gRPC tells that a connection broke, and that nothing more comes, in no fixed order.
+# gRPC reports a broken connection and the end of its stream in no fixed order.
 CUT_IS_KNOWN_AFTER_S = 0.05
 ACK_PAUSE_S = 0.01
 
-# Of shared memory, per stream; more would be less in cache. A batch whose values are lent keeps its room until its
-# frame is taken: two others are to have room meanwhile.
+# Shared memory per stream; a larger block would fit the cache less. A batch whose values are borrowed keeps its room
+# until its frame is applied: two others must fit meanwhile.
 SHARED_BYTES = 16 << 20
 LENT_SHARE = 3
 
 
 class Producers:
-    """Everything that comes in. options : how streams are read
+    """Takes the streams of all producers. options : how streams are decoded
 
-    rows, held : what waits in unfinished frames, and the bytes it keeps; memory : what all streams share with their
-    producers; num_shared : batches that came through shared memory
+    rows, held : budgets of the rows in unfinished frames and of the bytes that these keep in memory
+    memory : budget of shared memory; num_shared : batches received through shared memory
     """
 
     def __init__(self, intake: Intake, options: ReadOptions, limits: Limits) -> None:
@@ -49,9 +49,10 @@ class Producers:
         self.num_shared = 0
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> Ack:
-        """Take in a stream to its end. Returns the last acknowledgement, which has been told by then.
+        """Read a stream to its end. Return the last acknowledgement, after it was sent.
 
-        tell : sends one; may wait for the producer
+        tell : sends a message to the producer; may block until the producer reads it
+        Raises UsageError or InputError if the stream is invalid, ServiceError if the service ends or is full.
         """
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
         with Acks(tell) as acks, self._shared(request, acks) as shared:
@@ -66,7 +67,7 @@ class Producers:
                         )
                 return acks.last
             except ServiceError:
-                # It is told what the last commit holds before it is told to go.
+                # First acknowledge the last commit, so that the producer gets it before the error.
                 if self._intake.is_closing:
                     self._intake.ended.wait()
                 raise
@@ -75,13 +76,13 @@ class Producers:
 
     @contextmanager
     def _shared(self, request: PutRequest, acks: Acks) -> Iterator[Shared | None]:
-        """Memory for a stream that asks for some, where there is some left."""
+        """Yield shared memory for a stream; None if it requests none, or none is left."""
         if not request.memory or not self.memory.change(SHARED_BYTES):
             yield None
             return
         try:
             memory = Memory(SHARED_BYTES)
-        except OSError:  # batches come the ordinary way then
+        except OSError:  # unsupported: the batches arrive over the network
             self.memory.change(-SHARED_BYTES)
             yield None
             return
@@ -130,10 +131,10 @@ def _one(part: Part) -> Generator[Part, None, None]:
 
 
 class _Watched:
-    """A producer's stream on its way to the frame reader: looked at before that sees it.
+    """A producer's stream, which checks batches before the frame reader gets them.
 
-    every : every batch ends its frame; told : batches say where frames end
-    read_once : whether what reads a frame's values adds them at once
+    every : whether every batch ends its frame; ``told`` : whether metadata marks the ends of frames
+    read_once : returns whether a frame's values are read only once, by the sum
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class _Watched:
         self.schema = reader.schema
 
     def part(self, part: Part) -> Part:
-        """The same part; from when its batches are asked for, it is known which columns are used."""
+        """Return the part, which records the columns in use when its batches are requested."""
 
         def batches(columns: list[str]) -> Batches:
             self._used = columns
@@ -165,7 +166,7 @@ class _Watched:
 
     def read_chunk(self) -> Chunk:
         if self._shared is not None:
-            self._shared.let_go()  # of a batch that was a frame: it has been taken, or this is not called
+            self._shared.let_go()  # the previous batch was a whole frame, and has been applied
         try:
             chunk = self._reader.read_chunk()
         except StopIteration:
@@ -192,7 +193,7 @@ class _Watched:
         return self._shared.batch(place, self.schema, self._name, is_frame and self._read_once())
 
     def _check_end(self) -> None:
-        """A frame that has begun is whole only where the producer said that this was all."""
+        """Raise ServiceError if the connection broke, InputError if the stream ended inside a frame."""
         if self._queue.num_rows:
             time.sleep(CUT_IS_KNOWN_AFTER_S)
         left = f"; {self._queue.num_rows} rows of a frame that is not whole are left out"
@@ -203,14 +204,17 @@ class _Watched:
 
 
 class Shared:
-    """Memory that a stream's producer writes batches to. num_taken : batches that came from there"""
+    """The shared memory that a stream's producer writes batches to. num_taken : batches read from it"""
 
     def __init__(self, memory: Memory, acks: Acks) -> None:
         self._memory, self._acks = memory, acks
         self.num_taken = self._num_told = self._untold_bytes = 0
 
     def batch(self, place: Place | Columns, schema: pa.Schema, name: str, may_lend: bool) -> Given:
-        """may_lend : whether the next batch is not asked for before this one's values are done with"""
+        """Return the batch at a location. Raises InputError.
+
+        may_lend : whether values may be borrowed, since the next batch is read only after these values were used
+        """
         places = place.places if isinstance(place, Columns) else (place,)
         num_bytes = sum([each.length for each in places])
         given = self._memory.batch(place, schema, name, may_lend and num_bytes <= SHARED_BYTES // LENT_SHARE)
@@ -221,7 +225,7 @@ class Shared:
         return given
 
     def let_go(self) -> None:
-        """The producer may write over all that came so far."""
+        """Allow the producer to overwrite all batches so far."""
         if self._num_told == self.num_taken:
             return
         hurry = self._untold_bytes >= SHARED_BYTES // 4
@@ -232,9 +236,9 @@ class Shared:
 
 
 class Acks:
-    """Tells a producer how far it is, on a thread of its own: one that does not listen keeps nobody else waiting.
+    """Sends acknowledgements to a producer, on a dedicated thread, so that a slow producer delays no other.
 
-    tell : sends what is said; of what waits only the newest
+    tell : sends a message; of several queued ones, only the newest of each kind
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -255,7 +259,7 @@ class Acks:
             self._say({"memory": memory})
 
     def taken(self, count: int, hurry: bool) -> None:
-        """So many batches in shared memory have been let go. hurry : the producer may wait for the room"""
+        """Report the number of batches released in shared memory. hurry : the producer may be waiting for room"""
         with self._changed:
             self._hurry = self._hurry or hurry
             self._say({"taken": count})
@@ -265,7 +269,7 @@ class Acks:
         self._changed.notify_all()
 
     def wait_for(self, position: int) -> None:
-        """Until a position is acknowledged, or the service ends, or the producer has gone."""
+        """Wait until a position is acknowledged, the service ends, or the producer has disconnected."""
         with self._changed:
             self._changed.wait_for(lambda: self.last.position >= position or self.last.closing or self._deaf)
 
@@ -288,11 +292,11 @@ class Acks:
                 return
             try:
                 self._tell(said)
-            except (pa.ArrowException, flight.FlightError, OSError):  # the producer has gone
+            except (pa.ArrowException, flight.FlightError, OSError):  # the producer has disconnected
                 with self._changed:
                     self._deaf = True
                     self._changed.notify_all()
                 return
-            # Who sends many small frames hears of several at once: each word costs both sides a turn of a thread.
+            # Many small frames share an acknowledgement: each message costs a thread switch on both sides.
             with self._changed:
                 self._changed.wait_for(lambda: self._over or self._hurry, ACK_PAUSE_S)

@@ -1,8 +1,8 @@
-"""Where the frames of all producers become one order: applied, counted per producer, acknowledged.
+"""The sequencer of the service: applies the frames of all producers in one order, counts and acknowledges them.
 
-Frames enter one by one under the gate's lock, so that the tables, every producer's position and what
-a commit holds of both never disagree. Nothing here waits for a producer or a reader: what they are
-told is handed to streams that have threads of their own.
+Frames enter one by one under the gate's lock, so the tables, the positions of the producers and the commits of both
+always agree. No code here waits for a producer or a reader: messages to them are passed to streams, which have
+dedicated threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Steps(Protocol):
-    """Who hears what happens to the tables. Under the gate's lock."""
+    """Is notified of steps and commits, under the gate's lock."""
 
     def commit_begins(self) -> None: ...
 
@@ -40,15 +40,15 @@ class Steps(Protocol):
 
 
 class Intake(CommitListener):
-    """The one way into the engine of a service.
+    """The only way for frames into the engine of a service.
 
-    rates : learning rates, before and after what frames say
-    steps : hears of steps and commits
-    max_producers : names that positions are kept for, from the first frame on
-    failed : called when nothing can go on, but not by ``end``
+    rates : learning rates, which the rates of frames are combined with
+    steps : is notified of steps and commits
+    max_producers : names whose positions are stored, each from its first frame
+    failed : called when the service cannot continue, but not by ``end``
 
-    ended : set when no frame is taken any more and everything taken is on disk, or has failed
-    error : what ended it, where it was not ``end``
+    ended : set when no more frames are taken and every applied frame is durable, or the commit has failed
+    error : the error that ended the intake; None if ``end`` did
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Intake(CommitListener):
         self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
         self._on_failure = failed
         self.counters = Counters()
-        self.first_bad: dict[str, str] = {}  # the first row left out, or frame refused, for each reason
+        self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self._streams: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
         self.ended = threading.Event()
@@ -76,7 +76,7 @@ class Intake(CommitListener):
         if not resume or self._positions.lineage is None:
             self._positions.lineage = secrets.token_hex(8)
         self._durable = self._promised = self._now(copied=True)
-        self._waiting: list[threading.Event] = []  # for the next commit, and for the one under way
+        self._waiting: list[threading.Event] = []  # for the next commit; ``_served``: for the one in flight
         self._served: list[threading.Event] = []
         engine.core.start_counting()
         engine.core.rates = rates
@@ -85,29 +85,29 @@ class Intake(CommitListener):
 
     @property
     def lineage(self) -> str:
-        """Which history of steps this is: the same after a restart from the checkpoint, another one after any other."""
+        """Return the identifier of this history of steps. Only a restart from the checkpoint keeps it."""
         assert self._positions.lineage is not None
         return self._positions.lineage
 
     @property
     def durable_step(self) -> int:
-        """The global step of the last commit on disk."""
+        """Return the global step of the last durable commit."""
         return self._durable.step
 
     @property
     def is_closing(self) -> bool:
-        """No frame is taken any more."""
+        """Return whether the service is ending, and takes no more frames."""
         return self._closing
 
     @property
     def is_durable(self) -> bool:
-        """Whether there is a checkpoint."""
+        """Return whether the service has a checkpoint."""
         return self._commits is not None
 
     def reads_once(self) -> bool:
-        """Whether values of a frame that comes now are looked at no more than once, while they are added.
+        """Return whether the values of the next frame are read only once, by the sum.
 
-        Where others are held they are judged first, for nothing that was added to those could be taken back.
+        If the gate accumulates several frames, values are validated first: an addition to the others cannot be undone.
         """
         gate = self._engine.gate
         return gate.num_required == 1 and not gate.num_accumulated
@@ -115,17 +115,17 @@ class Intake(CommitListener):
     # ---- streams
 
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
-        """A stream begins; an earlier one of the same contributor ends at its next frame.
+        """Open a stream. An earlier stream of the same contributor ends at its next frame.
 
-        tell : given what the producer is to be told; must not wait
-        Raises UsageError or InputError where its first frame is not one that can come next.
+        tell : sends an acknowledgement to the producer; must not block
+        Raises UsageError or InputError if the stream cannot begin at its first frame, ServiceError if the service ends.
         """
         name = request.contributor
         with self._engine.gate.still():
             self._check_open()
             now = self._now()
             stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
-            # The first thing a producer hears is from where on it must send again.
+            # The first acknowledgement tells a producer which frames to resend.
             stream.acked, stream.promised = (
                 held.ack(stream, held.tally(name, request.stream), self.is_durable)
                 for held in (self._durable if self.is_durable else now, self._promised)
@@ -137,9 +137,10 @@ class Intake(CommitListener):
         return stream
 
     def take(self, stream: Stream, frame: Frame) -> None:
-        """Apply one frame, or recognise it as applied.
+        """Apply one frame, or skip it if it was applied before.
 
-        Raises InputError for a bad one (nothing of it is applied) and ServiceError where no frame is taken any more.
+        Raises InputError for an invalid frame (nothing of it is applied), ServiceError if the service takes no more
+        frames, UsageError if another stream of the producer has begun or its position cannot be stored.
         """
         with self._engine.gate.still():
             self._check_open()
@@ -154,12 +155,12 @@ class Intake(CommitListener):
             self._tell_if_done(stream)
 
     def refused(self, error: InputError) -> None:
-        """A frame was not taken: the first of its kind is remembered for whoever looks."""
+        """Record a rejected frame: the first error for each reason is reported."""
         with self._engine.gate.still():
             self.first_bad.setdefault(error.reason or "refused", str(error))
 
     def finish(self, stream: Stream) -> bool:
-        """The producer has sent its last: commit soon what it waits for. False where it waits for nothing."""
+        """Request a commit after a stream's last frame. Return whether there is an acknowledgement to wait for."""
         with self._engine.gate.still():
             return stream.acked.position < stream.position and (self._commits is None or self._commits.ask())
 
@@ -172,11 +173,11 @@ class Intake(CommitListener):
     # ---- positions and commits
 
     def position(self, contributor: str) -> int:
-        """How many of its frames have been applied."""
+        """Return the number of a producer's frames that were applied."""
         return self._positions.producers.get(contributor, 0)
 
     def durable_position(self, contributor: str) -> int:
-        """How many of its frames nothing can take back."""
+        """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
         return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
 
     @property
@@ -188,12 +189,15 @@ class Intake(CommitListener):
         return len(self._streams)
 
     def ask_for_commit(self) -> bool:
-        """Commit soon. False where everything is on disk, or there is no checkpoint."""
+        """Request a commit. Return False if everything is durable already, or there is no checkpoint."""
         with self._engine.gate.still():
             return self._commits is not None and self._commits.ask()
 
     def commit(self) -> None:
-        """Everything that has been applied is on disk. Raises ServiceError where it cannot be."""
+        """Commit everything that was applied, and wait until it is durable.
+
+        Raises ServiceError if that fails, UsageError without a checkpoint.
+        """
         done = threading.Event()
         with self._engine.gate.still():
             self._check_open()
@@ -227,7 +231,7 @@ class Intake(CommitListener):
     # ---- the end
 
     def end(self) -> None:
-        """Take no frame any more, commit what was taken, tell every stream. Raises what the commit met."""
+        """Take no more frames, commit what was applied, and notify every stream. Raises the error of the commit."""
         with self._engine.gate.still():
             if self._closing:
                 return
@@ -242,7 +246,7 @@ class Intake(CommitListener):
             self._say_goodbye()
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing can be taken or committed any more."""
+        """Stop taking frames and committing, because of an error."""
         with self._engine.gate.still():
             if self._closing:
                 return
@@ -264,14 +268,14 @@ class Intake(CommitListener):
     # ---- inside
 
     def _apply(self, stream: Stream, frame: Frame) -> None:
-        """Under the gate's lock. Between the push and the position nothing may come that can fail or commit: a frame
-        that is in the tables and not counted is applied again when it is sent again."""
+        """Apply a frame and count it, under the gate's lock. No code that can fail or commit may run between the push
+        and the update of the position: a frame that was applied but not counted is applied again when it is resent."""
         step, watch = self._engine.global_step, self._engine.watch
         try:
             with watch.applying():
                 taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
         except BaseException as error:
-            if self._engine.core.failed is not None:  # else nothing of the frame is in
+            if self._engine.core.failed is not None:  # else nothing of the frame was applied
                 self._fail(error)
             raise
         stream.next += 1
@@ -305,7 +309,7 @@ class Intake(CommitListener):
             raise UsageError(f"another stream of producer '{stream.contributor}' has begun: this one ends")
 
     def _first(self, request: PutRequest) -> int:
-        """The number of a stream's first frame."""
+        """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
         name, first = request.contributor, request.first
         if name is None:
             return 1
@@ -324,12 +328,12 @@ class Intake(CommitListener):
         return first or 1
 
     def _check_room(self, name: str) -> None:
-        """A name takes room from its first frame on: one that only ever opens streams takes none."""
+        """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
         if name not in self._positions.producers and self.num_producers >= self._max_producers:
             raise UsageError(f"producer '{name}': positions of {self._max_producers} producers are kept, and no more")
 
     def _tell_if_done(self, stream: Stream) -> None:
-        """Without a checkpoint a frame that is applied is as safe as it will be."""
+        """Acknowledge a frame that was applied, if there is no checkpoint to wait for."""
         if not self.is_durable:
             self._acknowledge(stream, self._now().ack(stream, stream.tally, durable=False))
 
@@ -339,7 +343,7 @@ class Intake(CommitListener):
             stream.tell(ack)
 
     def _now(self, copied: bool = False) -> Held:
-        """copied : also what is held later leaves it as it is"""
+        """Return the current positions. copied : whether later changes must not show in them"""
         positions, tallies = self._positions.producers, self._positions.tallies
         if copied:
             positions, tallies = dict(positions), dict(tallies)
@@ -347,7 +351,7 @@ class Intake(CommitListener):
 
 
 def _named(frame: Frame, contributor: str | None) -> Frame:
-    """A frame of a stream with a name, where its rows do not say who sent them."""
+    """Return a frame with the stream's contributor, if its rows have none."""
     if contributor is None or frame.contributor is not None:
         return frame
     audit = frame.audit and partial(_audited, frame, contributor)

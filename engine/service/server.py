@@ -1,6 +1,6 @@
-"""The Flight service: an engine, its intake, what readers get, and the methods that Flight knows.
+"""The Flight service: an engine, its intake, its readers, and the methods of Flight.
 
-Every method hands over at once; whatever goes wrong is one line for the caller, and the service stays up.
+The methods only delegate. An error becomes one line for the caller, and the service continues.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ ACTIONS = {
 
 
 DOOR = "door"
-# At the end: how long connections without a call have to answer gRPC, which would wait 20 s for one that does not;
-# and for how long those that remain are cut, again and again.
+# At the end: how long connections without a call have to answer gRPC, which would wait 20 s for one that does not; and
+# for how long, and how often, the remaining ones are shut down.
 LEAVE_S, CUT_S, CUT_EVERY_S = 1.0, 10.0, 0.05
 
 
 @dataclass(frozen=True)
 class Saving:
-    """folder : of the checkpoint; every : steps between two commits; resume : the engine was made from it"""
+    """The checkpoint. every : steps between two commits; resume : whether the engine was restored from ``folder``"""
 
     folder: Folder
     every: int | None = None
@@ -69,14 +69,16 @@ class Saving:
 
 
 class Service:
-    """An engine that producers push to and readers follow. Made, it listens.
+    """An engine that producers push to and readers follow. It listens once it is constructed.
 
-    address : where; port 0 takes any. tls : certificate and key. tokens : any of them lets a caller in; none: everybody
-    reading : how streams of gradients are read
-    per_steps : of deltas; None: one per commit, or per step without a checkpoint
+    address : to listen at; port 0 selects a free port
+    tls : certificate and key
+    tokens : each of them admits a caller; none: every caller is admitted
+    reading : how streams of gradients are decoded
+    per_steps : steps per delta; None: one delta per commit, or per step without a checkpoint
 
-    wants_to_end : set when somebody asked for it or nothing can go on; ``end`` and ``close`` are then to be called
-    Raises OSError where it cannot listen there.
+    wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
+    Raises OSError if it cannot listen at the address.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Service:
         self.connections.watch(self._front.port)
 
     def end(self) -> None:
-        """Take no frames any more, commit, and tell everybody. Raises what the last commit met."""
+        """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
         try:
             self.intake.end()
             if self.intake.error is not None:
@@ -127,14 +129,15 @@ class Service:
             self._watched.close()
 
     def close(self, grace_s: float) -> bool:
-        """Wait for callers to leave, cut off those that do not, and stop listening. To be called after ``end``.
+        """Wait for calls to complete, shut down the other connections, and stop listening. Call it after ``end``.
 
-        Returns whether that succeeded. Otherwise gRPC still serves a call, and only the end of the process ends it.
+        grace_s : how long to wait for calls
+        Returns whether that succeeded. Otherwise gRPC still serves a call, which only the end of the process ends.
         """
         has_left = self.door.wait_until_empty(grace_s)
         leaving = threading.Thread(target=self._front.shutdown, name="penstock-shutdown", daemon=True)
         leaving.start()
-        if has_left:  # the last answers may still be on their way
+        if has_left:  # the last answers may still be in flight
             leaving.join(LEAVE_S)
         until_s = time.monotonic() + CUT_S
         while leaving.is_alive() and time.monotonic() < until_s:
@@ -144,7 +147,7 @@ class Service:
         return not leaving.is_alive()
 
     def status(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the status as plain data, for JSON."""
         intake, log, counters = self.intake, self.log, self.intake.counters
         with self.engine.gate.still():
             return {
@@ -169,10 +172,10 @@ class Service:
                 "seconds": time.monotonic() - self._started_s,
             }
 
-    # ---- what the front asks
+    # ---- called by the Flight methods
 
     def exchange(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, writer: Any) -> None:
-        """Gradients in; out come deltas, and acknowledgements as metadata between them."""
+        """Read gradients; write deltas, with acknowledgements as metadata between them."""
         with self.engine.gate.still():
             self.log.tell_all()
             since = max(self.log.step, self.log.first_step)
@@ -184,7 +187,7 @@ class Service:
                 writer.write_metadata(encoded(said))
 
         def feed() -> None:
-            """Until the producer's last frame has been told, or it has gone."""
+            """Write deltas until the producer's stream ends."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
                 reserve.open(self.engine.core.tables.prepare_thread)
@@ -207,7 +210,7 @@ class Service:
             raise failed[0]
 
     def act(self, kind: str, body: Any) -> dict[str, Any]:
-        """The answer to an action. Raises UsageError for one that there is not."""
+        """Return the answer to an action. Raises UsageError for an unknown action."""
         if kind == "status":
             return self.status()
         if kind == "explain":
@@ -234,12 +237,12 @@ class Service:
             }
 
     def flights(self) -> Iterator[flight.FlightInfo]:
-        """All that can be got or put."""
+        """Yield the flights that callers can get or put."""
         for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self.engine.core.tables.specs)):
             yield self.flight(flight.FlightDescriptor.for_path(*path))
 
     def flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        """One of them. Raises UsageError for what there is not."""
+        """Return one flight. Raises UsageError for an unknown one."""
         path = path_of(descriptor)
         if path is None or path[0] in (GRADIENTS, EXCHANGE):
             PutRequest.of(descriptor)
@@ -255,7 +258,7 @@ class Service:
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
 
     def _gradient_schema(self) -> pa.Schema:
-        """Of the plainest row stream that is taken."""
+        """Return the schema of the simplest row stream that the service takes."""
         dims = {spec.dim for spec in self.engine.core.tables.specs.values()}
         gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
         fields = [("id", pa.int64()), ("gradient", gradient)]
@@ -264,7 +267,7 @@ class Service:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Errors go to the caller, who sees one line."""
+    """Convert errors in the block to Flight errors: one line for the caller."""
     try:
         yield
     except Exception as error:
@@ -288,7 +291,7 @@ class _Front(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _serving(self, context: Any) -> Iterator[None]:
-        """A call that was let in, on a thread that may be a new one."""
+        """Serve an admitted call in the block, on a thread that may be new."""
         with _answering():
             context.get_middleware(DOOR).comes_from(context.peer())
             reserve.open(self._service.engine.core.tables.prepare_thread)

@@ -1,4 +1,4 @@
-"""A producer's stream of frames as the intake counts it, and what the service holds of all streams at one moment."""
+"""The state of a producer's stream in the intake, and a snapshot of the positions of all streams."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.io.flight.messages import Ack
 
 @dataclass(eq=False)
 class Stream:
-    """One stream of frames. contributor : None: nobody counts its frames beyond it
+    """One stream of frames. contributor : its producer's name; None: its frames are counted in this stream only
 
-    next : the number of the next frame; tally : what became of the frames of this stream
-    acked : what its producer was told last; promised : what it is told once the commit in flight is on disk
+    next : the number of the next frame; tally : counts of this stream
+    acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
     contributor: str | None
@@ -31,7 +31,7 @@ class Stream:
 
 
 class Held(NamedTuple):
-    """What the service holds at one moment. pending : frames in the gate; positions, tallies : by producer"""
+    """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
     step: int
     pending: int
@@ -39,12 +39,12 @@ class Held(NamedTuple):
     tallies: Mapping[str, Tally]
 
     def tally(self, contributor: str | None, identifier: str | None) -> Tally:
-        """Of a stream that begins: that of the stream it continues, or zeros."""
+        """Return the initial counts of a new stream: those of the stream that it continues, else zeros."""
         known = None if contributor is None or identifier is None else self.tallies.get(contributor)
         return known if known is not None and known.stream == identifier else Tally(identifier)
 
     def ack(self, stream: Stream, tally: Tally, durable: bool) -> Ack:
-        """tally : of the stream's frames among those held"""
+        """Return the acknowledgement of a stream at this snapshot. tally : its counts up to here"""
         name = stream.contributor
         position = stream.position if name is None else self.positions.get(name, 0)
         return Ack(position, durable, self.step, False, tally.applied, tally.stale, self.pending, tally.dropped)

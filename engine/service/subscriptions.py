@@ -1,7 +1,7 @@
-"""What readers get: tables, rows by id, deltas. They pull: a slow one keeps nobody waiting, and holds a batch at most.
+"""The service's answers to readers: tables, rows by id, deltas. A slow reader delays no other, and keeps one batch.
 
-A table is read in blocks between steps, and then what changed meanwhile is sent: at its end it is as it was at one
-step, which no crash can undo, and nobody had to hold a copy of it or to stop the steps.
+A table is read in blocks between steps, followed by the rows that changed meanwhile. The result is the table at a
+single step, which no crash undoes, without a copy of the table and without a pause of the steps.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 BLOCK_BYTES = 4 << 20
-# A table that changes faster than its deltas can be kept is read so often before its reader is refused.
+# How often a table is read that changes faster than its deltas are retained, before its reader gets an error.
 PASSES = 3
 Messages = Iterator[tuple[pa.RecordBatch, bytes]]
 
 
 class Answer(NamedTuple):
-    """A stream of batches with their app_metadata, if any. Nothing is read before the first is asked for."""
+    """A stream of batches with their app_metadata, if any, read lazily."""
 
     schema: pa.Schema
     messages: Messages
 
 
 class Readers:
-    """Everything that goes out."""
+    """Answers the requests of readers."""
 
     def __init__(self, engine: Engine, intake: Intake, log: DeltaLog, limits: Limits) -> None:
         self._engine, self._intake, self._log, self._limits = engine, intake, log, limits
 
     def get(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
-        """What a ticket asks for. gone : whether the reader has left. Raises UsageError and DeltasGoneError."""
+        """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
+
+        gone : returns whether the reader has disconnected
+        """
         if DELTAS in asked:
             return self._deltas(asked[DELTAS] if isinstance(asked[DELTAS], Mapping) else {}, gone)
         name = asked.get(TABLE)
@@ -55,7 +58,7 @@ class Readers:
         return Answer(self.table_schema(name), self._table(name))
 
     def table_schema(self, name: str) -> pa.Schema:
-        """Of a table's rows. Raises UsageError for one that there is not."""
+        """Return the schema of a table's rows. Raises UsageError for an unknown table."""
         dim = self._engine.core.tables.table(name).layout.dim
         fields = [pa.field("id", pa.int64(), False), pa.field("row", pa.list_(pa.float32(), dim), False)]
         return pa.schema(fields, metadata={b"penstock.table": name.encode()})
@@ -101,7 +104,7 @@ class Readers:
         return Answer(batch.schema, iter([(batch, encoded(said))]))
 
     def _table(self, name: str) -> Messages:
-        """All rows, again where too much changed meanwhile, then the step that all of it is of."""
+        """Yield all rows, again if too much changed meanwhile, then the step that they are of."""
         for number in range(PASSES):
             made_before = self._log.made_bytes
             try:
@@ -118,15 +121,15 @@ class Readers:
         yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
 
     def _pass(self, name: str, again: bool) -> Generator[tuple[pa.RecordBatch, bytes], None, int]:
-        """Blocks, then what changed while they were read; returns the step that all of it is of.
+        """Yield blocks, then the rows that changed while they were read. Return the step that all rows are of.
 
-        Raises DeltasGoneError where what changed is no longer kept.
+        Raises DeltasGoneError if the deltas since the first block are no longer retained.
         """
         layout = self._engine.core.tables.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
         with self._engine.gate.still():
             self._log.tell_all()
-            # Where more changed than is kept, what is told next leads on from here.
+            # If more changed than is retained, the next deltas begin at ``first_step``.
             since = step = max(self._log.step, self._log.first_step)
         for first in range(0, layout.vocabulary_size, at_once):
             with self._engine.gate.still():
@@ -144,7 +147,7 @@ class Readers:
         return until
 
     def _settle(self, step: int) -> None:
-        """What was read, of this step at most, is told by deltas, and nothing takes it back."""
+        """Wait until the deltas up to the step of the last block are published, and durable with a checkpoint."""
         if self._intake.is_durable:
             if self._log.step < step:
                 self._intake.ask_for_commit()
@@ -160,7 +163,7 @@ class Readers:
 
 
 def _of_table(delta: pa.RecordBatch, name: str, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of one table, as a table's batches have them."""
+    """Return the rows of one table in a delta, with the schema of that table's batches."""
     tables = delta.column("table")
     place = tables.dictionary.to_pylist().index(name)
     mine = delta.filter(pc.equal(tables.indices, place))

@@ -1,1 +1,1 @@
-"""The tables of an engine: how they start, combine lookups, change, and are exchanged with other formats."""
+"""The tables of an engine: initialization, combiners, updates, and exchange with other formats."""

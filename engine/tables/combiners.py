@@ -1,9 +1,9 @@
-"""Combiners: looked-up rows → activations, and what gradients of activations are to the rows' gradients.
+"""Combiners: looked-up rows → activations, and gradients of activations → gradients of rows.
 
-A lookup is one id that one sample names. Its gain is what its row is multiplied by on the way out, and the sample's
-gradient on the way back: weight times the combiner's scale of the sample, each rounded to float32, as TensorFlow's
-SparseCore preprocessing has it. The gradients of rows are never written out: ``penstock.pyx.scaled_rows`` makes each
-while it sums. Twins in ``penstock.pyx.reference``.
+A lookup is one id of one sample. Its gain multiplies its row in the forward pass and the sample's gradient in the
+backward pass: weight times the combiner's scale of the sample, each rounded to float32, as in TensorFlow's SparseCore
+preprocessing. The gradients of rows are never materialized: ``penstock.pyx.scaled_rows`` computes each while it sums.
+The NumPy references are in ``penstock.pyx.reference``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[Any]  # of any integer type
 
 _FLOATS_AT_ONCE = 1 << 16
-_LAST_WHOLE = 1 << 24  # a float32 that ones are added to stops here
+_LAST_WHOLE = 1 << 24  # a float32 that counts by ones saturates here
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """What one feature looks up for one batch.
+    """The lookups of one feature for one batch.
 
-    ids : int64, shape (n,); samples : int64, shape (n,), ascending: whose lookup it is
+    ids : int64, shape (n,); samples : int64, shape (n,), ascending: the sample of each lookup
     gains : float32, shape (n,); None: all are 1
-    truncated : ids beyond a sequence's length, left out
+    truncated : number of ids dropped because they were beyond the sequence length
     """
 
     ids: Int64
@@ -41,15 +41,15 @@ class Lookups:
 
 
 def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32 | None:
-    """The gain of every lookup; None where all are 1.
+    """Return the gain of every lookup, float32 of shape (n,); None if all are 1.
 
     samples : shape (n,), ascending; weights : float32, shape (n,), None: all 1; combiner : sum, mean or sqrtn
-    A sample whose weights (mean) or squared weights (sqrtn) sum to zero gets the scale 0, and never NaN. Where a sum is
-    so small that one over it is infinite, its weights are divided by it.
+    A sample whose weights (mean) or squared weights (sqrtn) sum to zero gets scale 0, never NaN. If a sum is so small
+    that its reciprocal is infinite, the weights are divided by the sum instead.
     """
     if combiner == "sum":
         return weights
-    # Infinite and NaN weights are told by who reads them; here they only must not warn.
+    # The reader of the weights reports infinite and NaN values; here they must only not warn.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         totals = _totals(samples, weights, num_samples, combiner)
         divisors = totals if combiner == "mean" else np.sqrt(totals)
@@ -64,7 +64,7 @@ def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: s
 
 
 def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32:
-    """Of every sample the sum of its weights, or of their squares: a left fold in float32."""
+    """Return each sample's sum of weights (mean) or of squared weights (sqrtn): a left fold in float32."""
     if weights is None:
         return np.minimum(np.bincount(samples, minlength=num_samples), _LAST_WHOLE).astype(np.float32)
     totals = np.zeros(num_samples, np.float32)
@@ -74,11 +74,11 @@ def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner:
 
 
 def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int, which: Index | None = None) -> Float32:
-    """Activations: of every sample the sum of its rows times their gains, in order, in float32.
+    """Return activations: each sample's rows times their gains, summed in order in float32.
 
     rows : float32, shape (r, dim); which : shape (n,), the row of every lookup; None: all rows in order
     samples : shape (n,); by : gains, shape (n,) or None
-    Returns float32 (num_samples, dim), zeros for a sample that looks nothing up.
+    Returns float32 (num_samples, dim), zeros for a sample without lookups.
     """
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
     of = None if which is None else which.astype(np.int64, copy=False)
@@ -87,9 +87,9 @@ def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int,
 
 
 def not_finite(gradients: Float32, samples: Index, by: Float32 | None) -> Bool:
-    """Which lookups' gradients, their sample's times their gain, hold a value that is not finite: bool (n,).
+    """Return a bool mask (n,) of the lookups whose gradient (the sample's times the gain) has a value not finite.
 
-    gradients : float32, shape (num_samples, dim). Written out a block at a time.
+    gradients : float32, shape (num_samples, dim); materialized one block at a time
     """
     at_once = max(_FLOATS_AT_ONCE // gradients.shape[1], 1)
     found = np.zeros(len(samples), bool)

@@ -1,7 +1,7 @@
-"""How tables start: random rows that depend on (seed, table name, id) and on nothing else.
+"""Initial rows of tables: random values that depend only on (seed, table name, id).
 
-NumPy only, and of NumPy only the Philox bits and IEEE add, multiply, divide: the same start on
-every machine, whatever the mesh, and any range of rows can be drawn without the rows before it.
+They use only NumPy's Philox bits and IEEE add, multiply and divide, so tables start with the same rows
+on every machine and mesh, and any range of rows can be drawn without the rows before it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 
-# TensorFlow's truncated normal redraws beyond two standard deviations. Drawn here by inverting the
+# TensorFlow's truncated normal redraws values beyond two standard deviations. This one inverts the
 # distribution function: x = q*P(q²)/Q(q²) for |q| <= Φ(2) - ½ is within 4e-9 of the normal quantile
-# of ½ + q (least-squares fit, checked on 2e6 points), far below one float32 step at 2. A rational
-# function, because log and exp differ between C libraries in their last bit.
+# of ½ + q (least-squares fit, checked on 2e6 points), far below one float32 step at 2. It is a
+# rational function because log and exp differ between C libraries in their last bit.
 _HALF_WIDTH = 0.4772498680518208
 _P = (
     2.506628277481258,
@@ -36,16 +36,16 @@ _Q = (
     -55.4425703360281,
 )
 _WORDS_PER_BLOCK = 4  # of 64 bits, per Philox counter value
-_FLOATS_AT_ONCE = 1 << 14  # intermediate arrays stay in the second-level cache
+_FLOATS_AT_ONCE = 1 << 14  # intermediate arrays fit in the L2 cache
 
 
 def truncated_normal(
     seed: int, table: str, first: int, count: int, dim: int, mean: float = 0.0, stddev: float | None = None
 ) -> Float32:
-    """Rows ``first`` to ``first + count`` of a table's truncated-normal start.
+    """Return rows ``first`` to ``first + count`` of a table initialized with a truncated normal.
 
-    stddev : None is TensorFlow's default for embedding tables, 1/sqrt(dim). As in
-        ``tf.random.truncated_normal`` it is that of the normal before truncation.
+    stddev : standard deviation of the normal before truncation, as in ``tf.random.truncated_normal``;
+        None: TensorFlow's default for embedding tables, 1/sqrt(dim)
     Returns float32, shape (count, dim).
     """
     scale = 1.0 / math.sqrt(dim) if stddev is None else stddev
@@ -58,12 +58,15 @@ def truncated_normal(
 
 
 def uniform(seed: int, table: str, first: int, count: int, dim: int, low: float, high: float) -> Float32:
-    """Rows of a uniform start in [low, high). Returns float32, shape (count, dim)."""
+    """Return rows drawn uniformly from [low, high), float32 of shape (count, dim)."""
     return (low + (high - low) * uniform_bits(seed, table, first, count, dim)).astype(np.float32)
 
 
 def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt.NDArray[np.float64]:
-    """53 random bits per element as a float64 in (0, 1): one word of the row's own Philox blocks each."""
+    """Return 53 random bits per element as float64 in (0, 1), shape (count, dim).
+
+    Each element takes one word of its row's Philox blocks.
+    """
     digest = hashlib.sha256(b"penstock table start\0%d\0%s" % (seed, table.encode())).digest()
     blocks = -(-dim // _WORDS_PER_BLOCK)
     bits = np.random.Philox(counter=first * blocks, key=int.from_bytes(digest[:16], "little"))

@@ -1,7 +1,7 @@
 """Tables as an Orbax checkpoint, for users of JAX: a tree {table: {"parameters": rows, slot: rows, …}}, whole arrays.
 
-Orbax is an extra and loaded here only. No step and no position goes with the tables: penstock's own
-checkpoints (docs/checkpoints.md) are for going on, this is for handing over.
+Orbax is an optional extra that only this module loads. The checkpoint holds neither a step nor a position: it is for
+export, while penstock's own checkpoints (docs/checkpoints.md) are for resuming a run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MARKS = ("_CHECKPOINT_METADATA", "_METADATA")
 
 
 def is_orbax(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder looks like what Orbax writes."""
+    """Return whether a folder looks like an Orbax checkpoint."""
     return any((Path(path) / mark).is_file() for mark in _MARKS)
 
 
 def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
-    """Write a new folder; Orbax renames it into place when it is whole. Raises UsageError, OSError."""
+    """Write a new folder, which Orbax renames into place once it is complete. Raises UsageError, OSError."""
     where = Path(path).absolute()
     if where.exists():
         raise UsageError(f"{path}: exists already; an Orbax checkpoint is a new folder")
@@ -40,12 +40,12 @@ def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
 
 
 def load_tree(path: str | os.PathLike[str]) -> Tree:
-    """Everything in a folder as float32. Raises InputError, UsageError."""
+    """Return every array in a folder as float32. Raises InputError, UsageError."""
     checkpointer = _orbax().PyTreeCheckpointer()
     try:
         tree = checkpointer.restore(Path(path).absolute())
         return {name: {key: np.asarray(rows, np.float32) for key, rows in tree[name].items()} for name in tree}
-    except Exception as error:  # whatever a library makes of a damaged folder
+    except Exception as error:  # Orbax raises many types for a damaged folder
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise InputError(f"cannot be read as Orbax tables: {reason}", source=str(path)) from error
     finally:
@@ -53,7 +53,10 @@ def load_tree(path: str | os.PathLike[str]) -> Tree:
 
 
 def parts_of(tree: Tree, path: str | os.PathLike[str], table: str, shape: tuple[int, int], slots: list[str]) -> Tree:
-    """The weights and those slots that are there of one table, looked at. Raises InputError."""
+    """Return one table's weights and those of ``slots`` that exist, validated. Raises InputError.
+
+    shape : (vocabulary_size, dim), expected of every array; path : for messages
+    """
     if table not in tree or WEIGHTS not in tree[table]:
         has = ", ".join(tree) or "none"
         raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
@@ -70,5 +73,5 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError:
-        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install 'penstock[orbax]'") from None
+        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install -e '.[orbax]'") from None
     return orbax.checkpoint

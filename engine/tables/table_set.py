@@ -1,7 +1,7 @@
-"""The tables of one engine, by name: made, updated, looked at, loaded, hashed, written.
+"""The tables of one engine, by name: create, update, look up, load, hash and write them.
 
-What the configuration calls a table, its slots and its start meets here what the bridge keeps on
-the devices. Knows nothing of gradients' sources, the gate or frames.
+Maps the configuration's tables, slots and initializers to the bridge's device tables. Independent of
+gradient sources, the gate and the order of frames.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
-WEIGHTS = "parameters"  # TensorFlow's name for a table's weights beside its slots
+WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
 
 
 class Configured(Protocol):
-    """What tables are made from."""
+    """The part of a configuration that tables are created from."""
 
     @property
     def tables(self) -> tuple[TableSpec, ...]: ...
@@ -47,13 +47,14 @@ class Configured(Protocol):
     def sharding_strategy(self) -> str: ...
 
 
-class State:
+class TableSet:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
-    threads : that update one device's rows, where devices are CPUs; 0: as many as XLA has
+    mesh : None: the default mesh; seed : of the initializers
+    threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
     """
 
-    is_share = False  # of several processes' tables
+    is_share = False  # whether this process holds only a share of tables that span processes
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends
@@ -62,9 +63,10 @@ class State:
         from penstock.bridge.table_group import Wanted, make_tables
 
         self.specs = {spec.name: spec for spec in config.tables}
-        # What a step brings to a table that nothing touched, where its rows move all the same.
+        # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
         outside, mesh = mesh, make_mesh(mesh)
+        self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
         lanes = backends.lanes(mesh)
@@ -94,35 +96,38 @@ class State:
             self._tables[name].fill(self.start_of(spec, seed))
 
     def table(self, name: str) -> DeviceTable:
-        """The table on the devices. Raises UsageError for a name that the configuration has not."""
+        """Return a table on the devices. Raises UsageError for a name missing from the configuration."""
         if not isinstance(name, str) or name not in self._tables:
             raise UsageError(f"no table '{name}' in the configuration ({listed(self._tables)})")
         return self._tables[name]
 
     @property
     def held(self) -> Mapping[str, TableSpec]:
-        """The tables as this process holds them: whole."""
+        """The specs of the tables as this process holds them: whole tables."""
         return self.specs
 
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-        """How a table that is held starts: (first, count) → rows."""
+        """Return the initializer of a table in ``held``: (first, count) → rows."""
         return start_of(spec, seed)
 
     def among(self, name: str) -> tuple[int, int]:
-        """Which rows of the table these are: the first one, and how far apart neighbours are."""
+        """Return which rows of the table this process holds: (first row, stride)."""
         return 0, 1
 
     def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
-        """What this process holds of what all held behind the gate (``TableStore.get_state``)."""
+        """Return this process's share of the accumulated sums of all processes (``TableStore.get_state``)."""
         return sums
 
     def parts(self, name: str) -> dict[str, int]:
-        """Name → part of the device table: the weights first, then the slots in TensorFlow's order."""
+        """Map names to parts of the device table: the weights first, then the slots in TensorFlow's order."""
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
-        """One step: the optimizer of every table on the rows it coalesced. rates : one per tag; step : its number."""
+        """Apply one step: update every table's coalesced rows by its optimizer.
+
+        coalesced : by table; rates : one learning rate per tag; step : the number of the step
+        """
         for together in self._together:
             turns: list[list[tuple[str, Coalesced, float]]] = []
             for name in together.tables:
@@ -143,11 +148,11 @@ class State:
         return rate
 
     def warm(self) -> int:
-        """Compile ahead what steps, lookups and checkpoints ask for; returns how many programs there are."""
+        """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
         return sum(together.warm() for together in self._together)
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
-        """Whether a step with these rows changes any."""
+        """Return whether a step with these rows changes any table."""
         for name, several in coalesced.items():
             if self.specs[name].rule.non_lazy:
                 return True
@@ -157,18 +162,24 @@ class State:
         return False
 
     def prepare_thread(self) -> None:
-        """To be called once on a thread whose steps are not to need a descriptor. Raises OSError where none is left."""
+        """Allocate the file descriptors that steps on this thread need; call it once per thread.
+
+        Raises OSError if no descriptor is left.
+        """
         from penstock.bridge.thread_setup import prepare_thread
 
         prepare_thread()
 
     def wait(self) -> None:
-        """Block until the devices are done; their errors come out here."""
+        """Block until the devices are done. Raises their errors."""
         for table in self._tables.values():
             table.wait()
 
     def lookup(self, name: str, ids: Any, forward: bool) -> Float32:
-        """Weights of ids, repeats allowed; forward: as a forward pass sees them."""
+        """Return the weights of ids, float32 (n, dim); ids may repeat.
+
+        forward : return them as a forward pass sees them, that is, quantized where the table is
+        """
         rows = self.table(name).read(self.valid_ids(name, ids))
         seen = self.specs[name].quantization if forward else None
         if seen is None:
@@ -176,12 +187,12 @@ class State:
         return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
     def retrieve(self, name: str) -> dict[str, Float32]:
-        """Weights and slots in id order."""
+        """Return a table's weights and slots by name, float32 (vocabulary_size, dim) in id order."""
         table = self.table(name)
         return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
 
     def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
-        """What ``load_parameters`` was given, as ids and part → values. Raises UsageError."""
+        """Return the arguments of ``load_parameters`` as ids and part → values. Raises UsageError."""
         table, parts = self.table(name), self.parts(name)
         if set(slots) != set(parts) - {WEIGHTS}:
             wanted = ", ".join(list(parts)[1:]) or "none"
@@ -204,7 +215,7 @@ class State:
         return where, values
 
     def hash(self, global_step: int) -> str:
-        """SHA-256 over all tables by name and the step; see ``Engine.state_hash``."""
+        """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
         digest = hashlib.sha256()
         for name in sorted(self._tables):
             table = self._tables[name]
@@ -216,7 +227,7 @@ class State:
         return digest.hexdigest()
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """One Parquet file per table, all of them or none."""
+        """Write one Parquet file per table, all of them or none; return their paths."""
         with TablesWriter(Path(directory)) as writer:
             for name, table in self._tables.items():
                 slots = list(self.parts(name))[1:]
@@ -225,9 +236,9 @@ class State:
         return writer.written
 
     def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
-        """What sets every row that the files of ``write`` list, or all rows from an Orbax checkpoint.
+        """Return a callable that sets every row in the files of ``write``, or all rows from an Orbax checkpoint.
 
-        Whether the files are there and of this form is looked at now; what is wrong with a row comes out of the call.
+        Parquet files are checked for presence and columns now, and row by row when the callable runs.
         """
         if is_orbax(directory):
             return partial(self._set_whole, self._rows_of_orbax(directory))
@@ -236,7 +247,7 @@ class State:
         return partial(self._read_parquet, Path(directory))
 
     def _columns(self, name: str) -> list[str]:
-        """Of a table's file, in the order of its parts."""
+        """Return the columns of a table's file, in the order of the table's parts."""
         return ["row", *list(self.parts(name))[1:]]
 
     def _read_parquet(self, directory: Path) -> None:
@@ -259,7 +270,7 @@ class State:
                 self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
-        """ids as int64, shape (n,). Raises UsageError for one outside the table."""
+        """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""
         size = self.table(name).layout.vocabulary_size
         if is_masked(ids):
             raise UsageError(f"table '{name}', ids: {MASKED}")
@@ -276,7 +287,7 @@ class State:
 
 
 def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
-    """Rows as they are kept, little-endian: of 16 bits the upper half of the float32 that they are seen as."""
+    """Return rows as they are stored, little-endian: float32, or the upper 16 bits of each float32 for bfloat16."""
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
     return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
@@ -287,7 +298,7 @@ def _no_rows(spec: TableSpec) -> Coalesced:
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-    """How a table starts: (first, count) → rows."""
+    """Return a table's initializer: (first, count) → rows. Raises ConfigError if it gives the wrong shape."""
     start = spec.initializer
     name, dim = spec.name, spec.dim
     if isinstance(start, TruncatedNormal):

@@ -1,9 +1,9 @@
-"""The step as a kernel for a TPU's SparseCores: experimental, taken only where it is asked for.
+"""The optimizer step as a kernel for a TPU's SparseCores: experimental, used only on request.
 
-A SparseCore is made for this: one instruction copies all lines of a list of numbers. Each of its vector subcores takes
-every n-th block of lines. While it computes block i, element by element of a few lanes, the lines of block i + 1 are on
-their way in and those of block i - 1 on their way out. Numbers are unique, so that no two blocks meet in a line; pads
-have one number, which the copies leave out, and blocks of nothing but pads are not begun.
+SparseCores are built for this: one instruction copies all lines of a list of numbers. Each of the n vector subcores
+takes every n-th block of lines. While it computes block i, a few lanes at a time, the lines of block i + 1 are being
+fetched and those of block i - 1 written back. Line numbers are unique, so no two blocks share a line. All pads have one
+number, which the copies ignore; blocks of pads alone are skipped.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from penstock.bridge.row_format import UNTOUCHED, Arrays, Line
 from penstock.bridge.sharding import LINES
 from penstock.updates import Ops, UpdateRule, update
 
-# Blocks that a subcore holds: one on its way in, one in work, one on its way out.
+# Blocks buffered per subcore: one being fetched, one being computed, one being written back.
 BUFFERS = 3
-# Bytes of one of them: three fit into the smallest memory that a subcore has (v6e's 256 KiB) with a quarter to spare.
+# Bytes per block: three fit into the smallest memory of a subcore (v6e's 256 KiB) and leave a quarter free.
 BLOCK_BYTES = 1 << 16
-# How the kernel is interpreted where there is no SparseCore: so many subcores take turns, with so many lanes.
+# The numbers of subcores and lanes that the interpreter simulates off a SparseCore; the subcores run in turn.
 WORKERS, LANES = 3, 16
-# All of jax.numpy that the updates ask for; the units have no root and no pow (``possible``).
+# The functions of jax.numpy that updates use; the units have neither sqrt nor pow (``possible``).
 LANE_WISE: Any = SimpleNamespace(abs=jnp.abs, sqrt=root, where=jnp.where, zeros_like=jnp.zeros_like)
 Rows = Callable[[Any, Any], Any]
 
 
 def possible(rule: UpdateRule) -> bool:
-    """Whether a rule asks for nothing that the vector units have not: two of them need pow, but for one exponent."""
+    """Return whether the vector units support a rule: two rules need pow, except for one exponent each."""
     given = dict(rule.hyper)
     if rule.algorithm == "ftrl":
         return given.get("lr_power") == -0.5
@@ -48,11 +48,11 @@ def possible(rule: UpdateRule) -> bool:
 
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
-    """``programs.apply`` with the same arguments and, where it is interpreted, the same bits."""
+    """Return a program with the arguments of ``programs.apply`` and, if interpreted, bit-identical results."""
     make = _on_sparsecores if mesh.devices.flat[0].platform == "tpu" else _interpreted
 
     def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
-        del key  # of tables whose weights have 16 bits, which are not updated here
+        del key  # only bfloat16 tables use it, and this kernel does not update those
         pad = table[0].shape[0]
         scalars = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero, counts[0]])
         step = make(_Work(rule, line), table, pad)
@@ -62,13 +62,13 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
 
 def block_of(line: Line) -> int:
-    """How many lines a subcore works on at a time: a power of 2, so that it divides every size of bucket."""
+    """Return how many lines a subcore processes at a time: a power of 2, so that it divides every bucket size."""
     line_bytes = 4 * (sum(line.groups) * line.strip + line.width)
     return min(LINES, 1 << (max(1, BLOCK_BYTES // line_bytes).bit_length() - 1))
 
 
 def _on_sparsecores(work: _Work, table: Arrays, pad: int) -> Callable[..., Arrays]:
-    """(numbers i32[K], scalars i32[3], words i32[K,width]) → table."""
+    """Return the kernel's step: (numbers i32[K], scalars i32[3], words i32[K,width]) → table."""
     mesh = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore")
     lanes = plsc.get_sparse_core_info().num_lanes
 
@@ -88,7 +88,7 @@ def _on_sparsecores(work: _Work, table: Arrays, pad: int) -> Callable[..., Array
         body,
         mesh=mesh,
         scratch_types=work.scratch(lanes),
-        # All vectors are as long as the units' registers: there is nothing to lay out.
+        # All vectors are as long as the units' registers, so they need no layout pass.
         compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
         name=f"penstock_sparse_{work.rule.algorithm}",
     )
@@ -96,7 +96,7 @@ def _on_sparsecores(work: _Work, table: Arrays, pad: int) -> Callable[..., Array
 
 
 def _interpreted(work: _Work, table: Arrays, pad: int) -> Callable[..., Arrays]:
-    """The same where there is no SparseCore. Pads lie beyond the table, where XLA's copies write nothing."""
+    """Return the same step, interpreted. Pads lie beyond the table, where XLA's copies write nothing."""
     del pad
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
 
@@ -127,12 +127,12 @@ def _interpreted(work: _Work, table: Arrays, pad: int) -> Callable[..., Arrays]:
 
 
 class _Work:
-    """What a subcore does with a table of one form, by one rule."""
+    """The work of one subcore on a table of a given line format, by one rule."""
 
     def __init__(self, rule: UpdateRule, line: Line) -> None:
         self.rule, self.line, self.block = rule, line, block_of(line)
         ends = accumulate(line.groups, initial=0)
-        # Of every strip of a line: in which array it is, and where there.
+        # For every strip of a line: its array, and its index there.
         self.strips = [(array, at) for array, (a, b) in enumerate(pairwise(ends)) for at in range(b - a)]
 
     def scratch(self, lanes: int) -> list[Any]:
@@ -144,9 +144,9 @@ class _Work:
     def run(
         self, me: Any, num_workers: int, lanes: int, rows: Rows, numbers: Any, scalars: Any, words: Any, *refs: Any
     ) -> None:
-        """Every block of the subcore ``me``, in turn.
+        """Process every block of the subcore ``me``, in turn.
 
-        rows : (array, numbers in a buffer) → those lines of the array, for a copy
+        rows : (array, numbers in a buffer) → those lines of the array, as an operand of a copy
         refs : the arrays of the table, then ``scratch``
         """
         table, (mine, *scratch) = refs[: len(self.line.groups)], refs[len(self.line.groups) :]
@@ -158,7 +158,7 @@ class _Work:
         copies = _Copies(self.block, me, num_workers, rows, numbers, words, table, scratch)
 
         def one(turn: Any, _: None) -> None:
-            # What is fetched next goes where the block before the last was: that must have left.
+            # The next fetch reuses the buffer of the block before the last, whose write-back must have finished.
             pl.when(turn >= BUFFERS - 1)(partial(wait, copies.out, turn - (BUFFERS - 1)))
             pl.when(turn + 1 < turns)(lambda: copies.fetch(turn + 1))
             wait(copies.into, turn)
@@ -172,7 +172,7 @@ class _Work:
             pl.when(turns >= back)(partial(wait, copies.out, turns - back))
 
     def update(self, ops: Ops, rate: Any, lanes: int, sent: Any, held: Sequence[Any], buffer: Any) -> None:
-        """All lines of a buffer, where they are, a register at a time."""
+        """Update all lines of a buffer in place, one register at a time."""
         each, pieces = self.line.width // self.line.strip, self.line.strip // lanes
 
         def one(number: Any, _: None) -> None:
@@ -192,7 +192,7 @@ class _Work:
 
 
 class _Copies:
-    """The copies of one subcore's turns: turn t is about block ``t * num_workers + me``, in buffer ``t % BUFFERS``."""
+    """The copies of one subcore: turn t processes block ``t * num_workers + me`` in buffer ``t % BUFFERS``."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class _Copies:
         return jax.lax.rem(turn, BUFFERS)
 
     def at(self, turn: Any) -> Any:
-        """Where the block is among the numbers and the words."""
+        """Return the slice of a turn's block in the numbers and the words."""
         start = (turn * self.num_workers + self.me) * self.block
         return pl.ds(pl.multiple_of(start, self.block), self.block)
 
@@ -233,7 +233,7 @@ class _Copies:
         return [pltpu.make_async_copy(held, lines, self.gone.at[buffer]) for held, lines in self.lines(buffer)]
 
     def lines(self, buffer: Any) -> list[tuple[Any, Any]]:
-        """A buffer's part of each array, and the lines of the array that it is about."""
+        """Return pairs of a buffer's part for each array and the corresponding lines of the array."""
         pairs = zip(self.held, self.table, strict=True)
         return [(held.at[buffer], self.rows(array, self.which.at[buffer])) for held, array in pairs]
 

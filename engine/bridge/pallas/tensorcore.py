@@ -1,9 +1,8 @@
-"""The step as a kernel for a TPU's TensorCore: lines come in by DMA, are updated, and go back where they lay.
+"""The optimizer step as a kernel for a TPU's TensorCore, which fetches lines by DMA, updates them and writes them back.
 
-XLA's own gather and scatter stage all lines of a step; here a few hundred are on chip at a time. Block after block:
-while block i is computed, the lines of block i + 1 are on their way in and those of block i - 1 on their way out. The
-numbers of lines are unique, so that no two blocks meet in a line, and pads are never fetched: how many lines are no
-pads is read at run time.
+XLA's gather and scatter stage all lines of a step; this kernel has a few hundred on chip at a time. While block i is
+computed, the lines of block i + 1 are being fetched and those of block i - 1 written back. Line numbers are unique, so
+no two blocks share a line. Pads are never fetched: the number of other lines is read at run time.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
 from penstock.updates import Ops, UpdateRule
 
-# Lines that are on chip at a time, three times over. Tests take fewer: interpreted, every DMA takes milliseconds.
+# Lines per block; three blocks are on chip at a time. Tests set fewer: an interpreted DMA takes milliseconds.
 BLOCK = LINES
-# How kernels run where there is no TPU: interpreted. Tests put pltpu.InterpretParams(detect_races=True) here.
+# The interpret mode of kernels off a TPU. Tests set pltpu.InterpretParams(detect_races=True).
 INTERPRET: Any = True
 
 
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
-    """``programs.apply`` with the same arguments and, to the bit, the same results."""
+    """Return a program with the arguments of ``programs.apply`` and bit-identical results."""
     interpret = False if mesh.devices.flat[0].platform == "tpu" else INTERPRET
 
     def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
-        del key  # of tables whose weights have 16 bits, which are not updated here
+        del key  # only bfloat16 tables use it, and this kernel does not update those
         step = _kernel(rule, line, table, lines.shape[1], interpret)
         numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
         return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
@@ -44,7 +43,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
 
 def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpret: Any) -> Callable[..., Any]:
-    """(lines i32[K], count i32[1], (lr, zero) i32[2], words i32[K,width], *table) → table."""
+    """Return the kernel: (lines i32[K], count i32[1], (lr, zero) i32[2], words i32[K,width], *table) → table."""
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
     buffers = [pltpu.VMEM((2, BLOCK, strips, line.strip), jnp.float32) for strips in line.groups]
     return pl.pallas_call(
@@ -70,7 +69,7 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     here, there = jax.lax.rem(block, 2), jax.lax.rem(block + 1, 2)
 
     def each(block: Any, act: Callable[[Any], None]) -> None:
-        """``act`` for the place in its block of every line that is no pad."""
+        """Call ``act`` with the place in its block of every line that is not a pad."""
 
         def one(place: Any, _: None) -> None:
             act(place)

@@ -1,4 +1,4 @@
-"""Find settings that are legal but suspicious, or that a later step refuses: findings, never errors.
+"""Lint: findings, never exceptions, about legal but suspicious settings and settings that a later step refuses.
 
 This module has the rules about the whole configuration, optimizer_rules.py those about one table's optimizer, and
 findings.py their codes. For a configuration that loading refuses, lint reports only those errors, since no other
@@ -27,10 +27,11 @@ def lint(
     programs: Collection[str] = (),
     scan: Scan | None = None,
 ) -> list[Finding]:
-    """All findings about ``message``: the whole first, then table by table.
+    """Return all findings about ``message``: first about the whole, then table by table.
 
-    written : path -> number as it was written; programs : the tables that Python gave a program; scan : of the text
-    that the message was read from
+    written : path -> number as written, before float32
+    programs : the tables that have a Python program
+    scan : of the text that the message was read from
     """
     found = list(broken(message)) or list(_legal(message, written or {}, programs))
     if scan is None:

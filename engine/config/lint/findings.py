@@ -1,7 +1,7 @@
-"""What a check of a configuration says: Finding, and RULES with every code there is.
+"""The findings of lint: the class Finding, and RULES with every code.
 
-The checks themselves stand in validate.py and validate_settings.py (what loading refuses), runnable.py (what
-running refuses), lint.py and lint_optimizers.py (what looks like a mistake). docs/lint.md is the page on the codes.
+The checks are in proto_rules.py and settings_rules.py (loading refuses), runnable.py (running refuses), __init__.py,
+optimizer_rules.py and number_rules.py (suspicious). docs/lint.md documents the codes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# A code is never used again for another rule. PS0xx: loading refuses; PS1xx: about the whole configuration;
-# PS2xx: about one table's optimization parameters.
+# Codes are never reused. PS0xx: loading refuses; PS1xx: about the whole configuration; PS2xx: about one table's
+# optimization parameters.
 RULES: dict[str, tuple[str, str]] = {
     "PS001": ("error", "no tables"),
     "PS002": ("error", "a table without a name"),
@@ -68,8 +68,9 @@ class Finding:
     severity : "error" (loading or running refuses it), "warning" (probably a mistake) or "info"
     where : the field, as a path from the TPUEmbeddingConfiguration (``table[…]``, ``feature[…]``, ``gate``: from
         the EngineConfig)
-    message, fix : what is there and what it leads to; what to do
-    line : of the text file that was linted, from 1; None for binary files, messages and what stands nowhere
+    message : the setting and its effect
+    fix : how to correct it
+    line : in the text file that was linted, from 1; None for binary files, messages and fields not in the text
     """
 
     code: str
@@ -84,12 +85,12 @@ class Finding:
 
 
 def finding(code: str, where: str, message: str, fix: str) -> Finding:
-    """A finding with the severity of its rule."""
+    """Return a finding with the severity of its rule."""
     return Finding(code, RULES[code][0], where, message, fix)
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` where ``name`` looks like one of ``known``, else which there are."""
+    """Return ``did you mean 'x'?`` if ``name`` resembles one of ``known``, else a list of them."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=2)
     if close:

@@ -1,6 +1,6 @@
-"""Rules about single numbers of an optimizer: out of their range, or changed in meaning by float32.
+"""Rules about single numbers of an optimizer: out of range, or changed in meaning by float32.
 
-Ranges are those that TensorFlow's classes enforce for their own optimizers, and the usual ones for the rest.
+Ranges are those that TensorFlow's classes enforce for their optimizers, and the usual ones for the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.config.optimizers.float32 import float32
 
 
 class Range(NamedTuple):
-    """What a hyper-parameter should be: from ``low`` (excluded where open_low) to below ``high``."""
+    """The recommended range of a hyper-parameter: from ``low`` (excluded if open_low) to below ``high``."""
 
     low: float
     high: float
@@ -66,12 +66,12 @@ RANGES = {
     ("frequency_estimator", "outlier_threshold"): NOT_NEGATIVE,
 }
 
-SMALLEST_NORMAL = 2.0**-126  # below, XLA takes a float32 for 0
-LOST = 0.02  # of 1 - x, the share of a moving average that is new
+SMALLEST_NORMAL = 2.0**-126  # XLA flushes smaller float32 values to 0
+LOST = 0.02  # largest relative error of 1 - x, the weight of a new value in a moving average
 
 
 def _own_numbers(algorithm: str, parameters: OptimizationParameters) -> dict[str, float]:
-    """The optimizer's own float fields, as the proto carries them."""
+    """Return the float fields of the optimizer's message, by name; empty for penstock's own optimizers."""
     if algorithm in OWN_OPTIMIZERS:
         return {}
     own = getattr(parameters, algorithm)
@@ -79,7 +79,7 @@ def _own_numbers(algorithm: str, parameters: OptimizationParameters) -> dict[str
 
 
 def out_of_range(where: str, who: str, algorithm: str, parameters: OptimizationParameters) -> Iterator[Finding]:
-    """Findings about the optimizer's own numbers."""
+    """Yield findings about numbers of the optimizer's message that are outside their range."""
     for name, value in _own_numbers(algorithm, parameters).items():
         allowed = RANGES.get((algorithm, name))
         if allowed is None:
@@ -96,7 +96,7 @@ def out_of_range(where: str, who: str, algorithm: str, parameters: OptimizationP
 def lost_in_float32(
     where: str, who: str, parameters: OptimizationParameters, written: Mapping[str, float]
 ) -> Iterator[Finding]:
-    """A number is nearly always rounded; only what changes its meaning is worth a word."""
+    """Yield findings about numbers whose meaning float32 changes. Rounding alone is no finding: most are rounded."""
     for path, number in written.items():
         if not path.startswith(f"{where}."):
             continue

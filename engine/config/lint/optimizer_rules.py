@@ -1,7 +1,7 @@
-"""Rules about one table's optimization parameters: what is legal and can be run, but looks like a mistake.
+"""Rules about one table's optimization parameters that are legal and can be run, but look like a mistake.
 
-What cannot be run is runnable.py's, what loading refuses validate.py's; the rules about single numbers stand in
-lint_numbers.py.
+runnable.py reports parameters that cannot be run, proto_rules.py those that loading refuses; number_rules.py has the
+rules about single numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.config.optimizers.proto_conversion import (
     settings_of,
 )
 
-# A gradient of 0 changes nothing: rows that packing drags along stay as they are.
+# Optimizers for which a gradient of 0 is a no-op: packing does not change the untouched rows of a chunk.
 ZERO_IS_NO_OP = {"stochastic_gradient_descent", "adagrad", "row_wise_adagrad", "ftrl", "bounded_adagrad"}
 PACKED_DIMENSIONS = (1, 2, 4)
-WITHOUT_RATE = {"assign", "user_defined_program", "frequency_estimator"}  # their update does not read one
+WITHOUT_RATE = {"assign", "user_defined_program", "frequency_estimator"}  # the rate does not scale their update
 DIVIDES_BY_RATE = {"ftrl", "online_yogi"}
 DOUBTS = {
     "adagrad_momentum": "the proto's comment and TensorFlow's source differ; the source is followed",
@@ -36,7 +36,7 @@ DOUBTS = {
 
 
 def lint_table(message: EngineConfig, index: int, written: Mapping[str, float]) -> Iterator[Finding]:
-    """The findings about table ``index`` of a valid message."""
+    """Yield the findings about table ``index`` of a valid message."""
     table = message.tpu_embedding_configuration.table_descriptor[index]
     where, parameters = f"table_descriptor[{index}].optimization_parameters", table.optimization_parameters
     who, algorithm = f"table '{table.name}'", algorithm_of(message, index) or ""

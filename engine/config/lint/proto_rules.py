@@ -1,7 +1,7 @@
-"""Whether a TPUEmbeddingConfiguration makes sense at all: the rules that loading enforces, as findings.
+"""The rules about a TPUEmbeddingConfiguration that loading enforces, as findings.
 
-What an EngineConfig adds is checked in validate_settings.py. What is legal but cannot be run is runnable.py's, what
-looks like a mistake is lint.py's. Every message names the table or feature.
+settings_rules.py checks the fields that an EngineConfig adds. runnable.py reports legal settings that cannot be run,
+the other modules of this package suspicious ones. Every message names the table or feature.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FINITE = "leave it out, or give a number that is finite in float32"
 
 
 def validate(message: EngineConfig) -> None:
-    """ConfigError for the first rule that ``message`` breaks."""
+    """Raise ConfigError for the first rule that ``message`` breaks."""
     first = next(broken(message), None)
     if first is not None:
         raise ConfigError(str(first))
 
 
 def broken(message: EngineConfig) -> Iterator[Finding]:
-    """Every rule that ``message`` breaks."""
+    """Yield a finding for every rule that ``message`` breaks."""
     config = message.tpu_embedding_configuration
     yield from _enums(config)
     yield from _tables(message)
@@ -118,7 +118,7 @@ def _parameters(where: str, message: EngineConfig, index: int) -> Iterator[Findi
 
 
 def not_finite(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
-    """The numbers of ``parameters`` that float32 cannot hold, or that would turn rows into NaN."""
+    """Yield findings about numbers of ``parameters`` that are not finite in float32; limits may be infinite."""
     rate = parameters.learning_rate.constant
     if not math.isfinite(rate):
         yield finding(
@@ -135,7 +135,7 @@ def not_finite(where: str, who: str, parameters: OptimizationParameters) -> Iter
             "it must be finite in float32",
         )
     for field in ("clipping_limits", "gradient_clipping_limits"):
-        # Infinite is an open side; NaN would turn every touched row into NaN.
+        # An infinite bound means an open side; a NaN bound would turn every touched row into NaN.
         if any(bound is not None and math.isnan(bound) for bound in read_limits(getattr(parameters, field))):
             yield finding(
                 "PS009",
@@ -151,7 +151,7 @@ def not_finite(where: str, who: str, parameters: OptimizationParameters) -> Iter
 
 
 def _tags(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
-    """The tags must be 0, 1, … without a gap; a step counter shares their space."""
+    """Check that tags are 0, 1, … without a gap; learning rates and step counters share one numbering."""
     users: dict[int, tuple[str, str]] = {}
     for index, table in enumerate(config.table_descriptor):
         parameters, where = table.optimization_parameters, f"table_descriptor[{index}].optimization_parameters"

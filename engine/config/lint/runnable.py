@@ -1,7 +1,7 @@
-"""Which tables of a legal configuration cannot be run, and why: findings of severity error about one table.
+"""Findings about tables of a legal configuration that this version cannot run; their severity is error.
 
-Loading keeps such tables and saving writes them; lint shows these findings, and asking for the table's spec raises
-the first. What loading itself refuses is validate.py's.
+Loading keeps such tables and saving writes them. Lint reports these findings, and requesting the table's spec raises
+the first as a ConfigError. proto_rules.py has the rules that loading enforces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ NON_LAZY = (("adam", "use_non_lazy_adam"), ("lion", "use_non_lazy_lion"))
 
 
 def refusals(message: EngineConfig, index: int, programs: Collection[str]) -> Iterator[Finding]:
-    """Why table ``index`` cannot be run; nothing where it can. programs : the tables that Python gave a program."""
+    """Yield the reasons why table ``index`` cannot be run; none if it can.
+
+    programs : the tables that have a Python program
+    """
     table = message.tpu_embedding_configuration.table_descriptor[index]
     where = f"table_descriptor[{index}].optimization_parameters"
     who, parameters = f"table '{table.name}'", table.optimization_parameters

@@ -1,6 +1,6 @@
-"""Whether what an EngineConfig adds to a TPUEmbeddingConfiguration makes sense: table, feature and gate settings.
+"""The rules about the table, feature and gate settings of an EngineConfig that loading enforces, as findings.
 
-The rules that loading enforces, as findings; those about the TPUEmbeddingConfiguration itself stand in validate.py.
+proto_rules.py has the rules about the TPUEmbeddingConfiguration itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.config.optimizers import OPTIMIZERS, UserDefinedProgram
 from penstock.config.optimizers.proto_conversion import algorithm_of
 from penstock.config.tables import COMBINERS
 
-# Slots that the update divides by the root of: 0 makes NaN of a row whose gradient is 0. FTRL solves for the weight
-# and gets along with 0, which lint remarks on.
+# The update divides by the square root of these slots: a 0 turns a row with gradient 0 into NaN. FTRL solves for the
+# weight and accepts 0, which lint reports.
 DIVISORS = {
     ("adagrad", "accumulators"),
     ("bounded_adagrad", "accumulators"),
@@ -27,7 +27,7 @@ SQUARES = {"accumulators", "velocities", "ms", "vs", "v", "updates"}
 
 
 def broken_settings(message: EngineConfig) -> Iterator[Finding]:
-    """Every rule that the settings of ``message`` break."""
+    """Yield a finding for every rule that the settings of ``message`` break."""
     yield from _table_settings(message)
     yield from _feature_settings(message)
     yield from _gate(message.gate)

@@ -1,7 +1,7 @@
-"""Every optimizer class in one list, and the update rule that each of them means.
+"""The list of all optimizer classes, and the conversion of an optimizer to its update rule.
 
-The classes stand in the files of their families; a new one is added to the list here. No optimizer is named
-anywhere else in this room but in lint_optimizers.py, where rules are about particular ones.
+Each family of classes has a module; add a new class to the list here. Elsewhere, penstock.config names an optimizer
+only for a rule of lint/ about it or a special case.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ WITHOUT_FORMULA = frozenset({MDLAdagradLight.parameters_field, FrequencyAwareAda
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:
-    """The fixed part of the optimizer's update, in float32 numbers; equal rules share compiled programs."""
+    """Return the constant part of the optimizer's update, with numbers in float32; equal rules share compiled code."""
     decay = float32(optimizer.weight_decay_factor or 0.0)
     switches = optimizer.fields()
     hyper = {
@@ -113,7 +113,7 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
 
 
 def _bound(value: float | None, open_side: float) -> float | None:
-    """A clip bound in float32; one that clips nothing is None, so that it costs nothing and equals an absent one."""
+    """Return a clip bound in float32, None if it clips nothing: such a bound costs nothing and equals an absent one."""
     if value is None or float32(value) == open_side:
         return None
     return float32(value)

@@ -1,6 +1,6 @@
-"""Adagrad, Adagrad with momentum, and row-wise Adagrad: one accumulator of squared gradients divides the step.
+"""Adagrad, Adagrad with momentum, and row-wise Adagrad, which scale the step by one accumulator of squared gradients.
 
-Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class AdagradMomentum(Optimizer):
 class RowWiseAdagrad(KeywordOptimizer):
     """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, equal along each row.
 
-    Our own extension: TensorFlow has no such optimizer, most production systems train embeddings with it (FBGEMM's
-    EXACT_ROWWISE_ADAGRAD). TensorFlow's message has no member for it, so ``to_proto`` refuses; an EngineConfig
-    holds it. Defaults are Adagrad's.
+    A penstock extension: TensorFlow has no such optimizer, but most production systems train embeddings with it
+    (FBGEMM's EXACT_ROWWISE_ADAGRAD). TensorFlow's message has no member for it, so ``to_proto`` raises ConfigError;
+    an EngineConfig holds it. Defaults: Adagrad's.
     """
 
     parameters_field = "row_wise_adagrad"

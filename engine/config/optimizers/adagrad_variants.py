@@ -1,7 +1,6 @@
 """The Adagrad variants of TensorFlow's proto that have no TensorFlow class; two of them have no public formula either.
 
-Argument names are the proto's field names. Only what a user writes and its place in the proto; the equations stand
-in penstock.updates.
+Arguments are named like the proto's fields. Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from penstock.config.optimizers.optimizer_class import (
 class BoundedAdagrad(KeywordOptimizer):
     """``a' = min(a + g², max_accumulator); w' = w - clamp(lr*g/sqrt(a'), ±max_var_update)``. Slot: accumulators.
 
-    A limit of 0 is off; without update_accumulator_first the divisor is the a of before. Source: field comments of
-    BoundedAdagradParameters only. Defaults are ours: with them it is Adagrad.
+    A limit of 0 is off. Without update_accumulator_first the step is divided by the root of the previous a. Source:
+    only the field comments of BoundedAdagradParameters. The defaults are penstock's and make it equal to Adagrad.
     """
 
     parameters_field = "bounded_adagrad"
@@ -46,7 +45,7 @@ class BoundedAdagrad(KeywordOptimizer):
 class ProximalAdagrad(KeywordOptimizer):
     """``a' = a + g²; e = lr/sqrt(a'); p = w - e*g; w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Slot: accumulators.
 
-    Source: ProximalAdagradParameters in TensorFlow's proto, which names the CPU kernel. Defaults are those of
+    Source: ProximalAdagradParameters in TensorFlow's proto, which names the CPU kernel. Defaults: those of
     tf.compat.v1.train.ProximalAdagradOptimizer, and Adagrad's learning rate.
     """
 
@@ -66,9 +65,9 @@ class ProximalAdagrad(KeywordOptimizer):
 
 @optimizer_class
 class MDLAdagradLight(KeywordOptimizer):
-    """Kept, loaded and saved, never run: its formula is not public. Slots: accumulators, weights, benefits.
+    """Loaded and saved but never run, since its formula is not public. Slots: accumulators, weights, benefits.
 
-    Source of the fields: MdlAdagradLightParameters in TensorFlow's proto, whose defaults (0) are these.
+    Source of the fields and of their defaults (0): MdlAdagradLightParameters in TensorFlow's proto.
     """
 
     parameters_field = "mdl_adagrad_light"
@@ -93,11 +92,11 @@ class MDLAdagradLight(KeywordOptimizer):
 
 @optimizer_class
 class FrequencyAwareAdagrad(KeywordOptimizer):
-    """Kept, loaded and saved, never run: the only public text on its formula contradicts itself.
+    """Loaded and saved but never run, since the only public text on its formula contradicts itself.
 
-    Slots: accumulators, counters, from 0. step_counter is a dynamic input like a dynamic learning rate, and shares
-    their tags; by default it is the engine's own step number.
-    Source of the fields: FrequencyAwareAdagradParameters in TensorFlow's proto, whose defaults (0) are these.
+    Slots: accumulators, counters, from 0. step_counter is a dynamic input like a dynamic learning rate and shares
+    the numbering of tags; by default it is the engine's step number.
+    Source of the fields and of their defaults (0): FrequencyAwareAdagradParameters in TensorFlow's proto.
     """
 
     parameters_field = "frequency_aware_adagrad"

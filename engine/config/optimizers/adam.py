@@ -1,6 +1,6 @@
-"""Adam and Lion, lazy (only rows that a step touches) and not.
+"""Adam and Lion, lazy (a step updates only the rows that it touches) and non-lazy.
 
-Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from penstock.errors import ConfigError
 class Adam(Optimizer):
     """``m' = beta_1*m + (1-beta_1)*g; v' = beta_2*v + (1-beta_2)*g²; w' = w - lr*m'/sqrt(v' + epsilon²)``.
 
-    Without sum_inside_sqrt the divisor is ``sqrt(v') + epsilon``. Slots: momenta, velocities, from 0. No bias
-    correction: that is the learning rate's. Source: tf.tpu.experimental.embedding.Adam.
+    Without sum_inside_sqrt the divisor is ``sqrt(v') + epsilon``. Slots: momenta, velocities, from 0. There is no
+    bias correction: include it in the learning rate. Source: tf.tpu.experimental.embedding.Adam.
     """
 
     parameters_field = "adam"
@@ -64,10 +64,10 @@ class Adam(Optimizer):
     def non_lazy(self) -> bool:
         return not self.lazy_adam
 
-    # The proto says the opposite of the argument, which no table of names can express.
+    # The proto's field is the negation of the argument, which attribute_of cannot express.
     @property
     def use_non_lazy_adam(self) -> bool:
-        """The proto's word for ``not lazy_adam``."""
+        """The proto's field, which is ``not lazy_adam``."""
         return not self.lazy_adam
 
     def take_proto_values(self, values: Mapping[str, Any]) -> None:

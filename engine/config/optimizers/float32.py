@@ -1,4 +1,4 @@
-"""The one place where a Python number becomes the float32 that a proto carries. Nothing else belongs here."""
+"""The only conversion of a Python number to the float32 that a proto holds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 
 
 def float32(value: float) -> float:
-    """``value`` rounded to float32, as a Python float; too large becomes infinite, as in TensorFlow.
+    """Return ``value`` rounded to float32, as a Python float; one too large becomes infinite, as in TensorFlow.
 
-    A configuration built from Python floats must mean the same as one that went through a proto.
+    A configuration built from Python floats must equal the same configuration after a round trip through a proto.
     """
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", value))

@@ -1,6 +1,6 @@
-"""FTRL and the two Yogi optimizers: a regularised problem is solved for each weight.
+"""FTRL and the two Yogi optimizers, which solve a regularised problem for each weight.
 
-Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class FTRL(Optimizer):
     """FTRL-proximal. Slots: accumulators, linears (from 0). Source: tf.tpu.experimental.embedding.FTRL.
 
     ``p = -learning_rate_power; a' = a + g²; z' = z + g - (a'^p - a^p)*w/lr;
-    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``; with multiply_linear_by_learning_rate z holds lr times
-    as much. allow_zero_accumulator is kept for the proto; accumulators of 0 work with and without it.
+    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``; with multiply_linear_by_learning_rate z is scaled by
+    lr. allow_zero_accumulator is kept for the proto; accumulators of 0 work with and without it.
     """
 
     parameters_field = "ftrl"
@@ -68,7 +68,7 @@ class OnlineYogi(KeywordOptimizer):
     """FTRL (power -0.5) whose accumulator is Yogi's second moment. Slots: vs (from 0.1), linears (from 0).
 
     ``v' = v + (1-beta2)*sign(g² - v)*g²``. Source: comments of OnlineYogiParameters in TensorFlow's proto, and
-    Zaheer et al., NeurIPS 2018; the formula of the device is not public. Defaults: that paper's (0.01, 0.999).
+    Zaheer et al., NeurIPS 2018; the device's formula is not public. Defaults: those of that paper (0.01, 0.999).
     """
 
     parameters_field = "online_yogi"
@@ -88,11 +88,11 @@ class OnlineYogi(KeywordOptimizer):
 
 @optimizer_class
 class ProximalYogi(KeywordOptimizer):
-    """Yogi with a proximal step for l1 and l2. Slots: v (from 0.1), m (from 0): the second moment comes first.
+    """Yogi with a proximal step for l1 and l2. Slots: v (from 0.1), m (from 0); the second moment is first.
 
     ``m' = beta1*m + (1-beta1)*g; v' = v + (1-beta2)*sign(g² - v)*g²; e = lr/(sqrt(v') + epsilon); p = w - e*m';
     w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Source: comments of ProximalYogiParameters in TensorFlow's proto;
-    the formula of the device is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
+    the device's formula is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
     """
 
     parameters_field = "proximal_yogi"

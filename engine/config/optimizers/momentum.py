@@ -1,7 +1,6 @@
 """Momentum, RMSProp, centered RMSProp and Adadelta: optimizers of TensorFlow's proto that have no TensorFlow class.
 
-Argument names are the proto's field names. Only what a user writes and its place in the proto; the equations stand
-in penstock.updates.
+Arguments are named like the proto's fields. Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What all optimizer classes share: arguments, checks, equality, and how a class stands in its proto message.
+"""The base of all optimizer classes: arguments, checks, equality, and the mapping to a proto message.
 
-The classes themselves stand in one file per family (adagrad.py, adam.py, …), the list of them in optimizers.py. The
-update equations are penstock.updates'; tables and files are not known here.
+Each family of classes has a module (adagrad_family.py, adam.py, …); __init__.py lists them. penstock.updates has the
+update equations. This module does not depend on tables or files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True)
 class DynamicLearningRate:
-    """A learning rate that comes with each step, as value number ``tag`` of its rates."""
+    """A learning rate supplied with each step, as value number ``tag`` of the step's rates."""
 
     tag: int
 
@@ -30,11 +30,11 @@ SlotFunction = Callable[..., Any] | None
 
 
 class Optimizer:
-    """What all optimizers share. A subclass says its proto member, its slots and its own parameters.
+    """The base class of all optimizers. A subclass specifies its proto member, its slots and its parameters.
 
-    Equality is TensorFlow's: the other is an instance of this class and the attributes are equal, in the order in
-    which they were set. NaN therefore equals nothing, and 1 equals 1.0. ``slot_variable_creation_fn`` is accepted and
-    kept as in TensorFlow; it is never called, since the engine lays out the slots itself.
+    Equality is TensorFlow's: the other is an instance of this class, and the attributes are equal in the order in
+    which they were set. Therefore NaN equals nothing, and 1 equals 1.0. ``slot_variable_creation_fn`` is accepted and
+    kept as in TensorFlow but never called, since the engine lays out the slots.
     """
 
     parameters_field: ClassVar[str]
@@ -69,15 +69,15 @@ class Optimizer:
         self.check()
 
     def check(self) -> None:
-        """ConfigError for an argument of this class that has no meaning. A NaN passes, as in TensorFlow."""
+        """Raise ConfigError for an argument of this class that is out of range. A NaN passes, as in TensorFlow."""
 
     @property
     def non_lazy(self) -> bool:
-        """Every row is updated in each step, with a gradient of 0 where none came."""
+        """Whether each step updates every row, with a gradient of 0 for rows that have none."""
         return False
 
     def slots(self) -> tuple[tuple[str, float], ...]:
-        """(name, initial value) of every slot, in the order of TensorFlow's load and retrieve operations."""
+        """Return (name, initial value) of every slot, in the order of TensorFlow's load and retrieve operations."""
         return tuple((slot, self._initial_value(slot)) for slot in self.slot_names)
 
     def _initial_value(self, slot: str) -> float:
@@ -85,7 +85,7 @@ class Optimizer:
 
     @classmethod
     def fields(cls) -> dict[str, bool]:
-        """The numbers and switches of this optimizer's own proto message: name -> whether it is a switch."""
+        """Return the scalar fields of this optimizer's proto message: name -> whether it is a bool."""
         member = OptimizationParameters.DESCRIPTOR.fields_by_name.get(cls.parameters_field)
         if member is None or member.message_type is None:
             return {}
@@ -93,23 +93,23 @@ class Optimizer:
         return {field.name: field.type == FieldDescriptor.TYPE_BOOL for field in scalars}
 
     def proto_values(self) -> dict[str, Any]:
-        """What this optimizer's own proto message holds, by field."""
+        """Return the values of this optimizer's proto message, by field."""
         return {field: getattr(self, self.attribute_of.get(field, field)) for field in self.fields()}
 
     def take_proto_values(self, values: Mapping[str, Any]) -> None:
-        """The inverse of ``proto_values``, unchecked: a proto may hold what the constructor refuses."""
+        """Set the attributes from ``proto_values``, unchecked: a proto may hold values that the constructor refuses."""
         for field, value in values.items():
             setattr(self, self.attribute_of.get(field, field), value)
 
     def write_parameters(self, parameters: OptimizationParameters) -> None:
-        """Select this algorithm in ``parameters`` and fill its own message."""
+        """Select this algorithm in ``parameters`` and fill its message."""
         message = getattr(parameters, self.parameters_field)
         message.SetInParent()
         for field, value in self.proto_values().items():
             setattr(message, field, value)
 
     def __eq__(self, other: object) -> bool:
-        # False and not NotImplemented: a base class must not answer for its subclass.
+        # After NotImplemented, Python would ask the other's class, and a base class accepts instances of its subclass.
         if not isinstance(other, self.__class__):
             return False
         return all(a == b for a, b in zip(vars(self).items(), vars(other).items(), strict=False))
@@ -126,7 +126,7 @@ T = TypeVar("T")
 
 @dataclass_transform(eq_default=False)
 def optimizer_class(cls: type[T]) -> type[T]:
-    """A dataclass with ``Optimizer``'s equality, whose clipvalue is an argument only and no attribute."""
+    """Return ``cls`` as a dataclass with ``Optimizer``'s equality, whose clipvalue is an argument but no attribute."""
     made = dataclasses.dataclass(eq=False, repr=False)(cls)
     if "clipvalue" in vars(made):
         delattr(made, "clipvalue")
@@ -135,7 +135,7 @@ def optimizer_class(cls: type[T]) -> type[T]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class KeywordOptimizer(Optimizer):
-    """The arguments that all optimizers have, by keyword: for the classes that TensorFlow has no class for."""
+    """The base of optimizers that TensorFlow has no class for: the common arguments, keyword-only."""
 
     use_gradient_accumulation: bool = True
     clip_weight_min: float | None = None
@@ -151,33 +151,33 @@ delattr(KeywordOptimizer, "clipvalue")
 
 
 def global_step(step: int) -> float:
-    """The schedule whose value is the number of the step: for optimizers that count steps."""
+    """Return the number of the step: the schedule of optimizers that count steps."""
     return float(step)
 
 
 def positive(**arguments: float) -> None:
-    """ConfigError for an argument that is not above 0."""
+    """Raise ConfigError for an argument that is 0 or below."""
     for name, value in arguments.items():
         if _number(name, value) <= 0:
             raise ConfigError(f"{name} must be > 0, got {value!r}")
 
 
 def not_negative(**arguments: float) -> None:
-    """ConfigError for an argument below 0."""
+    """Raise ConfigError for an argument below 0."""
     for name, value in arguments.items():
         if _number(name, value) < 0:
             raise ConfigError(f"{name} must be at least 0, got {value!r}")
 
 
 def share(**arguments: float) -> None:
-    """ConfigError for an argument outside [0, 1)."""
+    """Raise ConfigError for an argument outside [0, 1)."""
     for name, value in arguments.items():
         if _number(name, value) < 0 or value >= 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
 def _number(name: str, value: Any) -> Any:
-    """value, of any type that is a number's. As in TensorFlow a TypeError where it is none."""
+    """Return ``value`` plus 0.0. Raise TypeError, as TensorFlow does, if it is not a number."""
     try:
         return value + 0.0
     except TypeError:
@@ -185,7 +185,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _gradient_limits(clipvalue: Clip) -> tuple[float | None, float | None]:
-    """TensorFlow's reading: None leaves both sides open, a tuple is (lower, upper), a number c is (-c, c)."""
+    """Return (lower, upper) as TensorFlow reads clipvalue: None leaves both sides open, a number c means (-c, c)."""
     if clipvalue is None:
         return None, None
     if isinstance(clipvalue, tuple):

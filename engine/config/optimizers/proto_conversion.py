@@ -57,7 +57,7 @@ def optimization_parameters(optimizer: Optimizer, tag: int | None) -> Optimizati
 
 
 def _write_limits(limits: ClippingLimits, lower: float | None, upper: float | None) -> None:
-    """Only what is set; a limits message without a bound is not created at all, a bound of 0 is."""
+    """Write the bounds that are set, also at 0; without a bound, leave the limits message absent."""
     if lower is not None:
         limits.lower.value = lower
         limits.lower.SetInParent()
@@ -104,7 +104,10 @@ def initial_values(settings: TableSettings) -> dict[str, float]:
 def read_optimizer(
     message: EngineConfig, index: int, learning_rate: LearningRate, program: Program | None
 ) -> Optimizer:
-    """The class instance that the optimizer of table ``index`` is. program : of a UserDefinedProgram."""
+    """Return the optimizer of table ``index`` as an instance of its class.
+
+    program : of a UserDefinedProgram, which raises ConfigError without one
+    """
     table = message.tpu_embedding_configuration.table_descriptor[index]
     algorithm = algorithm_of(message, index) or ""
     given = initial_values(settings_of(message, table.name))
@@ -132,7 +135,7 @@ def read_optimizer(
 
 
 def _read_common(optimizer: Optimizer, parameters: OptimizationParameters, learning_rate: LearningRate) -> None:
-    """Attribute by attribute: a proto may do what the constructor refuses, as to clip without accumulation."""
+    """Set the common attributes one by one: a proto may clip without accumulation, which a constructor refuses."""
     optimizer.learning_rate = learning_rate
     optimizer.use_gradient_accumulation = accumulates(parameters)
     optimizer.clip_weight_min, optimizer.clip_weight_max = read_limits(parameters.clipping_limits)
@@ -141,7 +144,7 @@ def _read_common(optimizer: Optimizer, parameters: OptimizationParameters, learn
     times_rate = parameters.multiply_weight_decay_factor_by_learning_rate
     optimizer.multiply_weight_decay_factor_by_learning_rate = times_rate or None
     status = parameters.low_dimensional_packing_status
-    # As TensorFlow's classes have it: False and True are the first two, DISABLED is the number 2.
+    # As in TensorFlow's classes, False and True are the enum's first two values; DISABLED is the int 2.
     optimizer.low_dimensional_packing_status = bool(status) if status in (0, 1) else int(status)
 
 
@@ -149,6 +152,6 @@ _SLOT = re.compile(r"Slot_(\d+)")
 
 
 def _in_slot_order(given: Mapping[str, float]) -> tuple[float, ...]:
-    """The initial values of Slot_0, Slot_1, …"""
+    """Return the initial values of Slot_0, Slot_1, … in order."""
     numbered = [(int(match[1]), value) for name, value in given.items() if (match := _SLOT.fullmatch(name))]
     return tuple(value for _, value in sorted(numbered))

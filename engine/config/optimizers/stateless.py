@@ -1,6 +1,6 @@
-"""SGD, assignment, the frequency estimator, and a program of the user's own: no statistics of gradients.
+"""Optimizers without statistics of gradients: SGD, assignment, the frequency estimator, and user-defined programs.
 
-Only what a user writes and its place in the proto; the equations stand in penstock.updates.
+Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Assign(KeywordOptimizer):
 
 @optimizer_class
 class FrequencyEstimator(KeywordOptimizer):
-    """How many steps lie between two hits of a row: the table holds that average D. Slot: last_hit_step, from 0.
+    """Estimator of D, the average number of steps between two hits of a row; rows hold D. Slot: last_hit_step, from 0.
 
     ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c``. The step
-    is the learning rate, so that must be dynamic: by default the engine's own step number. Made for tables of
-    width 1; the gradient is not looked at. A table without an initializer of its own starts at max_delta.
-    Source: FrequencyEstimatorParameters in TensorFlow's proto. Defaults are ours: tau as in Yi et al., RecSys 2019
-    (0.01); no outliers before a distance of ten averages; weight_exponent 1 reads D/max_delta out as it is.
+    is the learning rate, which must be dynamic; by default it is the engine's step number. Intended for tables of
+    width 1; the gradient is ignored. A table without an initializer starts at max_delta.
+    Source: FrequencyEstimatorParameters in TensorFlow's proto. The defaults are penstock's: tau as in Yi et al.,
+    RecSys 2019 (0.01); an outlier is at least ten averages long; weight_exponent 1 leaves D/max_delta unchanged.
     """
 
     parameters_field = "frequency_estimator"
@@ -81,10 +81,11 @@ class UserDefinedProgram(KeywordOptimizer):
     """``(w', *slots') = program(g, w, *slots)``: a Python function of arrays, elementwise, traced by JAX.
 
     program : takes the gradient, the weights and every slot, all float32 of one shape; returns the new weights and
-        the new slots as a tuple (weights alone may be bare). It does not see the learning rate
+        the new slots as a tuple (weights alone may be bare). It does not receive the learning rate
     initial_slot_values : one per slot; the slots are called Slot_0, Slot_1, …, as in TensorFlow
-    A Python function is in no file: such a configuration cannot be saved or become a proto. The program of a loaded
-    proto, XLA's own form, is kept and saved, and cannot be run.
+
+    No file holds a Python function: such a configuration cannot be saved or converted to a proto. The program of a
+    loaded proto, in XLA's format, is kept and saved but cannot be run.
     Source: UserDefinedProgramParameters in TensorFlow's proto.
     """
 
@@ -99,7 +100,7 @@ class UserDefinedProgram(KeywordOptimizer):
             raise ConfigError(f"program must be a function (gradient, weights, *slots), got {self.program!r}")
         # A tuple, so that optimizers can be hashed.
         self.initial_slot_values = tuple(self.initial_slot_values)
-        # Beside the slots there are the weights and, with accumulation, the accumulated gradient; 7 arrays at most.
+        # Next to the slots there are the weights and, with accumulation, the accumulated gradient; 7 arrays at most.
         if len(self.initial_slot_values) > 6:
             raise ConfigError(f"a program has at most 6 slots, got {len(self.initial_slot_values)}")
 

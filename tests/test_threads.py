@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from penstock.threads import Crew
+from penstock.threads import ThreadTeam
 
 
 def test_every_task_is_done_once_and_a_no_of_any_is_told():
-    crew, done = Crew(3), []
+    crew, done = ThreadTeam(3), []
 
     def task(number, good=True):
         done.append(number)
@@ -22,7 +22,7 @@ def test_every_task_is_done_once_and_a_no_of_any_is_told():
 
 
 def test_an_error_comes_out_when_no_task_runs_any_more():
-    crew, ended = Crew(3), []
+    crew, ended = ThreadTeam(3), []
 
     def fails(together):
         together.wait()
