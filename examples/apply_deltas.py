@@ -1,16 +1,16 @@
-"""Follows penstock's deltas with numpy and pyarrow alone: what a serving system does with them.
+"""Follow penstock's deltas with numpy and pyarrow alone, as a serving system would.
 
     penstock replay tables.pbtxt log.arrows --limit 0 --out base      # the tables before the first step
     penstock replay tables.pbtxt log.arrows --deltas deltas.arrows --deltas-slots all --out out
     python examples/apply_deltas.py base deltas.arrows copy
     penstock diff out copy                                            # no difference
 
-A delta has a number, the step after which its rows are as it says, and names its parent, the number of the delta before
-it. Rows are values, not differences: who has applied a delta may apply it again. So three things can happen:
+A delta has a number, the step after which its rows have their values, and a parent, the number of the previous delta.
+Rows are values, not differences, so applying a delta is idempotent. There are three cases:
 
-- its parent is beyond what we have: deltas are missing, and applying it would leave rows behind: stop;
-- it ends before what we have: we know it already, skip it;
-- else apply it, whole: all its batches, up to the one with no rows left, if the checksum fits.
+- its parent is ahead of our step: deltas are missing, and applying it would leave some rows stale: stop;
+- its number is not ahead of our step: it was applied already, skip it;
+- else apply it as a whole: all its batches, up to the one with no rows left, if the checksum matches.
 """
 
 import struct
@@ -23,18 +23,18 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-COLUMNS = ("table", "step", "id", "row", "op", "parent", "checksum", "rows_left")  # every other one is a slot
+COLUMNS = ("table", "step", "id", "row", "op", "parent", "checksum", "rows_left")  # all other columns are slots
 
 
 class BrokenError(Exception):
-    """The deltas do not follow on what we have, or are not whole."""
+    """The deltas do not continue our step, or are damaged or truncated."""
 
 
 class Follower:
-    """Tables that deltas are applied to.
+    """A copy of the tables that applies deltas.
 
     tables : table → column ("row", then slots) → float32 (rows, dim)
-    step : of the tables as they are given
+    step : the step of these tables
     """
 
     def __init__(self, tables, step=0):
@@ -43,7 +43,7 @@ class Follower:
         self._pieces, self._checksum = [], None
 
     def take(self, batch):
-        """One batch of a delta. Raises BrokenError; the tables are then as they were after the last whole delta."""
+        """Take one batch of a delta. Raises BrokenError; the tables then stay as of the last complete delta."""
         if not batch.num_rows:
             return
         step, parent, checksum, rows_left = (
@@ -63,14 +63,14 @@ class Follower:
             self._apply(step, parent, pieces)
 
     def end(self):
-        """The stream is over. Raises BrokenError where it was cut inside a delta."""
+        """Check the end of the stream. Raises BrokenError if it was truncated inside a delta."""
         if self._pieces:
             raise BrokenError("the stream ends inside a delta")
 
     def _apply(self, step, parent, pieces):
         if parent > self.step:
             raise BrokenError(f"delta {step} follows on {parent}, and we are at {self.step}: deltas are missing")
-        # A delta whose number is its parent's holds rows that were loaded between two steps.
+        # A delta with the number of its parent contains rows that were loaded between two steps.
         if step < self.step or parent < step == self.step:
             self.num_repeated += 1
             return
@@ -82,7 +82,7 @@ class Follower:
 
 
 def pieces_of(batch):
-    """(table, ids, column → rows) of every table in a batch: its rows lie together."""
+    """Yield (table, ids, column → rows) of every table in a batch, in which the rows of a table are adjacent."""
     tables = batch["table"]
     number = tables.indices.to_numpy()
     starts = np.flatnonzero(np.diff(number, prepend=-1))
@@ -96,7 +96,7 @@ def pieces_of(batch):
 
 
 def read_tables(folder, columns):
-    """What `--out` wrote, as Follower takes it, but for columns that the deltas do not bring up to date."""
+    """Read the tables that `--out` wrote, without the columns that the deltas do not update."""
     tables = {}
     for path in sorted(Path(folder).glob("*.parquet")):
         read = pyarrow.parquet.read_table(path).combine_chunks()
@@ -110,7 +110,7 @@ def read_tables(folder, columns):
 
 
 def write_tables(tables, folder):
-    """One Parquet file per table, as `--out` writes them."""
+    """Write one Parquet file per table, as `--out` does."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, columns in tables.items():
         arrays = {"id": pa.array(np.arange(len(columns["row"])))}

@@ -1,14 +1,14 @@
-"""Synchronous replicas: workers send gradients as Arrow, one of each makes a step, late ones are dropped.
+"""Synchronous replicas: workers send gradients as Arrow, a step applies one frame of each, stale ones are dropped.
 
-What TensorFlow's SyncReplicasOptimizer does with an accumulator per variable, one gate does for all tables:
+TensorFlow's SyncReplicasOptimizer has an accumulator per variable; here one gate serves all tables:
 
 - every worker computes on the tables of the current step, writes an Arrow IPC stream into its pipe, and waits for
-  the next step; some also send again what they computed one or more steps ago;
+  the next step; some workers also resend a gradient of an earlier step;
 - a thread per worker reads the stream and pushes each batch to ``engine.gate`` as a frame of its step;
-- the gate opens when one fresh frame of every worker is in. A frame of an earlier step is stale: dropped and counted.
+- the gate opens when it has one fresh frame of every worker. A frame of an earlier step is stale: dropped and counted.
 
-The frames of a step come in any order. Gradients are whole numbers here, whose sums do not depend on it; so the
-tables must equal, to the last bit, those of the same frames applied one after the other, and that is checked.
+The frames of a step arrive in any order. The gradients are whole numbers, whose sums do not depend on the order. So the
+tables must equal, bit for bit, those of the same frames applied sequentially, which the example checks.
 
     python examples/sync_replicas.py
 """
@@ -57,18 +57,18 @@ def new_engine() -> ps.Engine:
 
 
 def gradient(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a worker computes at a step: ids (n,) with repeats, rows (n, DIM) of whole numbers."""
+    """Return the gradient of a worker at a step: ids (n,) with repeats, rows (n, DIM) of whole numbers."""
     rng = np.random.default_rng((worker, step))
     return rng.integers(0, VOCABULARY, 64), rng.integers(-8, 9, (64, DIM)).astype(np.float32)
 
 
 def lateness(worker: int, step: int) -> int:
-    """How old a gradient the worker sends again at a step; 0: none."""
+    """Return the age in steps of the gradient that a worker resends at a step; 0: none."""
     return step % 3 if worker % 2 and step % 3 <= step else 0
 
 
 class Turn:
-    """Where workers wait for a step of the engine to be over."""
+    """A condition on which workers wait for the end of a step."""
 
     def __init__(self, engine: ps.Engine) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class Turn:
 
 
 def work(worker: int, pipe, turn: Turn) -> None:
-    """A worker: its gradients of every step, as an Arrow IPC stream."""
+    """Run a worker: write its gradients of every step as an Arrow IPC stream."""
     with pipe, pa.ipc.new_stream(pipe, SCHEMA) as stream:
         for step in range(STEPS):
             turn.wait_for(step)
@@ -103,7 +103,7 @@ def as_arrow(ids: np.ndarray, rows: np.ndarray, step: int) -> pa.RecordBatch:
 
 
 def receive(worker: int, pipe, engine: ps.Engine, turn: Turn) -> None:
-    """The engine's side of one worker's stream: every batch is a frame."""
+    """Read the stream of one worker, and push every batch as a frame."""
     failed = True
     try:
         with pipe, pa.ipc.open_stream(pipe) as stream:
@@ -113,11 +113,11 @@ def receive(worker: int, pipe, engine: ps.Engine, turn: Turn) -> None:
                 turn.tell()
         failed = False
     finally:
-        turn.tell(failed)  # nobody waits for a worker whose stream broke
+        turn.tell(failed)  # no worker waits for one whose stream broke
 
 
 def one_after_the_other() -> ps.Engine:
-    """The same gradients on one thread: what counts of every step, worker by worker."""
+    """Return an engine with the fresh gradients of every step, applied on one thread, worker by worker."""
     engine = new_engine()
     for step in range(STEPS):
         for worker in range(WORKERS):

@@ -3,11 +3,11 @@
 Users have a history of clicked items (a ragged feature, averaged) and an id; items have an id and tags (weighted,
 sqrtn). Each tower is a dense layer over its features' activations; the score of a pair is the towers' dot product, and
 the loss is the cross entropy of whether the pair was clicked. Every step: ``recv_activations`` → ``jax.grad`` of the
-model by its parameters and by the activations → SGD of the dense part here (by optax where that is installed, with
+model by its parameters and by the activations → SGD of the dense part here (with optax if it is installed, as by
 ``pip install -e '.[examples]'``, else written out), ``send_gradients`` for the tables.
 
-The same training runs beside it with tables as ordinary JAX parameters, gradients and Adagrad dense; losses and tables
-must agree to rounding, and the loss must fall. Clicks are drawn from hidden vectors: there is something to learn.
+The same training also runs with tables as ordinary JAX parameters, and with dense gradients and Adagrad. Losses and
+tables must agree up to rounding, and the loss must fall. Clicks are drawn from hidden vectors, so the model can learn.
 
     python examples/two_tower.py
 """
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def train() -> tuple[np.ndarray, np.ndarray, float]:
-    """Losses of every step, those of the dense reference, and the largest difference of a weight at the end."""
+    """Return the loss of every step, those of the dense reference, and the largest difference of a final weight."""
     engine, dense = new_engine(), new_dense_part()
     tables = {name: jnp.asarray(engine.table(name)) for name in TABLES}
     accumulators = {name: jnp.full_like(table, ACCUMULATOR) for name, table in tables.items()}
@@ -99,7 +99,7 @@ gradients = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
 
 
 def dense_optimizer() -> tuple[Callable[[Dense], Any], Callable[[Dense, Any, Dense], tuple[Dense, Any]]]:
-    """Makes the optimizer's state, and takes a step: (parameters, state, gradients) → (parameters, state)."""
+    """Return two functions: the optimizer's initial state, and (parameters, state, gradients) → (parameters, state)."""
     if optax is None:
         return (lambda _: ()), lambda dense, state, by: (
             jax.tree.map(lambda p, g: p - DENSE_RATE * g, dense, by),
@@ -118,7 +118,7 @@ def dense_optimizer() -> tuple[Callable[[Dense], Any], Callable[[Dense, Any, Den
 
 
 def matrices(ids: dict[str, list], weights: dict[str, list | None]) -> dict[str, np.ndarray]:
-    """Every feature's lookups and combiner as a matrix (batch, rows of its table)."""
+    """Return the lookups and the combiner of every feature as a matrix (batch, rows of its table)."""
     found = {}
     for name, table in FEATURES.items():
         rows, combiner = TABLES[table]
@@ -131,7 +131,7 @@ def matrices(ids: dict[str, list], weights: dict[str, list | None]) -> dict[str,
 
 
 def dense_reference(descend: Callable[[Dense, Any, Dense], tuple[Dense, Any]]) -> Callable[..., Any]:
-    """One step with tables as parameters, gradients of the tables' size, and Adagrad."""
+    """Return one step with tables as parameters, gradients of the tables' size, and Adagrad."""
 
     @partial(jax.jit, donate_argnums=0)
     def step(whole, by, clicked):
@@ -152,7 +152,7 @@ def dense_reference(descend: Callable[[Dense, Any, Dense], tuple[Dense, Any]]) -
 
 
 def batches():
-    """(ids by feature, weights by feature, clicked) of every step."""
+    """Yield (ids by feature, weights by feature, clicked) of every step."""
     rng = np.random.default_rng(0)
     taste, kind = rng.normal(size=(USERS, 3)), rng.normal(size=(ITEMS, 3))
     tags_of = [rng.choice(TAGS, rng.integers(0, MOST), replace=False).tolist() for _ in range(ITEMS)]
