@@ -1,5 +1,5 @@
-# Everything runs in .venv, which the first target that needs it makes. `make demo` and `make test`
-# work on a fresh machine with Python 3.11+ (and its headers and venv module), a C compiler and make.
+# All targets run in .venv, which the first one creates. `make demo` and `make test` work on a fresh machine with
+# Python 3.11+ (with its headers and venv module), a C compiler and make.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +11,7 @@ KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
 demo: .venv/installed
 	$(BIN)/penstock demo --dir build/demo
 
-# A small two-tower model in plain JAX, its tables in penstock; checked against dense tables (docs/activations.md).
+# A small two-tower model in plain JAX with its tables in penstock, checked against dense tables (docs/activations.md).
 demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
@@ -31,7 +31,7 @@ types: .venv/installed
 		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
 		penstock.pyx.update penstock.bench.memory_bandwidth
 
-# The kernels with bounds checks, in a tree of their own, and their tests. -O1: the compiler is done in half the time.
+# The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.
 checked: .venv/installed
 	PENSTOCK_CHECKED=1 PENSTOCK_OPTIMIZE=-O1 $(BIN)/python setup.py -q build --build-base build/checked \
 		--build-lib build/checked/lib >build/checked.log 2>&1 || { cat build/checked.log >&2; exit 1; }
@@ -39,40 +39,40 @@ checked: .venv/installed
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
 	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py $(ARGS)
 
-# The kernels built with ThreadSanitizer, and threads over gate, accumulators and folds. Exit code 66: a race.
-# `make tsan ARGS="--break gate"` takes the gate's lock away and must report one ("--break parts": of a fold; "--break rows":
-# of an update, given ids that are not distinct).
+# The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
+# `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break
+# rows": in an update, by ids that are not distinct).
 tsan: .venv/installed
 	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, under the tests that need neither jax nor
 # pyarrow and under Arrow-shaped buffers. Exit code 66: a report. `make sanitize ARGS="--break overrun"` (or overflow)
-# does something wrong on purpose and must report it.
+# injects such an error and must report it.
 sanitize: .venv/installed
 	bash tests/sanitize/asan.sh $(BIN)/python $(ARGS)
 
 # Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
-# `make fuzz ARGS="--cases 500 --seed 7"`; a case that fails is kept in build/fuzz, with the command that repeats it.
+# `make fuzz ARGS="--cases 500 --seed 7"`; a failing case is kept in build/fuzz, with the command that reproduces it.
 fuzz: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
-# Kill it anywhere: 1,000 kills at random moments, and every file operation killed and failing. `--only NAME` sees one again.
-# Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
+# Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
+# one. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 	$(BIN)/python tests/faults/signals.py $(SIGNALS)
 
-# Sees the harness work: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
+# A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
-# The site, in build/site: every warning is an error, and nothing is fetched while it is built.
+# The site, in build/site: every warning is an error, and the build fetches nothing.
 docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
-# Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about half an hour of one core; finished
-# cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles.
+# Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about half an hour on one core;
+# finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles.
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
 		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
@@ -82,7 +82,7 @@ tpu-small: build/tpu/installed
 
 tpu-installed: build/tpu/installed
 
-# In an environment of its own: where libtpu is, every start of jax looks for a TPU.
+# In a separate environment: with libtpu installed, every start of jax looks for a TPU.
 build/tpu/installed: .venv/installed
 	$(BIN)/python -m venv build/tpu
 	build/tpu/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt 'jax[tpu]' pyarrow protobuf
@@ -96,7 +96,7 @@ proto: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt grpcio-tools==1.75.1
 	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
 
-# The exact versions that CI runs with; users of the package are bound only by pyproject.toml.
+# The exact versions that CI uses; users of the package are bound only by pyproject.toml.
 .venv/installed: pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \

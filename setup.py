@@ -1,8 +1,8 @@
-"""The folder map and the kernels; everything else about the package stands in pyproject.toml.
+"""The folder map and the kernels; pyproject.toml contains the rest of the package's configuration.
 
 ``engine/`` is imported as ``penstock``, ``io/`` as ``penstock.io``, ``pyx/`` as ``penstock.pyx``.
-PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``); PENSTOCK_OPTIMIZE takes the place of
--O3, for builds that are watched (``make sanitize``, ``make tsan``): CFLAGS stand before what is said here.
+PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``). PENSTOCK_OPTIMIZE replaces -O3 in sanitizer
+builds (``make sanitize``, ``make tsan``), because the flags below override those in CFLAGS.
 """
 
 import multiprocessing
@@ -45,8 +45,8 @@ PACKAGE_DIR = {
     "penstock.updates": "engine/updates",
 }
 
-# Listed by name, never by a glob: from an sdist that lacks the .pyx files a glob builds a wheel
-# without kernels, and nothing complains.
+# Listed by name, never by a glob: from an sdist without the .pyx files, a glob would silently build a wheel without
+# kernels.
 KERNELS = [
     "accumulator",
     "arrow_c_data",
@@ -67,8 +67,8 @@ MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
-# Nobody reads errno or floating-point traps: without them square roots and selections vectorise, with the
-# same bits. (Never -ffast-math.)
+# The kernels read neither errno nor floating-point traps: without them square roots and selections vectorize, with
+# the same bits. (Never -ffast-math.)
 COMPILE_ARGS = [
     os.environ.get("PENSTOCK_OPTIMIZE", "-O3"),
     "-ffp-contract=off",
@@ -128,7 +128,7 @@ setup(
         ],
         include_path=[link_tree()],
         quiet="-q" in sys.argv,
-        nthreads=CPUS if multiprocessing.get_start_method() == "fork" else 0,  # elsewhere each would run this file
+        nthreads=CPUS if multiprocessing.get_start_method() == "fork" else 0,  # spawned workers would run this file
         build_dir="build/checked" if CHECKED else "build/release",
         compiler_directives={
             "language_level": 3,
@@ -136,10 +136,10 @@ setup(
             "boundscheck": CHECKED,
             "wraparound": CHECKED,
             "initializedcheck": CHECKED,
-            # Ids, indices and sizes are never negative where the kernels divide them.
+            # The kernels never divide negative ids, indices or sizes.
             "cdivision": True,
         },
     ),
-    # The compiler works on as many files at once as there are CPUs.
+    # Compile as many files in parallel as there are CPUs.
     options={"build_ext": {"parallel": CPUS}},
 )

@@ -1,4 +1,4 @@
 """The kernels (sums, ids, rows, updates) in Cython and C, and their definition in NumPy (``reference``).
 
-Nothing of penstock but pyx/ is imported here; no files, no clock, no jax, no pyarrow.
+They import no other package of penstock; no files, no clock, no jax, no pyarrow.
 """

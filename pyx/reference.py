@@ -1,6 +1,6 @@
-"""The kernels in NumPy and plain Python: their definition, the test oracle, the baseline of the benches.
+"""The kernels in NumPy and plain Python: their definition and the oracle of their tests.
 
-Readable, not fast. A kernel equals its twin here bit for bit.
+Readable, not fast. Every kernel agrees with its twin here bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ UInt8 = npt.NDArray[np.uint8]
 
 
 def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]] | None:
-    """(start, stop, code) of equal neighbours; None where there are more than ``most``. Twin of ``runs.equal_runs``."""
+    """Return the runs of equal codes as (start, stop, code); None if there are more than ``most``.
+
+    Twin of ``run_lengths.equal_runs``.
+    """
     runs: list[tuple[int, int, int]] = []
     for row, code in enumerate(codes.tolist()):
         if runs and runs[-1][2] == code:
@@ -30,8 +33,11 @@ def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]]
 
 
 def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[tuple[int, int, int]] | None:
-    """(start, stop, length) of equally long lists; None also where offsets are unsound. Twin of ``length_runs``."""
-    exact = offsets.tolist()  # Python's whole numbers do not wrap
+    """Return the runs of equally long lists as (start, stop, length); None also if the offsets are invalid.
+
+    Twin of ``run_lengths.length_runs``.
+    """
+    exact = offsets.tolist()  # Python's integers do not overflow
     lengths = [after - before for before, after in itertools.pairwise(exact)]
     if not lengths:
         return [] if exact else None
@@ -41,7 +47,7 @@ def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[t
 
 
 def index(ids: Int64) -> Int64:
-    """Dense indices in order of first appearance: the twin of ``IdTable.insert`` on an empty table."""
+    """Return dense indices in order of first appearance: the twin of ``IdTable.insert`` on an empty table."""
     seen: dict[int, int] = {}
     return np.array([seen.setdefault(i, len(seen)) for i in ids.tolist()], np.int64)
 
@@ -52,8 +58,9 @@ def coalesce(
     """Sum the rows that share an id: one left fold in dtype, in arrival order, from a copy of the first.
 
     frames : (ids int64 (n,), grads (n, dim) of dtype) in arrival order; dtype : float32 or float64
-    Returns ids (u,), sums (u, dim), counts (u,): in how many frames the id occurred; in order of
-    first appearance. mean divides each row by dtype(its count). Twin of ``Accumulator``.
+    mean : divide each row by dtype(its count)
+    Returns ids (u,), sums (u, dim) and counts (u,), the number of frames with the id, in order of first appearance.
+    Twin of ``Accumulator``.
     """
     sums: dict[int, Any] = {}
     counts: dict[int, int] = {}
@@ -71,13 +78,13 @@ def coalesce(
 
 
 def shard_sizes(vocabulary_size: int, num_shards: int) -> Int64:
-    """Rows of every shard, the same for MOD and DIV (tpu_embedding_shape_util.cc)."""
+    """Return the number of rows of every shard, the same for MOD and DIV (tpu_embedding_shape_util.cc)."""
     quotient, remainder = divmod(vocabulary_size, num_shards)
     return np.array([quotient + (i < remainder) for i in range(num_shards)], np.int64)
 
 
 def locate(ids: Int64, vocabulary_size: int, num_shards: int, mod: bool) -> tuple[Int64, Int64]:
-    """The shard of every id and the row inside it: built from what each shard owns, then looked up."""
+    """Return the shard of every id and its row there, looked up in the list of ids that each shard owns."""
     if mod:
         owned = [np.arange(shard, vocabulary_size, num_shards) for shard in range(num_shards)]
     else:
@@ -98,7 +105,7 @@ def place(
     rows_per_shard: int,
     num_owners: int,
 ) -> tuple[Int32, Int32, Int64]:
-    """The owner of every id, its row there, and how many ids each owner has."""
+    """Return the owner of every id, its row there, and the number of ids of each owner."""
     shards, rows = locate(ids, vocabulary_size, num_shards, mod)
     owners = shards // shards_per_owner
     rows = (shards % shards_per_owner) * rows_per_shard + rows
@@ -108,7 +115,10 @@ def place(
 def pad(
     owners: Int32, rows: Int32, grads: Float32, num_owners: int, capacity: int, rows_per_owner: int
 ) -> tuple[Int32, Float32]:
-    """Deal rows to their owners in order; pads are the distinct rows from ``rows_per_owner`` on, gradient 0."""
+    """Partition rows by owner, in order, and pad each part with distinct rows from ``rows_per_owner`` on, gradient 0.
+
+    Returns rows int32 (num_owners, capacity) and gradients float32 (num_owners, capacity, dim).
+    """
     out_rows = np.tile(rows_per_owner + np.arange(capacity, dtype=np.int32), (num_owners, 1))
     out_grads = np.zeros((num_owners, capacity, grads.shape[1]), np.float32)
     for owner in range(num_owners):
@@ -119,7 +129,7 @@ def pad(
 
 
 def lay(lines: Int64, offsets: Int64, grads: Float32, out: Int32) -> None:
-    """Lay the bits of rows into lines of words; the other words stay."""
+    """Write the bits of rows into lines of int32 words at their offsets; the other words stay."""
     for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):
         out[line, offset : offset + len(grad)] = grad.view(np.int32)
 
@@ -130,7 +140,7 @@ def update_rows(
     equation: Callable[[Float32, Float32], Float32],
     **where: Any,
 ) -> None:
-    """One step on the physical table, in place: the twin of ``update.Step.update``.
+    """Update the rows of one step in the physical table, in place: the twin of ``update.Step.update``.
 
     table : float32 (owners, rows, parts, dim); where : the arguments of ``place`` after the ids
     equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
@@ -141,7 +151,7 @@ def update_rows(
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:
-    """Weight times the scale of its sample, lookup by lookup: the twin of ``penstock.tables.combiners.gains``."""
+    """Return weight times the scale of its sample for every lookup: the twin of ``penstock.tables.combiners.gains``."""
     one, zero = np.float32(1), np.float32(0)
     totals = [zero] * num_samples
     for sample, weight in zip(samples.tolist(), weights, strict=True):
@@ -156,7 +166,7 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
 
 
 def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:
-    """Activations, one looked-up row after the other: the twin of ``expansion.combine``, without ``which``."""
+    """Return activations, summed one looked-up row after the other: the twin of ``scaled_rows.combine``."""
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
     for row, sample, gain in zip(rows, samples.tolist(), by, strict=True):
         out[sample] = out[sample] + row * gain
@@ -164,22 +174,22 @@ def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Flo
 
 
 def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
-    """Gradients of rows, written out one lookup after the other: a product each, rounded to float32."""
+    """Return the gradient of every lookup: one product, rounded to float32. Shape (len(samples), dim)."""
     found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
     return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])
 
 
 def change_marks(marks: UInt8, ids: Int64) -> tuple[UInt8, Int64]:
-    """The marks after rows have changed, and those of the rows that waited. Twin of ``marks.change``."""
+    """Return the marks after rows have changed, and the changed ids that waited. Twin of ``dirty_bits.change``."""
     after = marks.copy()
     after[ids] = 1
     return after, ids[(marks[ids] & 2) != 0]
 
 
 def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt8, Int64]:
-    """The marks after the next rows that wait have been taken, and these rows. Twin of ``marks.take``.
+    """Return the marks after the next waiting rows were taken, and these rows. Twin of ``dirty_bits.take``.
 
-    cursor : a row; those before it, in the order in which rows lie, are not looked at
+    cursor : the row to begin at, in the order of the strides; rows before it are skipped
     """
     order = np.array([row for first in range(stride) for row in range(first, len(marks), stride)], np.int64)
     begin = int(np.flatnonzero(order == cursor)[0]) if cursor < len(marks) else len(marks)
@@ -192,7 +202,7 @@ def take_marked(marks: UInt8, cursor: int, stride: int, most: int) -> tuple[UInt
 def coalesce_expanded(
     frames: Iterable[tuple[Int64, Float32, Int64, Float32]], dim: int, mean: bool = False
 ) -> tuple[Int64, Any, Int64]:
-    """Write the gradients of all lookups out, then ``coalesce``: the twin of ``Accumulator`` where rows have gains.
+    """Materialize the gradients of all lookups, then ``coalesce``: the twin of ``Accumulator`` for rows with gains.
 
     frames : (ids (n,), gradients (num_samples, dim), samples (n,), gains (n,)) in arrival order
     """
