@@ -3,12 +3,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h bench/*.pyx)
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
 .PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean \
 	tpu-matrix tpu-small tpu-installed
 
-demo: .venv/installed
+demo: .venv/running
 	$(BIN)/penstock demo --dir build/demo
 
 # A small two-tower model in plain JAX with its tables in penstock, checked against dense tables (docs/activations.md).
@@ -96,14 +96,28 @@ proto: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt grpcio-tools==1.75.1
 	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
 
-# The exact versions that CI uses; users of the package are bound only by pyproject.toml.
-.venv/installed: pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
-		echo "cannot make .venv: install Python's venv module (Debian: apt install python3-venv python3-dev)" >&2; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
-	$(BIN)/python setup.py -q build_ext --inplace
+# The exact versions that CI uses; users of the package are bound only by pyproject.toml. `make demo` installs only the
+# runtime dependencies; every other target also installs the developers' tools.
+SOURCES := pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
+PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e
+
+define MAKE_VENV
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
+test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	echo "cannot make .venv: install Python's venv module (Debian: apt install python3-venv python3-dev)" >&2; exit 1; }
+@echo "installing penstock and its dependencies into .venv, and compiling its kernels: one to three minutes"
+endef
+
+.venv/running: $(SOURCES)
+	$(MAKE_VENV)
+	$(PIP_INSTALL) .
 	touch $@
+
+.venv/installed: $(SOURCES)
+	$(MAKE_VENV)
+	$(PIP_INSTALL) '.[dev]'
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch .venv/running $@
 
 clean:
 	rm -rf .venv build dist *.egg-info pyx/*.so bench/*.so

@@ -70,7 +70,7 @@ class Telemetry(StepObserver):
     def run(
         self, counters: Counters, share: Callable[[], float | None], first_bad: Mapping[str, str]
     ) -> Iterator[None]:
-        """Reset the counts and times, and record the start and the end of the run in the context."""
+        """Return a context for one run: reset the counts and times, and record its start and end."""
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
