@@ -143,8 +143,8 @@ def test_the_newest_stream_of_a_name_counts():
         new = two.producer("w0")
         new.send(FRAMES[1])
         new.wait()
-        old.send(FRAMES[1])
         with pytest.raises(ps.UsageError, match="another stream of producer 'w0' has begun: this one ends"):
+            old.send(FRAMES[1])  # raises already where the service has answered by then
             old.wait()
         new.close()
         assert service.engine.state_hash() == replayed(FRAMES[:2]).state_hash()
