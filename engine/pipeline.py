@@ -237,7 +237,11 @@ class Pipeline:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""
         if alone:
             return self._intake.work()
-        return self._crew.run([self._intake.work] * min(num_tasks, self._crew.threads))
+        try:
+            return self._crew.run([self._intake.work] * min(num_tasks, self._crew.threads))
+        except MemoryError:
+            # A thread found no memory for its own call, before it took a task of the intake: this one does the rest.
+            return self._intake.work()
 
     def _open(self, _: int) -> None:
         rates, counters = self._opening

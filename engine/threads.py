@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Barrier
 
 from penstock.validation import whole
 
@@ -24,7 +25,7 @@ class ThreadTeam:
 
     def __init__(self, threads: int | None) -> None:
         self.threads = num_threads(threads)
-        self._pool = ThreadPoolExecutor(self.threads - 1, "penstock") if self.threads > 1 else None
+        self._pool = _started_pool(self.threads - 1) if self.threads > 1 else None
 
     def run(self, tasks: Iterable[Task], alone: bool = False) -> bool:
         """Run all tasks, started in the given order, and return whether all returned True. Raises the error of a task
@@ -33,8 +34,10 @@ class ThreadTeam:
             return False not in [task() for task in tasks]
         left = deque(tasks)
         others = min(self.threads, len(left)) - 1
-        helping = [self._pool.submit(_work, left) for _ in range(others)]
+        helping: list[Future[bool]] = []
         try:
+            for _ in range(others):
+                helping.append(self._pool.submit(_work, left))
             good = _work(left)
         finally:
             # Also after an error: no thread may write to the sums when this returns.
@@ -46,6 +49,20 @@ class ThreadTeam:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def _started_pool(threads: int) -> ThreadPoolExecutor:
+    """Start all threads now: one that starts during a frame may find no memory for its stack. Raises RuntimeError."""
+    pool, started = ThreadPoolExecutor(threads, "penstock"), Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            pool.submit(started.wait)
+        started.wait()
+    except BaseException:
+        started.abort()
+        pool.shutdown()
+        raise
+    return pool
 
 
 def _work(left: deque[Task]) -> bool:
