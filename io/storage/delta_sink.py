@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,7 +31,7 @@ from penstock.io.storage.pipes import open_writer
 _TAIL_BYTES = 1 << 16
 
 
-class DeltaWriter:
+class DeltaWriter(ABC):
     """The base of DeltaFile and DeltaStream. The end of the ``with`` block closes it, also after an error.
 
     is_new : a file that no commit refers to yet
@@ -53,9 +54,9 @@ class DeltaWriter:
         """Make everything written durable. Returns the position for a later run to resume from, as plain data."""
         return None
 
+    @abstractmethod
     def close(self) -> None:
         """Complete the output."""
-        raise NotImplementedError
 
     def __enter__(self) -> DeltaWriter:
         return self
@@ -65,9 +66,9 @@ class DeltaWriter:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def _all_or_nothing(self) -> AbstractContextManager[None]:
         """After an error in the block, write nothing more."""
-        raise NotImplementedError
 
 
 class DeltaFile(DeltaWriter):
