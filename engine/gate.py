@@ -173,7 +173,7 @@ class Gate:
             text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
             text += f" ({told(self._contributors)})" if self._contributors else ""
             waiting = f"{len(self._queue)} waiting to take, the first for {now - head.since:.1f} s" if head else ""
-            text += f"; global step {self.global_step}; {waiting or 'nobody waits to take'}"
+            text += f"; global step {self.global_step}; {waiting or 'no taker is waiting'}"
             if self._stale.last is not None:
                 text += f"; {self._stale.total} stale, the last {now - self._last_stale:.1f} s ago: {self._stale.last}"
             return text + ("; closed" if self._closed else "")

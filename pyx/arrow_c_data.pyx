@@ -26,7 +26,7 @@ cdef struct ArrowArray:         # Arrow's own, as its specification has it
 
 
 cdef class Memory:
-    """Bytes that somebody else owns, for as long as an array looks into them."""
+    """Bytes with an external owner, which stays alive as long as an array views them."""
     cdef void* begin
     cdef Py_ssize_t size
     cdef Py_ssize_t[1] strides

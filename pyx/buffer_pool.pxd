@@ -1,4 +1,4 @@
-# Blocks of memory that outlive the kernel that filled them, and come back to it when nobody looks at them any more.
+# Blocks of memory that outlive the kernel that filled them, and return to their pool with their last reference.
 cdef extern from "pages.h":
     void* penstock_allocate(size_t size) noexcept nogil
     void* penstock_allocate_zeroed(size_t size) noexcept nogil

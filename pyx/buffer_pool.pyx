@@ -95,7 +95,7 @@ cdef class Block:
 
 
 cdef class Sums:
-    """Ids, and a sum for each, as they were handed over; arrays of them are made when somebody asks.
+    """Ids with a sum each, as a drain handed them over; the arrays are created on demand.
 
     num_ids : how many; dim : floats per sum. Unpacks to ids int64 (num_ids,), sums (num_ids, dim)
     """

@@ -48,7 +48,7 @@ cdef struct Part:
     Table table
     id_t* ids              # in order of first appearance
     uint8_t* news          # OLD, FRESH or CARRIED
-    Mark* marks            # NULL: all ids are of the first frame, or nobody asks
+    Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
     char* sums
     Py_ssize_t num_ids
     Py_ssize_t num_carried

@@ -1,4 +1,4 @@
-"""Marks of a table's rows, a byte each: changed since the last commit, waiting to be copied for the one under way.
+"""Marks of a table's rows, a byte each: changed since the last commit, pending a copy for the commit in flight.
 
 A step marks the rows it is about to change and learns which of them still wait; the background takes the others,
 in the order in which rows lie in memory. Both happen between steps, so they cost a pass over the ids or a bounded
@@ -56,7 +56,7 @@ def take(uint8_t[::1] marks not None, id_t cursor, id_t stride, Py_ssize_t most_
     cursor : the row to begin with; one after the last: there is none left
     stride : rows so far apart lie next to each other: row 0, stride, 2 * stride, …, then row 1, 1 + stride, …
     most_looked_at : marks, about; taken : OUT, room for as many as are wanted
-    Returns how many were taken, and the cursor to go on with.
+    Returns how many were taken, and the cursor to continue from.
     """
     cdef Py_ssize_t found = 0, looked_at = 0, most = taken.shape[0]
     cdef id_t row = cursor, size = marks.shape[0]

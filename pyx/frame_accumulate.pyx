@@ -33,7 +33,7 @@ cdef struct Task:               # one part of a table's rows
 
 cdef class Intake:
     """One frame at a time: ``begin``; ``check`` and ``work`` where nothing may be added before all was looked at; ``add``
-    and ``work``; then ``end``, or ``undo`` where ``work`` said no.
+    and ``work``; then ``end``, or ``undo`` where ``work`` returned False.
     """
     cdef list accumulators
     cdef Task* tasks

@@ -109,7 +109,7 @@ cdef const void* row_of_numbers(array, const char* kinds, Py_ssize_t itemsize, P
     PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT)
     if (view.ndim == 1 and view.itemsize == itemsize and is_of(&view, kinds) and <size_t>view.buf % itemsize == 0
             and (view.shape[0] <= 1 or view.strides[0] == itemsize)):
-        # Of no numbers the address may be NULL, and nobody looks there.
+        # The address of an empty array may be NULL; it is never read.
         begin, num[0] = view.buf if view.shape[0] else <void*>num, view.shape[0]
     PyBuffer_Release(&view)
     return begin

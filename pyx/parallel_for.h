@@ -1,6 +1,6 @@
 /* A parallel loop inside one FFI handler, on the threads of XLA's own pool.
  *
- * Claims (numbered pieces of work) are taken by an atomic counter, by whoever comes: the handler's own
+ * Claims (numbered pieces of work) are taken with an atomic counter, by any thread: the handler's own
  * thread takes part, and when no claim is left it waits only for those already taken, never for a task
  * that has not started; the pool may be busy with other handlers that wait likewise. A task that starts
  * late finds the crew alive (counted references), no claim left, and goes.
@@ -23,7 +23,7 @@ typedef struct {
     CrewWork work;
     void *context;
     int64_t num_claims;
-    int64_t next;     /* atomic: the first claim that nobody has taken */
+    int64_t next;     /* atomic: the first free claim */
     int64_t finished; /* under the lock */
     int references;   /* atomic */
     pthread_mutex_t lock;

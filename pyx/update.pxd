@@ -17,7 +17,7 @@ cdef extern from "rule.h" nogil:
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
 # Rows of one claim: their addresses lie on the stack of the thread that took it. Enough that the rows at its
-# beginning, whose memory nobody asked for ahead, do not count; few enough that two threads share 4,000 rows.
+# beginning, whose memory is not prefetched, do not count; few enough that two threads share 4,000 rows.
 cdef enum:
     CHUNK = 1024
     # Slots of a rule at most, and parts of a table.

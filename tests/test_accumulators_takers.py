@@ -24,7 +24,7 @@ def test_a_stale_drop_is_counted_by_producer_and_by_lateness():
 
 def test_it_explains_what_a_take_waits_for():
     acc = ps.ConditionalAccumulator()
-    assert acc.explain() == "0 gradients in; global step 0; nobody waits to take"
+    assert acc.explain() == "0 gradients in; global step 0; no taker is waiting"
     acc.apply_gradient(1.0, contributor="a")
     acc.apply_gradient(1.0, contributor="a")
     acc.apply_gradient(1.0)

@@ -68,7 +68,7 @@ def test_where_adding_fails_nothing_is_counted():
     gate = Gate()
     with pytest.raises(MemoryError):
         gate.admit(None, fail, "a")
-    assert gate.explain() == "0 frames in; global step 0; nobody waits to take"
+    assert gate.explain() == "0 frames in; global step 0; no taker is waiting"
 
 
 def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
@@ -87,7 +87,7 @@ def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
 def test_what_runs_inside_may_look_and_is_refused_to_change():
     gate, seen = Gate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
-    assert seen == ["0 frames in; global step 0; nobody waits to take"]
+    assert seen == ["0 frames in; global step 0; no taker is waiting"]
     with pytest.raises(ps.UsageError, match="cannot be changed by what runs inside"):
         gate.admit(None, lambda: gate.admit(None, nothing))
     assert gate.num_accumulated == 1
@@ -241,7 +241,7 @@ def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
         engine.run([pa.record_batch(rows)])
     assert (engine.gate.stale.total, engine.gate.explain()) == (
         0,
-        "0 of 1 frames in; global step 5; nobody waits to take",
+        "0 of 1 frames in; global step 5; no taker is waiting",
     )
     report = engine.run([pa.record_batch(rows)], on_bad_row="drop")
     assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
@@ -261,7 +261,7 @@ def test_nobody_takes_from_the_engines_gate():
 def test_the_engines_gate_explains_itself():
     engine = engine_of(num_required=3)
     engine.gate.push({"t": ([1], [[2.0, 2.0]])}, contributor="a")
-    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; nobody waits to take"
+    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; no taker is waiting"
 
 
 def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeypatch):

@@ -2,138 +2,33 @@
 
 import argparse
 import http.client
-import json
-import logging
 import math
-import re
-import socket
-import subprocess
-import sys
-import threading
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from limits import HANG_S
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
+from scrapes import (
+    METRIC_OF,
+    NO_NUMBERS,
+    UNITS,
+    batches,
+    config,
+    described,
+    documented,
+    parsed,
+    same_as_report,
+    scraped,
+)
 
 import penstock as ps
-from penstock.cli import main
-from penstock.cli.http_server import PLAIN, TEXT, Server, address_of
+from penstock.cli.http_server import PLAIN, TEXT, Server
 from penstock.cli.monitoring import Watching
-from penstock.errors import UsageError
 from penstock.metrics import Metrics, quantile
 from penstock.stats import ProcessReport, TableReport
-
-METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
-UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "rows", "per_second")
-# Every number of the report, and the metric that says it; what is left says no number.
-METRIC_OF = {
-    "rows": "penstock_rows_total",
-    "frames": "penstock_frames_total",
-    "stale": "penstock_stale_frames_total",
-    "pending": "penstock_pending_frames",
-    "steps": "penstock_steps_total",
-    "global_step": "penstock_global_steps",
-    "seconds": "penstock_run_seconds",
-    "rows_per_s": "penstock_rows_per_second",
-    "dropped": "penstock_dropped_rows_total",
-    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids"),
-    "learning_rates": "penstock_learning_rate_ratio",
-    "held_bytes": "penstock_held_bytes",
-    "skipped": "penstock_skipped_frames_total",
-    "truncated": "penstock_truncated_ids_total",
-    "stale_rows": "penstock_stale_rows_total",
-}
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
-
-
-def config():
-    tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em')]
-    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
-
-
-def batches(num=12):
-    """Frames of four rows; every fifth is stale, and each has one bad row."""
-    for at in range(num):
-        ids = pa.array([1, 2, 1, 99])
-        values = pa.array(np.ones(8, np.float32))
-        step = at // 2 - 2 if at % 5 == 4 else 10**6
-        yield pa.RecordBatch.from_pydict(
-            {
-                "id": ids,
-                "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
-                "table": pa.array(["user"] * 4),
-                "step": pa.array([step] * 4),
-                "contributor": pa.array([at] * 4),
-                "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
-            }
-        )
-
-
-def parsed(text):
-    """Prometheus' text → {sample: value}."""
-    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-    return {sample: float(value) for sample, value in lines}
-
-
-def described(text):
-    """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        labels = frozenset(label for sample in family.samples for label in sample.labels)
-        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
-    return found
-
-
-def documented():
-    """The tables of docs/metrics.md → {name: (type, names of its labels)}."""
-    rows = [line.split("|") for line in METRICS_PAGE.read_text().splitlines() if line.startswith("| `penstock_")]
-    return {
-        name.strip(" `"): (kind.strip(), frozenset(re.findall(r"`(\w+)`", labels)))
-        for _, name, kind, labels, *_ in rows
-    }
-
-
-def scraped(url):
-    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
-        assert answer.headers["Content-Type"] == TEXT
-        return parsed(answer.read().decode())
-
-
-def same_as_report(values, report):
-    """Every number of the report is a metric."""
-    assert values["penstock_rows_total"] == report["rows"]
-    assert values["penstock_frames_total"] == report["frames"]
-    assert values["penstock_stale_frames_total"] == report["stale"]
-    assert values["penstock_stale_rows_total"] == report["stale_rows"]
-    assert values["penstock_steps_total"] == report["steps"]
-    assert values["penstock_pending_frames"] == report["pending"]
-    assert values["penstock_global_steps"] == report["global_step"]
-    assert values["penstock_held_bytes"] == report["held_bytes"]
-    assert values["penstock_skipped_frames_total"] == report["skipped"]
-    assert values["penstock_truncated_ids_total"] == report["truncated"]
-    assert values["penstock_run_seconds"] == pytest.approx(report["seconds"], rel=0.5, abs=0.1)
-    for reason, number in report["dropped"].items():
-        assert values[f'penstock_dropped_rows_total{{reason="{reason}"}}'] == number
-    for name, table in report["tables"].items():
-        escaped = name.replace('"', '\\"')
-        assert values[f'penstock_table_rows_total{{table="{escaped}"}}'] == table["rows"]
-        assert values[f'penstock_table_distinct_ids{{table="{escaped}"}}'] == table["distinct"]
-    for tag, rate in enumerate(report["learning_rates"] or ()):
-        assert values[f'penstock_learning_rate_ratio{{tag="{tag}"}}'] == pytest.approx(rate)
 
 
 def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report():
@@ -312,112 +207,3 @@ def test_names_of_others_cannot_break_the_format():
     tables = [ps.TableConfig(9, 2, name='a"b\\c\nd')]
     text = Metrics(ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)))).text()
     assert 'penstock_table_rows_total{table="a\\"b\\\\c\\nd"} 0.0\n' in text
-
-
-@pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1", "h:²"])
-def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(UsageError, match="expected HOST:PORT"):
-        address_of(address, "--metrics")
-
-
-def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_word_on_stderr(capfd):
-    server = Server(("127.0.0.1", 0), {"/": ("text/plain", lambda: "x" * 50_000_000)})
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as browser:
-        browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert browser.recv(1)  # what is left unread is a reset when it closes
-    for thread in threading.enumerate():
-        if "process_request_thread" in thread.name:
-            thread.join()
-    server.close()
-    assert capfd.readouterr().err == ""
-
-
-def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
-    server = Server(("127.0.0.1", 0), {})
-    try:
-        address = server.url.removeprefix("http://")
-        files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
-        assert main(["replay", *files, "--metrics", address]) == 6
-        assert capsys.readouterr().err.startswith(f"penstock: {address}: cannot listen: address already in use")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(server.url + "/other", timeout=HANG_S)
-    finally:
-        server.close()
-
-
-def write_log(path):
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "id": pa.array([1, 2, 1]),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 2),
-        }
-    )
-    with pa.ipc.new_stream(str(path), batch.schema) as writer:
-        for _ in range(5):
-            writer.write_batch(batch)
-
-
-def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(tmp_path):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
-    words = ["replay", "tables.pbtxt", "-", "--num-required", "2", "--json"]
-    words += ["--metrics", "127.0.0.1:0", "--metrics-file", "metrics.jsonl"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as done:
-        url = done.stderr.readline().decode().split()[1]
-        assert scraped(url)["penstock_rows_total"] == 0  # it waits for its input
-        out, _ = done.communicate((tmp_path / "log.arrows").read_bytes(), timeout=HANG_S)
-    report = json.loads(out)
-    assert done.returncode == 0
-    assert url.endswith("/metrics")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["penstock_rows_total"] == 0
-    assert (lines[-1]["penstock_rows_total"], lines[-1]["penstock_pending_frames"]) == (
-        report["rows"],
-        report["pending"],
-    )
-    assert lines[-1]["penstock_table_distinct_ids"] == {"user": report["tables"]["user"]["distinct"]}
-
-
-def test_a_metrics_file_that_cannot_be_written_is_exit_6_before_the_work(tmp_path, capsys):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
-    files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
-    assert main(["replay", *files, "--metrics-file", str(tmp_path)]) == 6
-    assert "cannot write: is a directory" in capsys.readouterr().err
-
-
-def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
-    began = []
-
-    class Tracer:
-        @contextmanager
-        def start_as_current_span(self, name):
-            began.append(name)
-            yield
-
-    engine = ps.Engine(config(), num_required=2)
-    engine.watch.tracer = Tracer()
-    report = engine.run(batches(), on_bad_row="drop")
-    assert began == ["penstock.run", *["penstock.step"] * report.steps]
-
-
-def test_runs_are_told_to_the_standard_librarys_logging(caplog):
-    engine = ps.Engine(config(), num_required=2)
-    with caplog.at_level(logging.INFO, logger="penstock"):
-        report = engine.run(batches(), on_bad_row="drop")
-        with pytest.raises(ps.InputError):
-            engine.run(batches())
-    began, ended, _, failed = caplog.records
-    assert (began.message, ended.message) == ("run began", "run ended")
-    assert ended.penstock["rows"] == report.rows
-    assert failed.levelno == logging.WARNING
-    assert "run ended by InputError" in failed.message
-
-
-def test_whoever_sets_no_logging_up_hears_nothing():
-    code = "import penstock.telemetry as w; w.log.warning('run ended by a bug')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")

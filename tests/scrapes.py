@@ -1,0 +1,120 @@
+"""Scrapes of an engine's metrics, and the values they must have."""
+
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from limits import HANG_S
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock as ps
+from penstock.cli.http_server import TEXT
+
+METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "rows", "per_second")
+# Every number of the report, and the metric that says it; what is left says no number.
+METRIC_OF = {
+    "rows": "penstock_rows_total",
+    "frames": "penstock_frames_total",
+    "stale": "penstock_stale_frames_total",
+    "pending": "penstock_pending_frames",
+    "steps": "penstock_steps_total",
+    "global_step": "penstock_global_steps",
+    "seconds": "penstock_run_seconds",
+    "rows_per_s": "penstock_rows_per_second",
+    "dropped": "penstock_dropped_rows_total",
+    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids"),
+    "learning_rates": "penstock_learning_rate_ratio",
+    "held_bytes": "penstock_held_bytes",
+    "skipped": "penstock_skipped_frames_total",
+    "truncated": "penstock_truncated_ids_total",
+    "stale_rows": "penstock_stale_rows_total",
+}
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
+CONFIG = """
+table_descriptor {
+  name: "user" vocabulary_size: 50 dimension: 2
+  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
+}
+mode: TRAINING
+"""
+
+
+def config():
+    tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em')]
+    return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
+
+
+def batches(num=12):
+    """Frames of four rows; every fifth is stale, and each has one bad row."""
+    for at in range(num):
+        ids = pa.array([1, 2, 1, 99])
+        values = pa.array(np.ones(8, np.float32))
+        step = at // 2 - 2 if at % 5 == 4 else 10**6
+        yield pa.RecordBatch.from_pydict(
+            {
+                "id": ids,
+                "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
+                "table": pa.array(["user"] * 4),
+                "step": pa.array([step] * 4),
+                "contributor": pa.array([at] * 4),
+                "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
+            }
+        )
+
+
+def parsed(text):
+    """Prometheus' text → {sample: value}."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {sample: float(value) for sample, value in lines}
+
+
+def described(text):
+    """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        labels = frozenset(label for sample in family.samples for label in sample.labels)
+        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
+    return found
+
+
+def documented():
+    """The tables of docs/metrics.md → {name: (type, names of its labels)}."""
+    rows = [line.split("|") for line in METRICS_PAGE.read_text().splitlines() if line.startswith("| `penstock_")]
+    return {
+        name.strip(" `"): (kind.strip(), frozenset(re.findall(r"`(\w+)`", labels)))
+        for _, name, kind, labels, *_ in rows
+    }
+
+
+def scraped(url):
+    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
+        assert answer.headers["Content-Type"] == TEXT
+        return parsed(answer.read().decode())
+
+
+def same_as_report(values, report):
+    """Every number of the report is a metric."""
+    assert values["penstock_rows_total"] == report["rows"]
+    assert values["penstock_frames_total"] == report["frames"]
+    assert values["penstock_stale_frames_total"] == report["stale"]
+    assert values["penstock_stale_rows_total"] == report["stale_rows"]
+    assert values["penstock_steps_total"] == report["steps"]
+    assert values["penstock_pending_frames"] == report["pending"]
+    assert values["penstock_global_steps"] == report["global_step"]
+    assert values["penstock_held_bytes"] == report["held_bytes"]
+    assert values["penstock_skipped_frames_total"] == report["skipped"]
+    assert values["penstock_truncated_ids_total"] == report["truncated"]
+    assert values["penstock_run_seconds"] == pytest.approx(report["seconds"], rel=0.5, abs=0.1)
+    for reason, number in report["dropped"].items():
+        assert values[f'penstock_dropped_rows_total{{reason="{reason}"}}'] == number
+    for name, table in report["tables"].items():
+        escaped = name.replace('"', '\\"')
+        assert values[f'penstock_table_rows_total{{table="{escaped}"}}'] == table["rows"]
+        assert values[f'penstock_table_distinct_ids{{table="{escaped}"}}'] == table["distinct"]
+    for tag, rate in enumerate(report["learning_rates"] or ()):
+        assert values[f'penstock_learning_rate_ratio{{tag="{tag}"}}'] == pytest.approx(rate)
