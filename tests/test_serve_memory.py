@@ -8,15 +8,15 @@ from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
+from raw_producer import FRAMES, ROWS, Raw, put
 from services import DIM, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.decoding import framing
 from penstock.io.flight import shm_ring, shm_writer
-from penstock.io.flight.messages import Columns, Place, PutRequest, Words, decoded
+from penstock.io.flight.messages import Columns, Place
 from penstock.io.flight.shm_ring import Room
 from penstock.io.flight.shm_writer import Memory
 from penstock.service import put_streams
@@ -24,8 +24,6 @@ from penstock.service.limits import Limits
 
 pytestmark = pytest.mark.skipif(not shm_writer._SEALS, reason="only Linux shares memory without a name")
 
-ROWS = 8000  # 192 kB
-FRAMES = [frame(n, ROWS) for n in range(12)]
 MB = 1 << 20
 
 
@@ -105,42 +103,6 @@ def test_all_streams_together_have_so_much_and_others_go_the_ordinary_way():
         until(lambda: shared(one)["batches"] in (2, 3) and shared(one)["bytes"] == 0)
 
 
-class Raw:
-    """A producer of our own making: it says what it likes."""
-
-    def __init__(self, service, memory=True, schema=FRAMES[0].schema):
-        self._client = flight.connect(service.address.uri)
-        request = PutRequest(contributor="w0", first=1, ends=True, memory=memory)
-        self.writer, self.reader = self._client.do_put(request.descriptor(), schema)
-        self.offer = self.heard("memory") if memory else None
-
-    def heard(self, word):
-        while (said := self.reader.read()) is not None:
-            if word in (found := decoded(said, "")):
-                return found[word]
-        return None
-
-    def say(self, **words):
-        self.writer.write_metadata(Words(**words).encoded())
-
-    def refused(self):
-        """The line that the stream ended with."""
-        self.writer.done_writing()
-        while self.reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError) as error:
-            self.writer.close()
-        self._client.close()
-        return str(error.value)
-
-    def close(self):
-        self.writer.done_writing()
-        while self.reader.read() is not None:
-            pass
-        self.writer.close()
-        self._client.close()
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -214,10 +176,6 @@ def test_what_a_producer_changes_after_it_was_taken_changes_nothing():
             room._bytes[64:MB] = 255
         raw.close()
         assert service.engine.state_hash() == replayed(FRAMES[:1]).state_hash()
-
-
-def put(raw, room, batch, **words):
-    raw.say(place=room.put(room.parcel(batch)), **words)
 
 
 @pytest.fixture
