@@ -67,14 +67,18 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
 
     Each element takes one word of its row's Philox blocks.
     """
-    digest = hashlib.sha256(b"penstock table start\0%d\0%s" % (seed, table.encode())).digest()
     blocks = -(-dim // _WORDS_PER_BLOCK)
-    bits = np.random.Philox(counter=first * blocks, key=int.from_bytes(digest[:16], "little"))
+    bits = np.random.Philox(counter=first * blocks, key=int.from_bytes(start_key(seed, table), "little"))
     words = bits.random_raw(count * blocks * _WORDS_PER_BLOCK).reshape(count, -1)[:, :dim]
     drawn: npt.NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64)
     drawn *= 2.0**-53
     drawn += 2.0**-54
     return drawn
+
+
+def start_key(seed: int, table: str) -> bytes:
+    """Return the key of Philox for the initial rows of a table: 16 bytes, little-endian."""
+    return hashlib.sha256(b"penstock table start\0%d\0%s" % (seed, table.encode())).digest()[:16]
 
 
 def _quantile(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

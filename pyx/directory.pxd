@@ -1,0 +1,11 @@
+# What a plan needs of a directory.
+from libc.stdint cimport int64_t
+
+from .virtual_shards cimport Shards
+
+
+cdef class Directory:
+    cdef Shards shards
+    cdef public int64_t num_admitted, num_expired, num_evicted, num_returned, num_rejected, unadmitted_rows
+    cdef object plan        # the plan that is neither committed nor cancelled
+    cdef int settle(self) except -1

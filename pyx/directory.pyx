@@ -1,0 +1,300 @@
+"""Which key has which row: the directory in front of a table of ``capacity`` rows, for keys of 64 bits.
+
+``directory_plan.Plan`` is the only writer. The twin of both is ``reference_directory``.
+"""
+
+import hashlib
+
+import numpy as np
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from ._types cimport id_t
+from .id_table cimport prefetch
+from .virtual_shards cimport (
+    AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shard, Shards, age, candidates_reserve, decayed,
+    find, find_candidate, home_of, is_expired, key_find, key_mix, key_unmix, shard_of, shards_free, shards_init,
+)
+
+POLICIES = {None: 0, "lru": EVICT_LRU, "lfu": EVICT_LFU}
+
+
+cdef class Directory:
+    """The keys of one table.
+
+    capacity : rows; seed, table : of the hash and of admission by chance
+    min_count : occurrences that admit a key, rows or (``by_frames``) frames; 1: every key
+    probability : of admission per row, instead of min_count; None: by count
+    forget_after : steps after which candidates change generations; None: whenever a shard has as many as it has rows
+    expire_after : a key expires when the clock is further than this from its last occurrence; None: never
+    evict : None, "lru" or "lfu"; half_life : of LFU's counts, by the clock
+
+    num_admitted, num_expired, … : keys so far; unadmitted_rows : gradient rows of keys that were not admitted
+    """
+
+    def __cinit__(self, int64_t capacity, int64_t seed, str table, *, int32_t min_count=1, bint by_frames=False,
+                  probability=None, forget_after=None, expire_after=None, evict=None, half_life=None):
+        cdef Shards* of = &self.shards
+        if not 1 <= capacity < 2**31:
+            raise ValueError(f"capacity must be from 1 to 2147483647, got {capacity}")
+        if (evict == "lfu") != (half_life is not None):
+            raise ValueError("half_life belongs to evict='lfu', which needs it")
+        hashed, drawn = philox_key(b"keys", seed, table), philox_key(b"admission", seed, table)
+        of.salt = int.from_bytes(hashed[:8], "little")
+        of.chance.low = int.from_bytes(drawn[:8], "little")
+        of.chance.high = int.from_bytes(drawn[8:], "little")
+        of.policy.min_count, of.policy.by_frames, of.policy.by_chance = min_count, by_frames, probability is not None
+        of.policy.probability, of.policy.evict = probability or 0.0, POLICIES[evict]
+        of.policy.forget_after = -1 if forget_after is None else forget_after
+        of.policy.expire_after = -1 if expire_after is None else expire_after
+        of.policy.half_life = -1 if half_life is None else half_life
+        of.policy.sweep_period = MOST_SHARDS
+        if shards_init(of, capacity) < 0:
+            raise MemoryError(f"cannot allocate a directory of {capacity} keys")
+
+    def __dealloc__(self):
+        shards_free(&self.shards)
+
+    # ---- reading, which changes nothing
+
+    @property
+    def capacity(self):
+        return self.shards.capacity
+
+    @property
+    def num_shards(self):
+        return self.shards.num_shards
+
+    @property
+    def clock(self):
+        """The clock of the last opening."""
+        return self.shards.clock
+
+    def __len__(self):
+        """Keys with a row, including expired ones that wait for their sweep."""
+        cdef Py_ssize_t s, n = 0
+        for s in range(self.shards.num_shards):
+            n += self.shards.each[s].num_rows - self.shards.each[s].num_free
+        return n
+
+    @property
+    def nbytes(self):
+        """Bytes of entries, keys, free rows and counts; without candidates."""
+        cdef Shards* of = &self.shards
+        return (of.num_shards * of.slots * sizeof(KeyEntry) + of.capacity * (sizeof(id_t) + sizeof(int32_t))
+                + (of.capacity * sizeof(uint32_t) if of.counts != NULL else 0))
+
+    @property
+    def candidate_bytes(self):
+        """Bytes of candidates."""
+        cdef Py_ssize_t s, slots = 0
+        for s in range(self.shards.num_shards):
+            slots += self.shards.each[s].young.slots + self.shards.each[s].old.slots
+        return slots * sizeof(KeyEntry)
+
+    @property
+    def num_waiting(self):
+        """Candidates that wait for admission."""
+        cdef Py_ssize_t s, n = 0
+        self.settle()
+        for s in range(self.shards.num_shards):
+            age(&self.shards, &self.shards.each[s], self.shards.generation)
+            n += self.shards.each[s].young.size + self.shards.each[s].old.size
+        return n
+
+    def rows(self, const id_t[::1] keys not None):
+        """Return the row of every key, -1 where it has none or is expired: int32 (n,). keys : int64 (n,)"""
+        cdef Shards* of = &self.shards
+        cdef Py_ssize_t i, n = keys.shape[0]
+        cdef KeyEntry* entry
+        self.settle()
+        found = np.empty(n, np.int32)
+        cdef int32_t[::1] rows = found
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n:
+                    prefetch(of.entries + home_of(of, key_mix(<uint64_t>keys[i + AHEAD], of.salt)))
+                entry = find(of, key_mix(<uint64_t>keys[i], of.salt))
+                rows[i] = -1 if entry.value < 0 or is_expired(of, entry, of.clock) else entry.value
+        return found
+
+    def records(self, const id_t[::1] keys not None):
+        """Return what is known of every key, as arrays by name: ``row`` int32, -1 where it has none or is expired;
+        ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the
+        occurrences of a candidate."""
+        cdef Shards* of = &self.shards
+        cdef Py_ssize_t i, n = keys.shape[0]
+        cdef uint64_t mixed
+        cdef KeyEntry* entry
+        self.settle()
+        out = {"row": np.full(n, -1, np.int32), "last": np.full(n, -1, np.int64), "count": np.zeros(n, np.int64),
+               "waiting": np.zeros(n, np.int64)}
+        cdef int32_t[::1] row = out["row"]
+        cdef int64_t[::1] last = out["last"], count = out["count"], waiting = out["waiting"]
+        with nogil:
+            for i in range(n):
+                mixed = key_mix(<uint64_t>keys[i], of.salt)
+                entry = find(of, mixed)
+                if entry.value >= 0 and not is_expired(of, entry, of.clock):
+                    row[i], last[i] = entry.value, entry.last
+                    if of.counts != NULL:
+                        count[i] = decayed(of, of.counts[entry.value], entry.last, of.clock)
+                    continue
+                entry = find_candidate(of, mixed)
+                if entry != NULL:
+                    last[i], waiting[i] = entry.last, entry.value
+        return out
+
+    def state(self, bint expired=True):
+        """Return the keys with a row as arrays by name, in order of the mixed key: ``key`` int64, ``row`` int32,
+        ``last`` uint32, ``count`` uint32 (LFU's). expired : with the keys that wait for their sweep"""
+        cdef Shards* of = &self.shards
+        cdef Py_ssize_t at, i = 0, n = len(self)
+        cdef KeyEntry* entry
+        self.settle()
+        out = {"key": np.empty(n, np.int64), "row": np.empty(n, np.int32), "last": np.empty(n, np.uint32)}
+        mixed_keys = np.empty(n, np.uint64)
+        cdef uint64_t[::1] mixed = mixed_keys
+        cdef int64_t[::1] key = out["key"]
+        cdef int32_t[::1] row = out["row"]
+        cdef uint32_t[::1] last = out["last"]
+        with nogil:
+            for at in range(of.num_shards * <Py_ssize_t>of.slots):
+                entry = &of.entries[at]
+                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
+                    mixed[i], key[i], row[i], last[i] = entry.mixed, of.keys[entry.value], entry.value, entry.last
+                    i += 1
+        order = np.argsort(mixed_keys[:i])
+        out = {name: array[order] for name, array in out.items()}
+        if of.counts != NULL:
+            out["count"] = np.asarray(<uint32_t[:of.capacity]>of.counts)[out["row"]]
+        return out
+
+    def candidates(self):
+        """Return the candidates as arrays by name, in order of generation and mixed key: ``key`` int64, ``count`` int32,
+        ``last`` uint32, ``generation`` int8 (0: the younger)."""
+        cdef Shards* of = &self.shards
+        cdef Py_ssize_t s, g, i = 0, n = self.num_waiting
+        cdef size_t at
+        cdef Candidates* some
+        out = {"key": np.empty(n, np.int64), "count": np.empty(n, np.int32), "last": np.empty(n, np.uint32),
+               "generation": np.empty(n, np.int8)}
+        mixed_keys = np.empty(n, np.uint64)
+        cdef uint64_t[::1] mixed = mixed_keys
+        cdef int64_t[::1] key = out["key"]
+        cdef int32_t[::1] count = out["count"]
+        cdef uint32_t[::1] last = out["last"]
+        cdef signed char[::1] generation = out["generation"]
+        with nogil:
+            for g in range(2):
+                for s in range(of.num_shards):
+                    some = &of.each[s].old if g else &of.each[s].young
+                    for at in range(some.slots):
+                        if some.entries[at].value >= 0:
+                            mixed[i], last[i], generation[i] = some.entries[at].mixed, some.entries[at].last, g
+                            key[i] = <int64_t>key_unmix(mixed[i], of.salt)
+                            count[i] = some.entries[at].value
+                            i += 1
+        order = np.lexsort((mixed_keys, out["generation"]))
+        return {name: array[order] for name, array in out.items()}
+
+    # ---- saving
+
+    def get_state(self):
+        """Return everything that decides the future, by key: the arrays of ``state`` but for the rows, those of
+        ``candidates`` as ``waiting.…``, and ``numbers``, int64."""
+        arrays = self.state()
+        del arrays["row"]
+        arrays |= {f"waiting.{name}": array for name, array in self.candidates().items()}
+        arrays["numbers"] = np.array(
+            [self.capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
+             self.num_returned, self.num_rejected, self.unadmitted_rows], np.int64)
+        return arrays
+
+    def set_state(self, arrays):
+        """Replace everything by what ``get_state`` returned, of a directory of this capacity or a smaller one.
+
+        Returns the row of every key of ``arrays["key"]``: int32. If it raises ValueError or MemoryError, nothing has
+        changed.
+        """
+        cdef Directory other
+        numbers = [int(number) for number in arrays["numbers"]]
+        if numbers[0] > self.capacity:
+            raise ValueError(f"the saved capacity is {numbers[0]}, this one {self.capacity}: it can only grow")
+        lfu = self.shards.counts != NULL
+        other = Directory(self.capacity, 0, "", evict="lfu" if lfu else None, half_life=1 if lfu else None)
+        other.shards.salt, other.shards.policy, other.shards.chance = (
+            self.shards.salt, self.shards.policy, self.shards.chance)
+        rows = restore_keys(&other.shards, arrays["key"], arrays["last"])
+        if lfu:
+            np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows] = arrays["count"]
+        restore_candidates(&other.shards, arrays["waiting.key"], arrays["waiting.count"], arrays["waiting.last"],
+                           arrays["waiting.generation"])
+        other.shards.clock, other.shards.epoch = numbers[1], numbers[2]
+        self.settle()
+        self.shards, other.shards = other.shards, self.shards
+        (self.num_admitted, self.num_expired, self.num_evicted, self.num_returned, self.num_rejected,
+         self.unadmitted_rows) = numbers[3:]
+        return rows
+
+    cdef int settle(self) except -1:
+        """Cancel the plan that is neither committed nor cancelled."""
+        if self.plan is not None:
+            self.plan.cancel()
+        return 0
+
+    def _sweep_every(self, int64_t period):
+        """For tests: every shard is swept once in so many steps; 0: never."""
+        self.shards.policy.sweep_period = period
+
+
+cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last):
+    """Insert distinct keys into empty shards; return their rows."""
+    cdef Py_ssize_t i
+    cdef uint64_t mixed
+    cdef Shard* shard
+    cdef KeyEntry* entry
+    rows = np.empty(keys.shape[0], np.int32)
+    cdef int32_t[::1] row = rows
+    if last.shape[0] != keys.shape[0]:
+        raise ValueError("the saved arrays differ in length")
+    for i in range(keys.shape[0]):
+        mixed = key_mix(<uint64_t>keys[i], of.salt)
+        shard = &of.each[shard_of(of, mixed)]
+        entry = find(of, mixed)
+        if entry.value >= 0:
+            raise ValueError(f"key {keys[i]} occurs twice")
+        if shard.num_free == 0:
+            raise ValueError(f"a virtual shard of {shard.num_rows} rows would have more keys than rows; choose a capacity "
+                             f"of at least {2 * of.capacity}")
+        shard.num_free -= 1
+        entry.mixed, entry.last = mixed, last[i]
+        entry.value = row[i] = of.free_rows[shard.first_row + shard.num_free]
+        of.keys[row[i]] = keys[i]
+        of.newest = max(of.newest, <int64_t>last[i])
+    return rows
+
+
+cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,
+                        const signed char[::1] generation):
+    cdef Py_ssize_t i, n = keys.shape[0]
+    cdef uint64_t mixed
+    cdef Shard* shard
+    cdef Candidates* some
+    cdef KeyEntry* entry
+    if count.shape[0] != n or last.shape[0] != n or generation.shape[0] != n:
+        raise ValueError("the saved arrays differ in length")
+    for i in range(n):
+        mixed = key_mix(<uint64_t>keys[i], of.salt)
+        shard = &of.each[shard_of(of, mixed)]
+        some = &shard.old if generation[i] else &shard.young
+        if candidates_reserve(some, some.size + 1, of.bits) < 0:
+            raise MemoryError("cannot allocate the candidates of a directory")
+        entry = key_find(some.entries, some.slots, of.bits, mixed)
+        some.size += entry.value < 0
+        entry.mixed, entry.value, entry.last = mixed, count[i], last[i]
+
+
+def philox_key(bytes purpose, seed, str table):
+    """16 bytes that depend on a purpose, the seed and the table's name: a key of NumPy's Philox, little-endian."""
+    return hashlib.sha256(b"penstock table %s\0%d\0%s" % (purpose, seed, table.encode())).digest()[:16]

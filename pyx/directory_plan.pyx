@@ -1,0 +1,294 @@
+"""What an opening of the gate does to a directory: decided in full before anything changes, then committed or dropped."""
+
+import numpy as np
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from ._types cimport id_t
+from .directory cimport Directory
+from .shard_decisions cimport (
+    ADMITTED, CHUNK, Decision, Opening, change, count_chunk, decide, find_chunk, num_chunks, sort_by_shard, unstamp_chunk,
+)
+from .virtual_shards cimport MAX_CLOCK, key_unmix
+
+cdef extern from *:
+    """
+    #define penstock_next(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
+    #define penstock_set(flag) __atomic_store_n(flag, 1, __ATOMIC_RELAXED)
+    """
+    Py_ssize_t penstock_next(Py_ssize_t* counter) nogil
+    void penstock_set(int* flag) nogil
+
+cdef enum:
+    MOST_TASKS = 64
+
+EXPIRED, EVICTED = 0, 1
+
+
+cdef class Plan:
+    """One opening of one directory.
+
+    keys : int64 (n,), distinct; rows, frames : int64 (n,), the occurrences of each; None: 1
+    clock : of this opening; step : its number, which decides about sweeps and chance
+    admit_all : without filter, chance and sweep, for loads
+    run : called with a list of callables, calls each on some thread, and returns when all have returned; None: the
+        caller's thread alone
+
+    found : int32 (n,), the row of every key after the commit, -1: none
+    num_admitted, num_expired, … : keys of this opening; num_returned : expired keys that occur again
+
+    Whatever else is done with the directory before ``commit`` cancels the plan. Raises MemoryError or ValueError;
+    nothing has changed then.
+    """
+
+    cdef Directory directory
+    cdef readonly object keys, found
+    cdef readonly Py_ssize_t num_admitted, num_expired, num_evicted, num_returned, num_rejected
+    cdef readonly int64_t unadmitted_rows
+    cdef Opening opening
+    cdef object order, fate, arrays, run   # arrays: those that the opening points into
+    cdef int64_t epoch
+    cdef bint open
+    cdef Py_ssize_t next, num_shards
+    cdef int failed
+
+    def __cinit__(self, Directory directory not None, keys, rows=None, frames=None, *, int64_t clock, int64_t step,
+                  bint admit_all=False, run=None):
+        cdef Opening* opening = &self.opening
+        cdef int64_t forget_after = directory.shards.policy.forget_after
+        if not 0 <= clock <= MAX_CLOCK or step < 0:
+            raise ValueError(f"expected a step of at least 0 and a clock from 0 to {MAX_CLOCK}, got step {step} and clock "
+                             f"{clock}")
+        directory.settle()
+        self.directory, self.run, self.arrays, self.num_shards = directory, run, [], directory.shards.num_shards
+        opening.of, opening.clock, opening.step, opening.admit_all = &directory.shards, clock, step, admit_all
+        self.point_to(keys, rows, frames)
+        self.epoch, opening.generation = directory.shards.epoch, directory.shards.generation
+        if forget_after > 0 and not admit_all:
+            self.epoch = step // forget_after
+            opening.generation += max(<int64_t>0, min(<int64_t>2, self.epoch - directory.shards.epoch))
+        self.open, directory.plan = True, self
+        try:
+            self.each(self._find, opening.num_keys)
+            self.sort()
+            self.mark_touched()
+            self.each(self._decide, len(self.order))
+            self.unmark_touched()
+            if self.failed:
+                raise MemoryError("cannot allocate the decisions of a plan")
+        except BaseException:
+            self.cancel()
+            raise
+        self.add_up()
+
+    def __dealloc__(self):
+        cdef Py_ssize_t s
+        if self.opening.each != NULL:
+            for s in range(self.num_shards):  # the collector may have cleared ``directory``
+                free(self.opening.each[s].removed)
+            free(self.opening.each)
+
+    # ---- results
+
+    @property
+    def fresh(self):
+        """Positions in ``keys`` of the keys that get a new row: int32, ascending."""
+        return np.sort(self.order[self.fate == ADMITTED])
+
+    def removed(self):
+        """Return the removed keys as arrays: rows int32, keys int64, why uint8 (EXPIRED, EVICTED); shard by shard, expired
+        keys by mixed key, then evicted ones in the order of their eviction."""
+        cdef Py_ssize_t s, i, at = 0, n = self.num_expired + self.num_evicted
+        cdef Decision* its
+        rows, keys, whys = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.uint8)
+        cdef int32_t[::1] row = rows
+        cdef int64_t[::1] key = keys
+        cdef uint8_t[::1] why = whys
+        for s in range(self.directory.shards.num_shards):
+            its = &self.opening.each[s]
+            for i in range(its.num_expired + its.num_evicted):
+                row[at], why[at] = its.removed[i].value, i >= its.num_expired
+                key[at] = <int64_t>key_unmix(its.removed[i].mixed, self.directory.shards.salt)
+                at += 1
+        return rows, keys, whys
+
+    # ---- the end of a plan
+
+    def commit(self):
+        """Carry the plan out. Only a ``run`` that raises can fail it; ``commit`` again then does the rest."""
+        cdef Directory of = self.directory
+        if not self.open:
+            raise ValueError("the plan was committed or cancelled before")
+        self.each(self._change, len(self.order))
+        if of.shards.counts != NULL:
+            self.each(self._count, self.opening.num_keys)
+        of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)
+        of.shards.epoch, of.shards.generation = self.epoch, self.opening.generation
+        of.num_admitted += self.num_admitted
+        of.num_expired += self.num_expired
+        of.num_evicted += self.num_evicted
+        of.num_returned += self.num_returned
+        of.num_rejected += self.num_rejected
+        of.unadmitted_rows += self.unadmitted_rows
+        self.open, of.plan = False, None
+
+    cpdef cancel(self):
+        """Drop the plan: the directory is as before it."""
+        cdef Py_ssize_t chunk
+        if self.open:
+            self.unmark_touched()
+            for chunk in range(num_chunks(&self.opening)):
+                unstamp_chunk(&self.opening, chunk)
+            self.open, self.directory.plan = False, None
+
+    # ---- tasks
+
+    cdef int each(self, task, Py_ssize_t num_keys) except -1:
+        """Run a task on the threads of ``run``, or where there are few keys, on the caller's."""
+        self.next = 0
+        if self.run is not None and num_keys >= CHUNK:
+            self.run([task] * MOST_TASKS)
+        task()
+        return 0
+
+    def _find(self):
+        cdef Py_ssize_t chunk
+        with nogil:
+            chunk = penstock_next(&self.next)
+            while chunk < num_chunks(&self.opening):
+                find_chunk(&self.opening, chunk)
+                chunk = penstock_next(&self.next)
+        return True
+
+    def _decide(self):
+        cdef Py_ssize_t s
+        with nogil:
+            s = penstock_next(&self.next)
+            while s < self.opening.of.num_shards:
+                if decide(&self.opening, s) < 0:
+                    penstock_set(&self.failed)
+                s = penstock_next(&self.next)
+        return True
+
+    def _change(self):
+        cdef Py_ssize_t s
+        with nogil:
+            s = penstock_next(&self.next)
+            while s < self.opening.of.num_shards:
+                change(&self.opening, s)
+                s = penstock_next(&self.next)
+        return True
+
+    def _count(self):
+        cdef Py_ssize_t chunk
+        with nogil:
+            chunk = penstock_next(&self.next)
+            while chunk < num_chunks(&self.opening):
+                count_chunk(&self.opening, chunk)
+                chunk = penstock_next(&self.next)
+        return True
+
+    # ---- inside
+
+    cdef int point_to(self, keys, rows, frames) except -1:
+        """Allocate what the number of keys decides, and point the opening to it."""
+        cdef Opening* opening = &self.opening
+        cdef const id_t[::1] key = keys
+        cdef const int64_t[::1] counts
+        cdef int32_t[::1] some
+        cdef uint32_t[::1] stamps
+        cdef Py_ssize_t n = key.shape[0]
+        if n >= 2**31:
+            raise ValueError(f"expected less than {2**31} keys, got {n}")
+        opening.num_keys = n
+        self.keys, self.found = keys, np.empty(n, np.int32)
+        if n:
+            opening.keys = &key[0]
+            for number, given in enumerate((rows, frames)):
+                if given is None:
+                    continue
+                counts = given
+                if counts.shape[0] != n:
+                    raise ValueError(f"expected {n} counts, got {counts.shape[0]}")
+                self.arrays.append(given)
+                if number:
+                    opening.frames = &counts[0]
+                else:
+                    opening.rows = &counts[0]
+            some = self.found
+            opening.found = &some[0]
+            some = self.array(np.empty(n, np.int32))
+            opening.absent = &some[0]
+            stamps = self.array(np.empty(n, np.uint32))
+            opening.stamps = &stamps[0]
+        some = self.array(np.full(num_chunks(opening), -1, np.int32))
+        opening.in_chunk = &some[0]
+        opening.each = <Decision*>calloc(opening.of.num_shards, sizeof(Decision))
+        if opening.each == NULL:
+            raise MemoryError("cannot allocate a plan")
+        return 0
+
+    cdef array(self, array):
+        self.arrays.append(array)
+        return array
+
+    cdef int sort(self) except -1:
+        """Allocate what the number of absent keys decides, and list them by shard."""
+        cdef Opening* opening = &self.opening
+        cdef Py_ssize_t chunk, n = 0
+        cdef int32_t[::1] some
+        cdef uint8_t[::1] fate
+        cdef Py_ssize_t[::1] first = self.array(np.zeros(opening.of.num_shards + 2, np.intp))
+        for chunk in range(num_chunks(opening)):
+            n += opening.in_chunk[chunk]
+        self.order, self.fate = np.empty(n, np.int32), np.empty(n, np.uint8)
+        opening.first = &first[0]
+        if n:
+            some = self.order
+            opening.order = &some[0]
+            some = self.array(np.zeros(n, np.int32))
+            opening.total = &some[0]
+            fate = self.fate
+            opening.fate = &fate[0]
+            with nogil:
+                sort_by_shard(opening)
+        return 0
+
+    cdef int mark_touched(self) except -1:
+        """Mark the rows of this opening for evictions, if the stamps do not tell them apart: a clock that stood still or
+        went back."""
+        cdef Opening* opening = &self.opening
+        cdef Py_ssize_t i
+        if not opening.of.policy.evict or opening.clock > opening.of.newest or not len(self.order):
+            return 0
+        if opening.of.touched == NULL:
+            opening.of.touched = <unsigned char*>calloc(opening.of.capacity // 8 + 1, 1)
+            if opening.of.touched == NULL:
+                raise MemoryError("cannot allocate the marks of a directory")
+        opening.marked = True
+        for i in range(opening.num_keys):
+            if opening.found[i] >= 0:
+                opening.of.touched[opening.found[i] >> 3] |= 1 << (opening.found[i] & 7)
+        return 0
+
+    cdef void unmark_touched(self) noexcept:
+        cdef Opening* opening = &self.opening
+        cdef Py_ssize_t i
+        if opening.marked:
+            for i in range(opening.num_keys):
+                if opening.found[i] >= 0:
+                    opening.of.touched[opening.found[i] >> 3] = 0
+            opening.marked = False
+
+    cdef void add_up(self) noexcept:
+        cdef Py_ssize_t s
+        cdef Decision* its
+        for s in range(self.opening.of.num_shards):
+            its = &self.opening.each[s]
+            self.num_admitted += its.num_admitted
+            self.num_expired += its.num_expired
+            self.num_evicted += its.num_evicted
+            self.num_returned += its.num_returned
+            self.num_rejected += its.num_rejected
+            self.unadmitted_rows += its.unadmitted_rows

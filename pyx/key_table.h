@@ -1,0 +1,113 @@
+/* Open addressing over 16-byte entries: linear probing, multiply-shift, deletion by backward shift.
+ *
+ * Keys enter mixed: a bijection of 64 bits spreads them, so that the mixed key replaces the key everywhere, decides the
+ * shard (its top bits) and the place in the shard (the bits below), and orders keys without ties.
+ */
+#ifndef PENSTOCK_KEY_TABLE_H
+#define PENSTOCK_KEY_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    uint64_t mixed;
+    int32_t value; /* below 0: the entry is empty */
+    uint32_t last;
+} KeyEntry;
+
+typedef struct { /* what a removal is decided by, and what it names */
+    uint64_t mixed;
+    uint32_t score;
+    int32_t value;
+} KeyRank;
+
+static inline uint64_t key_mix(uint64_t key, uint64_t salt) {
+    uint64_t x = key ^ salt;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t key_unmix(uint64_t mixed, uint64_t salt) {
+    uint64_t x = mixed ^ (mixed >> 31) ^ (mixed >> 62);
+    x *= 0x319642b2d24d8ec3u;
+    x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96de1b173f119089u;
+    return (x ^ (x >> 30) ^ (x >> 60)) ^ salt;
+}
+
+/* shard_bits : of the top bits, which are the same for all keys of a table of entries */
+static inline size_t key_home(uint64_t mixed, int shard_bits, size_t slots) {
+    return (size_t)(((unsigned __int128)(mixed << shard_bits) * slots) >> 64);
+}
+
+/* The entry of a key, or the empty entry where it belongs. One entry at least must be empty. */
+static inline KeyEntry *key_find_from(KeyEntry *entries, size_t slots, uint64_t mixed, size_t at) {
+    while (entries[at].value >= 0 && entries[at].mixed != mixed)
+        if (++at == slots) at = 0;
+    return &entries[at];
+}
+
+static inline KeyEntry *key_find(KeyEntry *entries, size_t slots, int shard_bits, uint64_t mixed) {
+    return key_find_from(entries, slots, mixed, key_home(mixed, shard_bits, slots));
+}
+
+static inline void key_clear(KeyEntry *entries, size_t slots) {
+    for (size_t i = 0; i < slots; i++) entries[i].value = -1;
+}
+
+/* Empty an entry, and move up the entries behind it that probed past it. */
+static inline void key_remove(KeyEntry *entries, size_t slots, int shard_bits, KeyEntry *entry) {
+    size_t hole = (size_t)(entry - entries), at = hole;
+    for (;;) {
+        if (++at == slots) at = 0;
+        if (entries[at].value < 0) break;
+        size_t home = key_home(entries[at].mixed, shard_bits, slots);
+        size_t probed = at >= home ? at - home : at + slots - home;
+        size_t distance = at >= hole ? at - hole : at + slots - hole;
+        if (probed >= distance) {
+            entries[hole] = entries[at];
+            hole = at;
+        }
+    }
+    entries[hole].value = -1;
+}
+
+static inline int rank_below(KeyRank a, KeyRank b) {
+    return a.score != b.score ? a.score < b.score : a.mixed < b.mixed;
+}
+
+/* Bring the lowest ``count`` of n ranks to the front, in order: a quicksort that leaves out what lies behind them. */
+static inline void rank_lowest(KeyRank *ranks, int64_t n, int64_t count) {
+    while (n > 1 && count > 0) {
+        if (n <= 16) {
+            for (int64_t i = 1; i < n; i++) {
+                KeyRank rank = ranks[i];
+                int64_t at = i;
+                for (; at > 0 && rank_below(rank, ranks[at - 1]); at--) ranks[at] = ranks[at - 1];
+                ranks[at] = rank;
+            }
+            return;
+        }
+        /* Mixed keys are as good as random: no order of arrival makes this slow. The pivot comes first: both parts then
+         * have an element. */
+        int64_t chosen = (int64_t)((ranks[0].mixed ^ ranks[n - 1].mixed) % (uint64_t)n), low = -1, high = n;
+        KeyRank pivot = ranks[chosen];
+        ranks[chosen] = ranks[0];
+        ranks[0] = pivot;
+        for (;;) {
+            while (rank_below(ranks[++low], pivot)) {}
+            while (rank_below(pivot, ranks[--high])) {}
+            if (low >= high) break;
+            KeyRank swapped = ranks[low];
+            ranks[low] = ranks[high];
+            ranks[high] = swapped;
+        }
+        int64_t left = high + 1;
+        rank_lowest(ranks, left, count);
+        ranks += left;
+        n -= left;
+        count -= left;
+    }
+}
+
+#endif

@@ -1,0 +1,49 @@
+# What an opening does to each virtual shard: structs and functions that need no GIL.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+from ._types cimport id_t
+from .virtual_shards cimport KeyRank, Shards
+
+cdef enum:
+    CHUNK = 1 << 14         # keys of a task
+    WAITS = 0               # what becomes of an absent key
+    ADMITTED = 1
+    REJECTED = 2            # admitted, but no row is free
+    ABSENT = -1             # in place of a row; an expired key with row r has -2 - r
+
+
+cdef struct Decision:       # about one shard
+    KeyRank* removed        # expired keys by mixed key, then victims by (score, mixed key); value: the row
+    Py_ssize_t num_expired, num_evicted, num_returned, num_admitted, num_rejected
+    int64_t unadmitted_rows
+
+
+cdef struct Opening:
+    Shards* of
+    int64_t clock, step, generation
+    bint admit_all, marked  # marked: the rows of the opening are in ``touched``
+    Py_ssize_t num_keys
+    const id_t* keys
+    const int64_t* rows     # occurrences of each key, or NULL: 1
+    const int64_t* frames
+    int32_t* found          # a row, or below 0
+    uint32_t* stamps        # the last clock of every key found, before this one
+    int32_t* absent         # positions of the absent keys, chunk by chunk
+    int32_t* in_chunk       # how many each chunk has; -1: not looked at
+    int32_t* order          # positions of the absent keys by shard, from ``first`` of the shard on
+    Py_ssize_t* first
+    uint8_t* fate           # of order[j]
+    int32_t* total          # of order[j]: occurrences so far
+    Decision* each
+
+
+cdef inline Py_ssize_t num_chunks(const Opening* opening) noexcept nogil:
+    return opening.num_keys // CHUNK + 1
+
+
+cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
+cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
+cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
+cdef void sort_by_shard(const Opening* opening) noexcept nogil
+cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil
+cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil

@@ -1,0 +1,320 @@
+"""Finding the keys of an opening, deciding about each virtual shard, and carrying the decisions out.
+
+No two threads touch one entry: keys are distinct, a chunk of keys has one thread, and so has a shard. Finding a key also
+stamps it, which saves a second pass over memory; ``unstamp_chunk`` takes that back.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+from .virtual_shards cimport (
+    AHEAD, EVICT_LFU, MAX_CLOCK, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
+    candidates_reserve, decayed, find, home_of, is_expired, key_find, key_find_from, key_mix, key_remove, philox_block,
+    philox_unit, rank_lowest, shard_of,
+)
+
+cdef extern from *:
+    """
+    #define penstock_prefetch_write(address) __builtin_prefetch(address, 1)
+    """
+    void penstock_prefetch_write(const void* address) nogil
+
+cdef enum:
+    SPARE = 16              # an eviction leaves a shard's rows // SPARE free
+
+
+cdef inline int64_t rows_of(const Opening* opening, Py_ssize_t i) noexcept nogil:
+    return 1 if opening.rows == NULL else opening.rows[i]
+
+
+cdef inline uint64_t mixed_of(const Opening* opening, Py_ssize_t i) noexcept nogil:
+    return key_mix(<uint64_t>opening.keys[i], opening.of.salt)
+
+
+cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+    """Find and stamp the keys of a chunk, and list the absent ones: expired keys are absent, too."""
+    cdef const Shards* of = opening.of
+    cdef Py_ssize_t i, begin = chunk * CHUNK, end = min(begin + CHUNK, opening.num_keys), num_absent = 0
+    cdef uint64_t[AHEAD] mixed
+    cdef size_t[AHEAD] place
+    cdef uint64_t its
+    cdef size_t at, base
+    cdef uint32_t clock = <uint32_t>opening.clock
+    cdef KeyEntry* entry
+    for i in range(begin - AHEAD, end):
+        if i >= begin:
+            its, base = mixed[i & (AHEAD - 1)], place[i & (AHEAD - 1)]
+        if i + AHEAD < end:
+            mixed[i & (AHEAD - 1)] = mixed_of(opening, i + AHEAD)
+            place[i & (AHEAD - 1)] = home_of(of, mixed[i & (AHEAD - 1)])
+            penstock_prefetch_write(of.entries + place[i & (AHEAD - 1)])
+        if i < begin:
+            continue
+        at = base % of.slots
+        entry = key_find_from(of.entries + (base - at), of.slots, its, at)
+        if entry.value >= 0 and not is_expired(of, entry, opening.clock):
+            opening.found[i], opening.stamps[i] = entry.value, entry.last
+            entry.last = clock
+        else:
+            opening.found[i] = ABSENT if entry.value < 0 else -2 - entry.value
+            opening.stamps[i] = clock
+            opening.absent[begin + num_absent] = <int32_t>i
+            num_absent += 1
+    opening.in_chunk[chunk] = <int32_t>num_absent
+
+
+cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+    """Take back what ``find_chunk`` did, if it did."""
+    cdef Py_ssize_t i, begin = chunk * CHUNK
+    if opening.in_chunk[chunk] < 0:
+        return
+    for i in range(begin, begin + opening.in_chunk[chunk]):
+        opening.found[opening.absent[i]] = ABSENT
+    for i in range(begin, min(begin + CHUNK, opening.num_keys)):
+        if opening.found[i] >= 0:
+            find(opening.of, mixed_of(opening, i)).last = opening.stamps[i]
+    opening.in_chunk[chunk] = -1
+
+
+cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+    """Add the occurrences of a chunk's keys to LFU's counts."""
+    cdef const Shards* of = opening.of
+    cdef Py_ssize_t i
+    cdef uint32_t before
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, opening.num_keys)):
+        if opening.found[i] >= 0:
+            before = decayed(of, of.counts[opening.found[i]], opening.stamps[i], opening.clock)
+            of.counts[opening.found[i]] = <uint32_t>min(MAX_CLOCK, before + rows_of(opening, i))
+
+
+cdef void sort_by_shard(const Opening* opening) noexcept nogil:
+    """List the absent keys by shard. ``first`` : zeros, two more than there are shards"""
+    cdef Py_ssize_t i, chunk, s
+    cdef Py_ssize_t* at = opening.first + 1   # moves from the start of a shard to its end, where the next one starts
+    for chunk in range(num_chunks(opening)):
+        for i in range(chunk * CHUNK, chunk * CHUNK + opening.in_chunk[chunk]):
+            at[1 + shard_of(opening.of, mixed_of(opening, opening.absent[i]))] += 1
+    for s in range(opening.of.num_shards):
+        at[s + 1] += at[s]
+    for chunk in range(num_chunks(opening)):
+        for i in range(chunk * CHUNK, chunk * CHUNK + opening.in_chunk[chunk]):
+            s = shard_of(opening.of, mixed_of(opening, opening.absent[i]))
+            opening.order[at[s]] = opening.absent[i]
+            at[s] += 1
+
+
+cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
+    """Decide about a shard; the candidates' memory may grow, nothing else changes. Returns -1 if there is no memory."""
+    cdef Shard* shard = &opening.of.each[s]
+    cdef Decision* its = &opening.each[s]
+    cdef Py_ssize_t j, i, begin = opening.first[s], end = opening.first[s + 1], num_free, wanted = 0
+    if begin == end and not is_due(opening, s):
+        return 0
+    age(opening.of, shard, opening.of.generation)
+    for j in range(begin, end):
+        i = opening.order[j]
+        opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
+        wanted += opening.fate[j] == ADMITTED
+        its.num_returned += opening.found[i] != ABSENT
+    if make_room(opening, s, wanted) < 0:
+        return -1
+    num_free = shard.num_free + its.num_expired + its.num_evicted
+    if wanted > num_free:
+        if reject(opening, s, wanted, num_free) < 0:
+            return -1
+    for j in range(begin, end):
+        i = opening.order[j]
+        if opening.fate[j] == ADMITTED:
+            opening.found[i] = free_row(opening, s, its.num_admitted)
+            its.num_admitted += 1
+        else:
+            opening.found[i] = ABSENT
+            its.unadmitted_rows += rows_of(opening, i)
+    return reserve(opening, shard, end - begin - its.num_admitted)
+
+
+cdef bint is_admitted(const Opening* opening, const Shard* shard, Py_ssize_t i, int32_t* total) noexcept nogil:
+    cdef const Shards* of = opening.of
+    cdef int64_t swaps = opening.generation - shard.generation, occurrences = rows_of(opening, i)
+    cdef uint64_t[4] words
+    cdef KeyEntry* entry
+    if opening.admit_all:
+        return True
+    if of.policy.by_chance:
+        philox_block(<uint64_t>opening.keys[i], <uint64_t>opening.step, of.chance, words)
+        return philox_unit(words[0]) >= power(1 - of.policy.probability, occurrences)
+    if of.policy.by_frames:
+        occurrences = 1 if opening.frames == NULL else opening.frames[i]
+    if swaps < 2 and shard.young.size + shard.old.size:
+        entry = candidate_of(&shard.young, of.bits, mixed_of(opening, i))
+        if entry == NULL and swaps == 0:
+            entry = candidate_of(&shard.old, of.bits, mixed_of(opening, i))
+        if entry != NULL:
+            occurrences += entry.value
+    total[0] = <int32_t>min(occurrences, <int64_t>0x7fffffff)
+    return total[0] >= of.policy.min_count
+
+
+cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noexcept nogil:
+    """List what is removed: expired keys that occur, all expired keys if the shard is swept or short, and victims.
+    Returns -1 if there is no memory."""
+    cdef const Shards* of = opening.of
+    cdef const Shard* shard = &of.each[s]
+    cdef Decision* its = &opening.each[s]
+    cdef KeyEntry* entries = of.entries + s * of.slots
+    cdef Py_ssize_t j, short, room, num_expired = its.num_returned, num_victims = 0
+    cdef bint scans = wanted > shard.num_free + its.num_returned or is_due(opening, s)
+    cdef size_t at
+    if scans and of.policy.expire_after >= 0:
+        num_expired = 0
+        for at in range(of.slots):
+            num_expired += entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock)
+    short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
+    room = shard.num_rows - shard.num_free if short else num_expired
+    if room == 0:
+        return 0
+    its.removed = <KeyRank*>malloc(room * sizeof(KeyRank))
+    if its.removed == NULL:
+        return -1
+    if scans:
+        for at in range(of.slots):
+            if entries[at].value < 0:
+                continue
+            if is_expired(of, &entries[at], opening.clock):
+                fill(&its.removed[its.num_expired], &entries[at], 0)
+                its.num_expired += 1
+            elif short and not is_touched(opening, &entries[at]):
+                fill(&its.removed[num_expired + num_victims], &entries[at], score(opening, &entries[at]))
+                num_victims += 1
+    else:
+        for j in range(opening.first[s], opening.first[s + 1]):
+            if opening.found[opening.order[j]] != ABSENT:
+                fill(&its.removed[its.num_expired], find(of, mixed_of(opening, opening.order[j])), 0)
+                its.num_expired += 1
+    rank_lowest(its.removed, num_expired, num_expired)
+    if short:
+        its.num_evicted = min(num_victims, short + shard.num_rows // SPARE)
+        rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
+    return 0
+
+
+cdef void fill(KeyRank* rank, const KeyEntry* entry, uint32_t score) noexcept nogil:
+    rank.mixed, rank.score, rank.value = entry.mixed, score, entry.value
+
+
+cdef uint32_t score(const Opening* opening, const KeyEntry* entry) noexcept nogil:
+    if opening.of.policy.evict == EVICT_LFU:
+        return decayed(opening.of, opening.of.counts[entry.value], entry.last, opening.clock)
+    return entry.last
+
+
+cdef bint is_touched(const Opening* opening, const KeyEntry* entry) noexcept nogil:
+    if opening.marked:
+        return opening.of.touched[entry.value >> 3] >> (entry.value & 7) & 1
+    return entry.last == opening.clock
+
+
+cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
+    """Whether a shard is swept at this opening: once in every period, at a place that depends on the step alone."""
+    cdef int64_t period = opening.of.policy.sweep_period
+    if period <= 0 or opening.admit_all or opening.of.policy.expire_after < 0:
+        return False
+    return opening.step % period == s * period // opening.of.num_shards
+
+
+cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssize_t num_free) noexcept nogil:
+    """Of the admitted keys keep those with the lowest mixed keys. Returns -1 if there is no memory."""
+    cdef Py_ssize_t j, k = 0
+    cdef KeyRank* ranks = <KeyRank*>malloc(wanted * sizeof(KeyRank))
+    if ranks == NULL:
+        return -1
+    for j in range(opening.first[s], opening.first[s + 1]):
+        if opening.fate[j] == ADMITTED:
+            ranks[k].mixed, ranks[k].score = mixed_of(opening, opening.order[j]), 0
+            ranks[k].value = <int32_t>(j - opening.first[s])
+            k += 1
+    rank_lowest(ranks, wanted, num_free)
+    for k in range(num_free, wanted):
+        opening.fate[opening.first[s] + ranks[k].value] = REJECTED
+    opening.each[s].num_rejected = wanted - num_free
+    free(ranks)
+    return 0
+
+
+cdef int32_t free_row(const Opening* opening, Py_ssize_t s, Py_ssize_t k) noexcept nogil:
+    """The row of the k-th new key: rows that become free first, then those of the stack."""
+    cdef const Shard* shard = &opening.of.each[s]
+    cdef const Decision* its = &opening.each[s]
+    cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
+    if k < num_removed:
+        return its.removed[num_removed - 1 - k].value
+    return opening.of.free_rows[shard.first_row + shard.num_free - 1 - (k - num_removed)]
+
+
+cdef bint keeps_candidates(const Opening* opening) noexcept nogil:
+    return not opening.of.policy.by_chance and not opening.admit_all
+
+
+cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) noexcept nogil:
+    """Make room for candidates in the generation that will be the younger one. Returns -1 if there is no memory."""
+    if num_waiting == 0 or not keeps_candidates(opening):
+        return 0
+    if opening.generation == shard.generation:
+        return candidates_reserve(&shard.young, shard.young.size + num_waiting, opening.of.bits)
+    return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.of.bits)
+
+
+cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
+    """Carry out what was decided about a shard."""
+    cdef Shards* of = opening.of
+    cdef Shard* shard = &of.each[s]
+    cdef const Decision* its = &opening.each[s]
+    cdef KeyEntry* entries = of.entries + s * of.slots
+    cdef KeyEntry* entry
+    cdef Py_ssize_t i, j, k, num_removed = its.num_expired + its.num_evicted
+    cdef uint64_t mixed
+    if opening.first[s] == opening.first[s + 1] and num_removed == 0:
+        return
+    age(of, shard, opening.generation)
+    for k in range(num_removed):
+        key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
+    for k in range(num_removed - its.num_admitted):
+        of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
+    shard.num_free += <int32_t>(num_removed - its.num_admitted)
+    for j in range(opening.first[s], opening.first[s + 1]):
+        i = opening.order[j]
+        mixed = mixed_of(opening, i)
+        if opening.fate[j] == ADMITTED:
+            entry = key_find(entries, of.slots, of.bits, mixed)
+            entry.mixed, entry.value, entry.last = mixed, opening.found[i], <uint32_t>opening.clock
+            of.keys[opening.found[i]] = opening.keys[i]
+            if of.counts != NULL:
+                of.counts[opening.found[i]] = 0
+            drop_candidate(&shard.young, of.bits, mixed)
+            drop_candidate(&shard.old, of.bits, mixed)
+        elif keeps_candidates(opening):
+            drop_candidate(&shard.old, of.bits, mixed)
+            entry = key_find(shard.young.entries, shard.young.slots, of.bits, mixed)
+            shard.young.size += entry.value < 0
+            entry.mixed, entry.value, entry.last = mixed, opening.total[j], <uint32_t>opening.clock
+    if of.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
+        shard.young, shard.old = shard.old, shard.young
+        candidates_clear(&shard.young)
+
+
+cdef void drop_candidate(Candidates* some, int bits, uint64_t mixed) noexcept nogil:
+    cdef KeyEntry* entry = candidate_of(some, bits, mixed)
+    if entry != NULL:
+        key_remove(some.entries, some.slots, bits, entry)
+        some.size -= 1
+
+
+cdef double power(double base, int64_t exponent) noexcept nogil:
+    """base ** exponent by squaring, so that every machine rounds alike."""
+    cdef double result = 1
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result

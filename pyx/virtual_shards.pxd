@@ -1,0 +1,107 @@
+# Virtual shards: the memory of a directory, as structs and functions that need no GIL.
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from ._types cimport id_t
+
+cdef extern from "key_table.h" nogil:
+    ctypedef struct KeyEntry:
+        uint64_t mixed
+        int32_t value       # a row, or of a candidate: how often it occurred; below 0: empty
+        uint32_t last       # the clock when the key occurred last
+    ctypedef struct KeyRank:
+        uint64_t mixed
+        uint32_t score
+        int32_t value
+    uint64_t key_mix(uint64_t key, uint64_t salt)
+    uint64_t key_unmix(uint64_t mixed, uint64_t salt)
+    size_t key_home(uint64_t mixed, int shard_bits, size_t slots)
+    KeyEntry* key_find(KeyEntry* entries, size_t slots, int shard_bits, uint64_t mixed)
+    KeyEntry* key_find_from(KeyEntry* entries, size_t slots, uint64_t mixed, size_t at)
+    void key_clear(KeyEntry* entries, size_t slots)
+    void key_remove(KeyEntry* entries, size_t slots, int shard_bits, KeyEntry* entry)
+    void rank_lowest(KeyRank* ranks, int64_t n, int64_t count)
+
+cdef extern from "philox.h" nogil:
+    ctypedef struct PhiloxKey:
+        uint64_t low, high
+    void philox_block(uint64_t low, uint64_t high, PhiloxKey key, uint64_t* out)
+    double philox_unit(uint64_t word)
+
+cdef enum:
+    AHEAD = 16              # keys whose entry is requested before it is needed
+    MOST_SHARDS = 1024
+    ROWS_PER_SHARD = 4096   # at least, if there are several shards
+    EVICT_LRU = 1
+    EVICT_LFU = 2
+# The largest clock, and the largest count: one less than the largest uint32.
+cdef int64_t MAX_CLOCK
+
+
+cdef struct Candidates:     # one generation of a shard: key → how often it occurred
+    KeyEntry* entries
+    size_t slots, size
+
+
+cdef struct Shard:
+    int32_t first_row, num_rows, num_free   # its rows follow first_row; those free are the first of its stack
+    int64_t generation      # swaps of ``young`` and ``old`` that this shard has taken part in
+    Candidates young, old
+
+
+cdef struct Policy:
+    int32_t min_count
+    bint by_frames, by_chance
+    double probability
+    int64_t forget_after, expire_after, half_life   # below 0: never
+    int evict
+    int64_t sweep_period    # 0: no sweeps
+
+
+cdef struct Shards:
+    int64_t capacity, num_shards
+    size_t slots            # of each shard
+    int bits                # of a mixed key, which are the number of its shard
+    uint64_t salt
+    PhiloxKey chance
+    KeyEntry* entries
+    id_t* keys              # of every row; defined where the row is in use
+    int32_t* free_rows      # a stack for every shard, in the place of its rows
+    uint32_t* counts        # of every row, for LFU; else NULL
+    unsigned char* touched  # a bit per row, all 0 between plans; NULL until needed
+    Shard* each
+    Policy policy
+    int64_t clock           # of the last opening; expiry is tested against it
+    int64_t generation      # swaps of the candidates so far
+    int64_t epoch           # of the last opening: its step by ``forget_after``
+    int64_t newest          # the latest clock in any entry
+
+
+cdef inline Py_ssize_t shard_of(const Shards* of, uint64_t mixed) noexcept nogil:
+    return <Py_ssize_t>(mixed >> (64 - of.bits)) if of.bits else 0
+
+
+cdef inline size_t home_of(const Shards* of, uint64_t mixed) noexcept nogil:
+    return <size_t>shard_of(of, mixed) * of.slots + key_home(mixed, of.bits, of.slots)
+
+
+cdef inline KeyEntry* find(const Shards* of, uint64_t mixed) noexcept nogil:
+    return key_find(of.entries + <size_t>shard_of(of, mixed) * of.slots, of.slots, of.bits, mixed)
+
+
+cdef inline bint is_expired(const Shards* of, const KeyEntry* entry, int64_t clock) noexcept nogil:
+    return of.policy.expire_after >= 0 and clock - <int64_t>entry.last > of.policy.expire_after
+
+
+cdef inline uint32_t decayed(const Shards* of, uint32_t count, int64_t last, int64_t clock) noexcept nogil:
+    """A count at the clock: halved at every multiple of the half-life since ``last``."""
+    cdef int64_t halvings = clock // of.policy.half_life - last // of.policy.half_life
+    return count if halvings <= 0 else 0 if halvings > 31 else count >> halvings
+
+
+cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil
+cdef void shards_free(Shards* of) noexcept nogil
+cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil
+cdef KeyEntry* find_candidate(Shards* of, uint64_t mixed) noexcept nogil
+cdef KeyEntry* candidate_of(const Candidates* some, int bits, uint64_t mixed) noexcept nogil
+cdef void candidates_clear(Candidates* some) noexcept nogil
+cdef int candidates_reserve(Candidates* some, size_t num_keys, int bits) noexcept nogil
