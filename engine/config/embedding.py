@@ -27,6 +27,7 @@ from penstock.config.lint.source_text import Scan
 from penstock.config.optimizers import Optimizer
 from penstock.config.proto_views import MessageView
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
+from penstock.config.table_message import TableMessage, table_messages
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
@@ -219,22 +220,22 @@ class EmbeddingConfig(MessageView):
     def tables(self) -> tuple[TableSpec, ...]:
         """Every table, by id. Raises ConfigError if this version cannot run one of them."""
         validate(self._message)
-        return tuple(self._table(index) for index in range(len(self._tables)))
+        return tuple(table_spec(table, self._part) for table in table_messages(self._message))
 
     def table(self, name: str) -> TableSpec:
         """Return one table by its name. Raise ConfigError if there is none, or this version cannot run it."""
         validate(self._message)
-        return self._table(self._index(name))
+        return table_spec(self._table(name), self._part)
 
     def optimizer(self, name: str) -> Optimizer:
         """Return the optimizer of a table as an instance of its class, even if this version cannot run it."""
-        return optimizer_of(self._message, self._index(name), self._part)
+        return optimizer_of(self._table(name), self._part)
 
-    def _index(self, name: str) -> int:
-        names = self.table_names
-        if name not in names:
-            raise ConfigError(f"no table is named '{name}'; {near(name, names)}")
-        return names.index(name)
+    def _table(self, name: str) -> TableMessage:
+        found = next((table for table in table_messages(self._message) if table.name == name), None)
+        if found is None:
+            raise ConfigError(f"no table is named '{name}'; {near(name, self.table_names)}")
+        return found
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
@@ -244,9 +245,6 @@ class EmbeddingConfig(MessageView):
     def lint(self) -> list[Finding]:
         """Return findings about legal but suspicious settings, and about settings that this version cannot run."""
         return lint(self._message, self._part.written, self._part.programs, self._scan)
-
-    def _table(self, index: int) -> TableSpec:
-        return table_spec(self._message, index, self._part)
 
     def __repr__(self) -> str:
         tables = ", ".join(f"{name} {rows}x{dim}" for name, (rows, dim) in self.sizes.items())

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
-from penstock.config.optimizers.proto_conversion import dynamic_tag
+from penstock.config.table_message import table_messages
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
@@ -40,13 +40,7 @@ class MessageView:
     @cached_property
     def num_tags(self) -> int:
         """The number of values that each step supplies: learning rates and step counters."""
-        tags = set()
-        for table in self._tables:
-            parameters = table.optimization_parameters
-            tags.add(dynamic_tag(parameters))
-            if parameters.frequency_aware_adagrad.HasField("step_counter"):
-                tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
-        return len(tags - {None})
+        return len({tag for table in table_messages(self._message) for tag in table.tags.values()})
 
     @cached_property
     def mode(self) -> str:
