@@ -57,7 +57,7 @@ class Exchange:
         self._config, self._seen, self._push, self._gate, self._staging = config, seen, push, gate, staging
         self._fingerprint = fingerprint(config)
         # Pipelined, forward n+1 runs before backward n, so one step passes before gradients arrive.
-        self._lag = int(is_pipelined(config))
+        self._lag = int(config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core)
         self._lock = threading.Lock()
         self._received = 0
         self._sent: dict[int, int] = {}  # number → step, of data that could still be sent again
@@ -212,11 +212,6 @@ def _check_scalars(rates: Any) -> None:
     for rate in given if np.iterable(given) else ():
         if np.ndim(rate):
             raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
-
-
-def is_pipelined(config: EmbeddingConfig) -> bool:
-    """Return whether the configuration pipelines steps, so that activations may be one step behind."""
-    return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
 
 
 def deduplicated(

@@ -69,7 +69,8 @@ def _ragged(given: Any, who: str, what: str, feature: FeatureSpec) -> tuple[Arra
             raise UsageError(f"{who}: expected {what} as an array or a list per sample, got {type(given).__name__}")
         values = [_of_sample(row, who, what) for row in _samples(given, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
-        return (np.concatenate(full) if full else np.zeros(0, np.int64)), _lengths(values)
+        lengths = np.array([len(row) for row in values], np.int64)
+        return (np.concatenate(full) if full else np.zeros(0, np.int64)), lengths
     return array.reshape(-1), _of_array(array, who, what, samples_shape(feature))
 
 
@@ -147,10 +148,6 @@ def _without_nulls(values: Any, who: str, what: str) -> Array:
         raise InputError(f"{who}: {what} hold {values.null_count} nulls; leave them out")
     found: Array = values.to_numpy(zero_copy_only=False)
     return found
-
-
-def _lengths(values: list[Array]) -> Int64:
-    return np.array([len(row) for row in values], np.int64)
 
 
 def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:

@@ -25,9 +25,8 @@ from penstock.config.lint.findings import Finding, near
 from penstock.config.lint.proto_rules import validate
 from penstock.config.lint.source_text import Scan
 from penstock.config.optimizers import Optimizer
-from penstock.config.proto_views import MessageView
+from penstock.config.proto_views import MessageView, TableMessage, table_messages
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
-from penstock.config.table_message import TableMessage, table_messages
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.tables import TableConfig
@@ -18,6 +19,7 @@ Shape = tuple[int | None, ...]
 """A shape of known rank; a dim that is not known is None. A shape of unknown rank is None itself."""
 
 
+@dataclass(eq=False)
 class FeatureConfig:
     """One input feature. Equality is identity: two instances with the same content are two features.
 
@@ -28,32 +30,21 @@ class FeatureConfig:
         batch size or the input shape determines it
     """
 
-    def __init__(
-        self,
-        table: TableConfig,
-        max_sequence_length: int = 0,
-        validate_weights_and_indices: bool = True,
-        output_shape: Any = None,
-        name: str | None = None,
-    ) -> None:
-        if not isinstance(table, TableConfig):
-            raise ConfigError(f"table must be a TableConfig, got {table!r}")
-        if not isinstance(max_sequence_length, int) or max_sequence_length < 0:
-            raise ConfigError(f"max_sequence_length must be an int of at least 0, got {max_sequence_length!r}")
-        shape = shape_of(output_shape)  # TensorFlow's order: this TypeError precedes the next ConfigError
-        if not isinstance(validate_weights_and_indices, bool):
-            raise ConfigError(f"validate_weights_and_indices must be a bool, got {validate_weights_and_indices!r}")
-        self.table = table
-        self.max_sequence_length = max_sequence_length
-        self.validate_weights_and_indices = validate_weights_and_indices
-        self.output_shape = shape
-        self.name = name
+    table: TableConfig
+    max_sequence_length: int = 0
+    validate_weights_and_indices: bool = field(default=True, repr=False)
+    output_shape: Any = None
+    name: str | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"FeatureConfig(table={self.table!r}, max_sequence_length={self.max_sequence_length}, "
-            f"output_shape={self.output_shape}, name={self.name!r})"
-        )
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, TableConfig):
+            raise ConfigError(f"table must be a TableConfig, got {self.table!r}")
+        if not isinstance(self.max_sequence_length, int) or self.max_sequence_length < 0:
+            raise ConfigError(f"max_sequence_length must be an int of at least 0, got {self.max_sequence_length!r}")
+        self.output_shape = shape_of(self.output_shape)  # TensorFlow's order: its TypeError precedes the next error
+        if not isinstance(self.validate_weights_and_indices, bool):
+            got = self.validate_weights_and_indices
+            raise ConfigError(f"validate_weights_and_indices must be a bool, got {got!r}")
 
 
 def shape_of(given: Any) -> Shape | None:

@@ -15,15 +15,8 @@ from penstock.config.lint.runnable import refusals
 from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
 from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.proto_conversion import read_optimizer
-from penstock.config.table_message import TableMessage, read_limits
-from penstock.config.tables import (
-    Constant,
-    Initializer,
-    RowIdInitializer,
-    TruncatedNormal,
-    Uniform,
-    default_initializer,
-)
+from penstock.config.proto_views import TableMessage, read_limits
+from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
 
@@ -157,16 +150,10 @@ def _quantization(table: TableMessage) -> Quantization | None:
 
 
 def _initializer(table: TableMessage) -> Initializer:
-    settings = table.settings
-    match settings.WhichOneof("initializer"):
-        case "truncated_normal":
-            return TruncatedNormal(settings.truncated_normal.mean, settings.truncated_normal.stddev)
-        case "uniform":
-            return Uniform(settings.uniform.min, settings.uniform.max)
-        case "constant":
-            return Constant(settings.constant.value)
-        case "row_id":
-            return RowIdInitializer(settings.row_id.offset)
+    chosen = table.settings.WhichOneof("initializer")
+    if chosen is not None:
+        message = getattr(table.settings, chosen)
+        return INITIALIZERS[chosen](*(getattr(message, field.name) for field in message.DESCRIPTOR.fields))
     if table.algorithm == FrequencyEstimator.parameters_field:
         # Rows are distances between hits; a row that has not been hit holds the largest.
         return Constant(table.parameters.frequency_estimator.max_delta)

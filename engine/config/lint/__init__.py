@@ -16,7 +16,7 @@ from penstock.config.lint.optimizer_rules import lint_table
 from penstock.config.lint.proto_rules import WHOLE, broken
 from penstock.config.lint.runnable import refusals
 from penstock.config.lint.source_text import Scan
-from penstock.config.table_message import table_messages
+from penstock.config.proto_views import table_messages
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 __all__ = ["RULES", "Finding", "lint"]

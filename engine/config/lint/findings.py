@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import Message
 
-from penstock.config.table_message import TableMessage
+from penstock.config.proto_views import TableMessage
 
 # Codes are never reused. PS0xx: loading refuses; PS1xx: about the whole configuration; PS2xx: about one table's
 # optimization parameters.

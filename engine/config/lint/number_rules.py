@@ -12,7 +12,7 @@ from penstock.config.lint.findings import Finding, Subject
 from penstock.config.optimizers import OPTIMIZERS
 from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.optimizer_class import SHARE
-from penstock.config.table_message import TableMessage
+from penstock.config.proto_views import TableMessage
 
 SMALLEST_NORMAL = 2.0**-126  # XLA flushes smaller float32 values to 0
 LOST = 0.02  # largest relative error of 1 - x, the weight of a new value in a moving average

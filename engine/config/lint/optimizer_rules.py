@@ -12,7 +12,7 @@ from penstock.config.lint.findings import Finding, Subject, about_parameters
 from penstock.config.lint.number_rules import lost_in_float32, out_of_range
 from penstock.config.optimization_parameters_pb2 import LowDimensionalPackingStatus
 from penstock.config.optimizers import WITHOUT_FORMULA
-from penstock.config.table_message import TableMessage, read_limits
+from penstock.config.proto_views import TableMessage, read_limits
 
 # Optimizers for which a gradient of 0 is a no-op: packing does not change the untouched rows of a chunk.
 ZERO_IS_NO_OP = {"stochastic_gradient_descent", "adagrad", "row_wise_adagrad", "ftrl", "bounded_adagrad"}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.lint.findings import Finding, Subject, about_parameters
 from penstock.config.lint.settings_rules import broken_settings
-from penstock.config.table_message import TableMessage, read_limits, table_messages
+from penstock.config.proto_views import TableMessage, read_limits, table_messages
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
 

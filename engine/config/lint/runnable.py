@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from penstock.config.engine_config_pb2 import TableSettings
 from penstock.config.lint.findings import Finding, Subject, about_parameters
 from penstock.config.optimizers import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
-from penstock.config.table_message import TableMessage, read_limits
+from penstock.config.proto_views import TableMessage, read_limits
 
 
 def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from penstock.config.optimizers import (
     Optimizer,
     UserDefinedProgram,
 )
-from penstock.config.table_message import TableMessage, read_limits
+from penstock.config.proto_views import TableMessage, read_limits
 from penstock.errors import ConfigError
 
 Program = Callable[..., Any]
