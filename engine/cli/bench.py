@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_THREADS, add_command, whole
+from penstock.cli.options import MAX_THREADS, add_command, number, whole
 from penstock.cli.output import Output, count, writing
 from penstock.errors import UsageError
 
@@ -19,7 +19,6 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         run,
-        "measure penstock against other libraries and against the memory of this machine, side by side",
         "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report",
     )
     command.add_argument(
@@ -39,7 +38,10 @@ def add(commands: Any) -> None:
     command.add_argument("--rounds", type=whole(1), metavar="N", help=f"turns of every side (default {ROUNDS})")
     command.add_argument("--rows", type=whole(1), metavar="N", help="rows of a step of w1 to w4 (default 1048576)")
     command.add_argument(
-        "--vocabulary-scale", type=positive, metavar="F", help="factor on the vocabularies of w1 to w4 (default 1)"
+        "--vocabulary-scale",
+        type=number("a number above 0, at most 1000", 0, 1000, with_least=False),
+        metavar="F",
+        help="factor on the vocabularies of w1 to w4 (default 1)",
     )
     command.add_argument("--short", action="store_true", help="small and quick: to see it work, not to quote")
     command.add_argument("--report", metavar="DIR", help="write the result, plots and a page that shows them")
@@ -48,17 +50,6 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="measure no case: write a trace of a few steps for Perfetto, and say how much the host works meanwhile",
     )
-
-
-def positive(text: str) -> float:
-    """Return the number that ``text`` holds: an argument type for a number above 0 and at most 1000."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, at most 1000, got '{text}'")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,9 +40,7 @@ SCHEMA = pa.schema(
 
 
 def add(commands: Any) -> None:
-    command = add_command(
-        commands, "demo", run, "make a small log with a known answer, replay it and check the result", "penstock demo"
-    )
+    command = add_command(commands, "demo", run, "penstock demo")
     command.add_argument(
         "--dir",
         type=Path,
@@ -122,17 +120,15 @@ def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64
 def frame_batch(
     schema: pa.Schema, step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int64], Float32]]
 ) -> pa.RecordBatch:
-    number = sum(len(ids) for ids, _ in rows.values())
-    names = np.repeat(np.arange(len(rows), dtype=np.int32), [len(ids) for ids, _ in rows.values()])
-    grads = np.concatenate([g for _, g in rows.values()])
-    columns = [
-        pa.DictionaryArray.from_arrays(pa.array(names), pa.array(list(rows))),
-        pa.array(np.full(number, step)),
-        pa.array([f"worker-{worker}"] * number),
-        pa.array(np.concatenate([ids for ids, _ in rows.values()])),
-        pa.FixedSizeListArray.from_arrays(pa.array(grads.reshape(-1)), type=SCHEMA.field("gradient").type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    names = [name for name, (ids, _) in rows.items() for _ in ids]
+    columns = {
+        "table": names,
+        "step": [step] * len(names),
+        "contributor": [f"worker-{worker}"] * len(names),
+        "id": np.concatenate([ids for ids, _ in rows.values()]),
+        "gradient": [row for _, grads in rows.values() for row in grads],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def plain_numpy(

@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
         commands,
         "diff",
         run,
-        "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
         "penstock diff run1 run2",
     )
     for name in ("a", "b"):

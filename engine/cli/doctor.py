@@ -48,7 +48,6 @@ def add(commands: Any) -> None:
         commands,
         "doctor",
         run,
-        "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
         "penstock doctor --checkpoint run1",
     )
     command.add_argument(

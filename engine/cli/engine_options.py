@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, share, whole
+from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, number, whole
 
 
 def add_table_options(command: Parser) -> None:
@@ -58,7 +58,7 @@ def add_replay_gate_options(command: Parser) -> None:
     )
     gate.add_argument(
         "--max-stale",
-        type=share,
+        type=number("a share from 0 to 1", 0, 1),
         metavar="SHARE",
         help="0 to 1, of the rows read: exit 3 at the end, without --out, where stale frames held more (default: 1)",
     )

@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
         commands,
         "export",
         run,
-        "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
         "penstock export run1 tables --format parquet",
     )
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")

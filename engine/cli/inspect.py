@@ -40,7 +40,6 @@ def add(commands: Any) -> None:
         commands,
         "inspect",
         run,
-        "say what a configuration, a gradient stream, a table file or a checkpoint holds",
         "penstock inspect monday.arrows",
     )
     command.add_argument(

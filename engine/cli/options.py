@@ -5,14 +5,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.errors import UsageError
 
+if TYPE_CHECKING:  # ``penstock --help`` must load neither protobuf nor pyarrow
+    from penstock.config.embedding import EmbeddingConfig
+    from penstock.io.decoding.read_options import ReadOptions
+    from penstock.learning_rates import LearningRates
+
 MAX_DEVICES = MAX_THREADS = 1024
+
+# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
+# that ``penstock --help`` loads none of them.
+COMMANDS = {
+    "demo": "make a small log with a known answer, replay it and check the result",
+    "replay": "apply a gradient log to the tables of a configuration",
+    "validate": "check a configuration, and sources against it, without applying anything",
+    "inspect": "say what a configuration, a gradient stream, a table file or a checkpoint holds",
+    "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
+    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
+    "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
+    "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
+    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
+    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,8 +89,9 @@ def _near_word(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: str, example: str) -> Parser:
+def add_command(commands: Any, name: str, run: Callable[[Any], int], example: str) -> Parser:
     """Add and return a command's parser, with ``--json`` and an example under ``--help``."""
+    summary = COMMANDS[name]
     command: Parser = commands.add_parser(
         name,
         help=summary,
@@ -97,15 +121,19 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
     return parse_whole
 
 
-def share(text: str) -> float:
-    """Return the number that ``text`` holds: an argument type for a number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got '{text}'")
-    return number
+def number(what: str, least: float, most: float, with_least: bool = True) -> Callable[[str], float]:
+    """Return an argument type for a number from ``least``, itself included or not, to ``most``. what : for messages"""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (value == least and not with_least):
+            raise argparse.ArgumentTypeError(f"expected {what}, got '{text}'")
+        return value
+
+    return parse_number
 
 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
@@ -161,6 +189,22 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
             raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
         columns[role] = name
     return columns
+
+
+def read_options(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningRates, **others: Any) -> ReadOptions:
+    """Return the options for reading with ``config`` that the row flags specify. Raise UsageError."""
+    from penstock.io.decoding.read_options import ReadOptions
+
+    return ReadOptions(
+        sizes=config.sizes,
+        features=config.features,
+        num_tags=config.num_tags,
+        rates_needed=rates.missing,
+        table=args.table,
+        columns=columns_of(args),
+        gradient_dtype=args.gradient_dtype,
+        **others,
+    )
 
 
 def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:

@@ -37,13 +37,18 @@ from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.stats import Report
 
+# Flags whose values are arguments of Engine.run as they are.
+RUN_FLAGS = (
+    *("table", "contribution_rows", "merge", "on_bad_row", "flush", "limit", "max_stale", "gradient_dtype"),
+    *("allow_missing_end", "checkpoint", "every", "resume"),
+)
+
 
 def add(commands: Any) -> None:
     command = add_command(
         commands,
         "replay",
         run,
-        "apply a gradient log to the tables of a configuration",
         "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
@@ -95,21 +100,10 @@ def replay(args: argparse.Namespace) -> int:
         with watching, writing(place) if place else nullcontext():
             report = engine.run(
                 args.sources,
-                table=args.table,
                 columns=columns,
-                contribution_rows=args.contribution_rows,
-                merge=args.merge,
                 learning_rates=rates,
-                on_bad_row=args.on_bad_row,
-                flush=args.flush,
-                limit=args.limit,
-                max_stale=args.max_stale,
-                gradient_dtype=args.gradient_dtype,
-                allow_missing_end=args.allow_missing_end,
-                checkpoint=args.checkpoint,
-                every=args.every,
-                resume=args.resume,
                 progress=watching.beside(progress),
+                **{flag: getattr(args, flag) for flag in RUN_FLAGS},
                 **deltas,
             )
         interrupts.check()  # hashing and writing large tables takes long

@@ -33,7 +33,6 @@ def add(commands: Any) -> None:
         commands,
         "supervise",
         run,
-        "run replay as several processes on this machine, started again from the last commit when one dies",
         "penstock supervise --processes 4 -- replay tables.pbtxt day*.arrows --checkpoint saved --every 100",
     )
     command.add_argument(

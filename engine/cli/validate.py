@@ -8,7 +8,14 @@ from itertools import islice
 from typing import Any
 
 from penstock.cli.engine_options import add_replay_gate_options
-from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of, learning_rates_of
+from penstock.cli.options import (
+    add_command,
+    add_reading_options,
+    check_sources,
+    columns_of,
+    learning_rates_of,
+    read_options,
+)
 from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
@@ -24,7 +31,6 @@ def add(commands: Any) -> None:
         commands,
         "validate",
         run,
-        "check a configuration, and sources against it, without applying anything",
         "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
@@ -55,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    columns, rates = columns_of(args), learning_rates_of(args)
+    columns_of(args)  # reported before the configuration is read
+    rates = learning_rates_of(args)
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
@@ -75,16 +82,12 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
-        options = ReadOptions(
-            sizes=config.sizes,
-            features=config.features,
-            num_tags=config.num_tags,
-            rates_needed=LearningRates(config.num_tags, rates, config.schedules).missing,
-            table=args.table,
-            columns=columns,
+        options = read_options(
+            args,
+            config,
+            LearningRates(config.num_tags, rates, config.schedules),
             contribution_rows=args.contribution_rows,
             on_bad_row="drop",
-            gradient_dtype=args.gradient_dtype,
             allow_missing_end=args.allow_missing_end,
         )
         checks = [SourceCheck(source, drops_bad_rows) for source in args.sources]
