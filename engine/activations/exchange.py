@@ -80,7 +80,8 @@ class Exchange:
             self._received += 1
             number = self._received
         data = DeduplicationData(self._fingerprint, step, number, unique, UsesByPath(config, uses))
-        return _packed(structure_for(config, features), activations), data
+        structure = structure_for(config, features)
+        return pack(structure, (activations[index] for index in flatten(structure))), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
         """Push the gradients of activations as one frame. Return False if the gate found it stale.
@@ -243,8 +244,3 @@ def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Looku
         lookups(feature, name_of(config, i), config.sizes[feature.table][0], ids[i], of[i])
         for i, feature in enumerate(features_of(config))
     ]
-
-
-def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:
-    """Return the structure with each feature's value at its leaf."""
-    return pack(structure, [by_feature[index] for index in flatten(structure)])

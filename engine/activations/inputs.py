@@ -106,9 +106,7 @@ def _of_splits(splits: Array, values: Array, who: str, what: str) -> tuple[Array
 
 def _as_array(given: Any) -> Array | None:
     """Return a rectangular array of numbers; None if the input is ragged, as are lists with a list per row."""
-    if isinstance(given, list | tuple) and any(np.ndim(row) for row in given if not isinstance(row, list | tuple)):
-        return None
-    if isinstance(given, list | tuple) and any(isinstance(row, list | tuple) for row in given):
+    if isinstance(given, list | tuple) and any(isinstance(row, list | tuple) or np.ndim(row) for row in given):
         return None
     array = np.asarray(given)
     return None if array.dtype == object else array
@@ -153,10 +151,8 @@ def _without_nulls(values: Any, who: str, what: str) -> Array:
 def _checked_ids(ids: Array, who: str, vocabulary_size: int) -> Int64:
     if not ids.size:
         return np.zeros(0, np.int64)
-    if ids.dtype == object and all(isinstance(one, int) for one in ids):  # at least one is beyond int64
-        wrong = next(one for one in ids if not 0 <= one < vocabulary_size)
-        raise InputError(f"{who}: expected 0 <= id < {vocabulary_size}, got {wrong}", reason="id_out_of_range")
-    if not np.issubdtype(ids.dtype, np.integer):
+    # numpy holds integers beyond int64 as objects
+    if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(one, int) for one in ids):
         raise UsageError(f"{who}: expected integer ids, got {ids.dtype}")
     bad = (ids < 0) | (ids >= vocabulary_size)
     if bad.any():

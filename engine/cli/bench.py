@@ -128,11 +128,7 @@ def sizes_of(args: argparse.Namespace) -> Any:
     from penstock.bench.cases import SHORT, Sizes
 
     sizes = SHORT if args.short else Sizes()
-    return replace(
-        sizes,
-        rows=sizes.rows if args.rows is None else args.rows,
-        scale=sizes.scale if args.vocabulary_scale is None else args.vocabulary_scale,
-    )
+    return replace(sizes, rows=args.rows or sizes.rows, scale=args.vocabulary_scale or sizes.scale)
 
 
 def threads_of(text: str | None) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
-from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
 
@@ -92,20 +92,11 @@ def output_of(args: argparse.Namespace) -> Output:
     return Output(args.json, aside=args.deltas == "-") if is_first(args) else _Silent(args.json)
 
 
-def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> Engine:
-    """Return this process's engine, restored from the last commit or new."""
+def members_of(peers: Any) -> tuple[Callable[..., Engine], Callable[..., Engine]]:
+    """Return the functions that create and restore this process's engine."""
     from penstock.distributed.member import Member
 
-    gate = {"num_required": args.num_required, "reduction": args.reduction}
-    if args.resume and Folder(args.checkpoint).numbers():
-        engine = Member.restored(args.peers, args.checkpoint, mesh, args.threads, config=config, **gate)
-    else:
-        engine = Member(args.peers, config, mesh, seed=args.seed, threads=args.threads, **gate)
-        if args.init is not None:
-            engine.read_tables(args.init)
-    if args.looks_closer:
-        engine.watch.look_closer()
-    return engine
+    return partial(Member, peers), partial(Member.restored, peers)
 
 
 def newest_commit(folder: Path) -> int:

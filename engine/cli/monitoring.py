@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.html_report import run_sections, write_page
-from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
+from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of
 from penstock.cli.output import writing
 from penstock.engine import Engine
 from penstock.pipeline import FrameGate
@@ -69,7 +69,7 @@ class Watching:
             from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
             self._metrics = Metrics(engine)
-        if args.report or args.ui:
+        if args.report or args.ui or getattr(args, "looks_closer", False):
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
@@ -79,7 +79,7 @@ class Watching:
             "/metrics": (TEXT, self._metrics.text),
             "/health": (PLAIN, self.health),
         }
-        page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: as_json(self.live()))}
+        page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: json.dumps(self.live(), allow_nan=False))}
         for flag, address in self._addresses.items():
             server = Server(address, metrics | (page if flag == "ui" else {}))
             self.servers.append(server)

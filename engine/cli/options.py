@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.errors import UsageError
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # ``penstock --help`` must load neither protobuf nor pyarrow
     from penstock.io.decoding.read_options import ReadOptions
     from penstock.learning_rates import LearningRates
 
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_DEVICES = MAX_THREADS = 1024
 
 # One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
@@ -182,7 +184,7 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
 
     columns: dict[str, str] = {}
     for text in args.column:
-        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")
+        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad", str, str)
         check_columns({role: name})
         name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
         if role in columns:
@@ -211,11 +213,7 @@ def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
     """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
     rates: dict[int, float] = {}
     for text in args.learning_rate:
-        left, right = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05")
-        try:
-            tag, rate = int(left), float(right)
-        except ValueError:
-            raise UsageError(f"--learning-rate {text}: expected TAG=VALUE, two numbers, such as 0=0.05") from None
+        tag, rate = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float)
         if tag in rates:
             raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
         rates[tag] = rate
@@ -228,11 +226,13 @@ def check_sources(sources: Sequence[str]) -> None:
         raise UsageError("- (standard input) can be given only once")
 
 
-def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
-    left, equals, right = text.partition("=")
-    if not (left and equals and right):
-        raise UsageError(f"{flag} {text}: expected {form}")
-    return left, right
+def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Callable[[str], V]) -> tuple[K, V]:
+    """Return both sides of ``=``, parsed by ``key`` and ``value``. Raise UsageError for another form."""
+    left, _, right = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if left and right:
+            return key(left), value(right)
+    raise UsageError(f"{flag} {text}: expected {form}")
 
 
 def make_devices(wanted: int | None) -> Any:

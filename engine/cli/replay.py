@@ -10,13 +10,15 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.delta_options import add_delta_options, deltas_of, file_of_deltas
-from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
+from penstock.cli.distributed import add_options, is_first, joined, members_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
+    add_delta_options,
     add_machine_options,
     add_replay_gate_options,
     add_table_options,
+    deltas_of,
+    file_of_deltas,
 )
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
@@ -161,12 +163,11 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
-    if args.peers is not None:
-        return member_of(args, config, mesh)
+    create, restore = (Engine, Engine.restore) if args.peers is None else members_of(args.peers)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
+        return restore(args.checkpoint, mesh, args.threads, config=config, **gate)
+    engine = create(config, mesh, seed=args.seed, threads=args.threads, **gate)
     if args.init is not None:
         engine.read_tables(args.init)
     return engine

@@ -36,41 +36,25 @@ from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
-MB = 1 << 20
-# Flag → the field of Limits, the least and the default value, the unit, the help.
-LIMITS = {
-    "--max-calls": ("calls", 1, 256, "N", "at once (default 256)"),
-    "--max-connections": (
-        "connections",
-        1,
-        1024,
-        "N",
-        "at once; beyond it those without a call are closed (default 1024)",
-    ),
+SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
+LimitFlags = dict[str, tuple[str, int, str, str, str]]
+# Flag → the field of Limits, the least value, the unit, the help before and after the default.
+LIMITS: LimitFlags = {
+    "--max-calls": ("calls", 1, "N", "at once", ""),
+    "--max-connections": ("connections", 1, "N", "at once; beyond it those without a call are closed", ""),
     "--idle-timeout": (
         "idle_s",
         1,
-        300,
         "S",
-        "seconds that a connection may stay without a call (default 300; 10 before the first call)",
+        "seconds that a connection may stay without a call",
+        "; 10 before the first call",
     ),
-    "--max-message": ("message_bytes", 1, 64, "MB", "of one record batch (default 64)"),
-    "--max-queued-rows": (
-        "queued_rows",
-        1,
-        1 << 22,
-        "N",
-        "of frames that are not whole yet, of all producers (default 4194304)",
-    ),
-    "--queued-memory": ("queued_bytes", 1, 1024, "MB", "that such frames keep, of all producers (default 1024)"),
-    "--shared-memory": (
-        "memory_bytes",
-        0,
-        256,
-        "MB",
-        "for producers on this machine, 16 for each (default 256; 0: none)",
-    ),
+    "--max-message": ("message_bytes", 1, "MB", "of one record batch", ""),
+    "--max-queued-rows": ("queued_rows", 1, "N", "of frames that are not whole yet, of all producers", ""),
+    "--queued-memory": ("queued_bytes", 1, "MB", "that such frames keep, of all producers", ""),
+    "--shared-memory": ("memory_bytes", 0, "MB", "for producers on this machine, 16 for each", "; 0: none"),
 }
+DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", 1, "MB", "of deltas kept for readers", "")}
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -120,9 +104,7 @@ def _add_saving(command: Parser) -> None:
         metavar="N",
         help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
     )
-    saving.add_argument(
-        "--delta-memory", type=whole(1), default=256, metavar="MB", help="of deltas kept for readers (default 256)"
-    )
+    _add_limit_flags(saving, DELTA_MEMORY)
 
 
 def _add_access(command: Parser) -> None:
@@ -137,11 +119,17 @@ def _add_access(command: Parser) -> None:
 
 def _add_limits(command: Parser) -> None:
     limits = command.add_argument_group("limits")
-    for flag, (_, least, default, unit, text) in LIMITS.items():
-        limits.add_argument(flag, type=whole(least), default=default, metavar=unit, help=text)
+    _add_limit_flags(limits, LIMITS)
     limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
     )
+
+
+def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
+    for flag, (field, least, unit, before, after) in flags.items():
+        default = int(getattr(Limits, field)) // SCALES[unit]
+        text = f"{before} (default {default}{after})"
+        group.add_argument(flag, type=whole(least), default=default, metavar=unit, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -218,8 +206,7 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    values = {
-        field: getattr(args, flag[2:].replace("-", "_")) * (MB if unit == "MB" else 1)
-        for flag, (field, _, _, unit, _) in LIMITS.items()
-    }
-    return Limits(delta_bytes=args.delta_memory * MB, **values)
+    flags = (LIMITS | DELTA_MEMORY).items()
+    return Limits(
+        **{field: getattr(args, flag[2:].replace("-", "_")) * SCALES[unit] for flag, (field, _, unit, *_) in flags}
+    )

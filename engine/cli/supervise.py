@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
 def supervised(job: Job, most_restarts: int) -> int:
     """Run a job, restart it until it finishes or ``most_restarts`` is exceeded, and return its exit code."""
-    restarts, commit = 0, job.newest_commit()
+    restarts, commit = 0, newest_commit(job.checkpoint)
     while True:
         code, why = job.run(again=restarts > 0)
-        if code != LOST or job.stopping:
-            return interrupts.INTERRUPTED if job.stopping and code == LOST else code
-        before, commit = commit, job.newest_commit()
+        if code != LOST or interrupts.arrived():
+            return interrupts.INTERRUPTED if interrupts.arrived() and code == LOST else code
+        before, commit = commit, newest_commit(job.checkpoint)
         restarts = 1 if commit > before else restarts + 1
         if restarts > most_restarts:
             say_error(f"{why}; given up after {most_restarts} restarts without a new commit")
@@ -92,20 +92,12 @@ class Job:
             raise UsageError("supervise: standard input cannot be read again after a restart; give files")
         if any(word.partition("=")[0] in FLAGS for word in words):
             raise UsageError("supervise: says --distributed and its flags itself; leave them out")
-        self._words, self._count, self._checkpoint = list(words), count, args.checkpoint
+        self._words, self._count, self.checkpoint = list(words), count, args.checkpoint
         self._resumes = args.resume
         if args.threads is None and count > 1:
             self._words += ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
         self._running: list[subprocess.Popen[bytes]] = []
         self._passed_on: signal.Signals | None = None
-
-    @property
-    def stopping(self) -> bool:
-        """Whether a signal requests the end."""
-        return interrupts.arrived()
-
-    def newest_commit(self) -> int:
-        return newest_commit(self._checkpoint)
 
     def run(self, again: bool) -> tuple[int, str]:
         """Start all processes and wait for them. Return the exit code and, for LOST, which process ended and how."""
@@ -120,7 +112,7 @@ class Job:
     def pause(self, seconds: float) -> None:
         """Wait before the next start, or until a signal arrives."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.stopping:
+        while time.monotonic() < until and not interrupts.arrived():
             time.sleep(TICK_S)
 
     def _pass_on(self) -> None:

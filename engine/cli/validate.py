@@ -166,16 +166,8 @@ class SourceCheck:
 
     def to_dict(self) -> dict[str, Any]:
         counters = self.counters
-        return {
-            "source": self.source,
-            "rows": counters.rows,
-            "frames": counters.frames,
-            "stale": counters.stale,
-            "stale_rows": counters.stale_rows,
-            "truncated": counters.truncated,
-            "bad_rows": dict(counters.dropped),
-            "errors": self.errors,
-        }
+        numbers = {name: getattr(counters, name) for name in ("rows", "frames", "stale", "stale_rows", "truncated")}
+        return {"source": self.source, **numbers, "bad_rows": dict(counters.dropped), "errors": self.errors}
 
 
 def walk(

@@ -69,11 +69,7 @@ class EmbeddingConfig(MessageView):
         message, scan = text_format.read(path)
         config = cls(message, scan=scan)
         findings = config.lint()
-        try:
-            validate(message)
-        except ConfigError:
-            return None, findings
-        return config, findings
+        return (None if any(finding.code < "PS1" for finding in findings) else config), findings
 
     @classmethod
     def from_proto(cls, message: Message) -> EmbeddingConfig:
@@ -123,12 +119,16 @@ class EmbeddingConfig(MessageView):
         are written back to the TableConfigs, and callable learning rates become dynamic tags.
         Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
-        batch_size = _one_of("batch_size", batch_size, "per_replica_batch_size", per_replica_batch_size)
+        batch = per_replica_batch_size if batch_size is None else batch_size
+        if per_replica_batch_size not in (None, batch):
+            raise ConfigError(
+                f"batch_size is {batch_size}, but per_replica_batch_size {per_replica_batch_size}; give one of them"
+            )
         replicas = num_replicas if num_replicas_in_sync is None else num_replicas_in_sync
         if num_replicas not in (1, replicas):
             raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
         strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
-        message, part = build_features(feature_config, optimizer, batch_size, per_replica_input_shapes, strategy)
+        message, part = build_features(feature_config, optimizer, batch, per_replica_input_shapes, strategy)
         write_gate(message, num_required, reduction)
         return cls(message, part)
 
@@ -248,10 +248,3 @@ class EmbeddingConfig(MessageView):
     def __repr__(self) -> str:
         tables = ", ".join(f"{name} {rows}x{dim}" for name, (rows, dim) in self.sizes.items())
         return f"EmbeddingConfig({tables})"
-
-
-def _one_of(name: str, value: int | None, other: str, other_value: int | None) -> int | None:
-    """Return the value given under either of two names. Raise ConfigError if they disagree."""
-    if value is not None and other_value is not None and value != other_value:
-        raise ConfigError(f"{name} is {value}, but {other} {other_value}; give one of them")
-    return other_value if value is None else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,16 +134,12 @@ def flatten_like(structure: Any, values: Any) -> list[Any]:
     return [leaf for child, value in zip(inside, given, strict=True) for leaf in flatten_like(child, value)]
 
 
-def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+def pack(structure: Any, leaves: Iterable[Any]) -> Any:
     """Return ``leaves``, in the order of ``flatten``, nested like ``structure``."""
-    return _pack(structure, iter(leaves))
-
-
-def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
-    inside = children(structure)
+    inside, remaining = children(structure), iter(leaves)
     if inside is None:
-        return next(leaves)
-    packed = [_pack(child, leaves) for child in inside]
+        return next(remaining)
+    packed = [pack(child, remaining) for child in inside]
     if isinstance(structure, Mapping):
         by_key = dict(zip(sorted(structure), packed, strict=True))
         return {key: by_key[key] for key in structure}
