@@ -64,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
             out.say(name)
         out.result({"cases": names if args.sources else list(cases.CASES)})
         return 0
-    wanted, slow = peers.chosen(args.peers)
-    absent = peers.missing(wanted)
+    chosen, slow = peers.chosen(args.peers)
+    absent = peers.missing(chosen)
     plan = runner.Plan(
         cases=names,
         threads=threads_of(args.threads),
         rounds=args.rounds or (SHORT_ROUNDS if args.short else ROUNDS),
         sizes=sizes_of(args),
-        peers=[name for name in wanted if name not in absent],
+        peers=[name for name in chosen if name not in absent],
         slow=slow,
         told=lambda result: say_run(out, result),
     )
@@ -179,8 +179,8 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
         limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the memory's limit" if "limit_ms" in run else ""
         out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
         for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
-            beside = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
-            out.say(f"    {name:28} {spread(side)}  {beside}")
+            ratio = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
+            out.say(f"    {name:28} {spread(side)}  {ratio}")
     for name, problem in run["failed"].items():
         out.say(f"    {title}, {threads}: {name} FAILED, not timed: {problem}")
 

@@ -59,14 +59,14 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
 
 def check_flags(args: argparse.Namespace) -> None:
     """Raise UsageError if the flags exclude or lack each other, or a value is invalid."""
-    given = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in FLAGS[1:]}
-    missing = [flag for flag, value in given.items() if value is None]
+    values = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in FLAGS[1:]}
+    missing = [flag for flag, value in values.items() if value is None]
     if not args.distributed:
-        if len(missing) < len(given):
-            raise UsageError(f"{next(flag for flag in given if flag not in missing)}: needs --distributed")
+        if len(missing) < len(values):
+            raise UsageError(f"{next(flag for flag in values if flag not in missing)}: needs --distributed")
         return
-    if missing and len(missing) < len(given):
-        raise UsageError(f"--distributed: also give {missing[0]}, or none of {', '.join(given)}")
+    if missing and len(missing) < len(values):
+        raise UsageError(f"--distributed: also give {missing[0]}, or none of {', '.join(values)}")
     if not missing and args.process_id >= args.processes:
         raise UsageError(
             f"--process-id {args.process_id}: of {args.processes} processes the last is {args.processes - 1}"

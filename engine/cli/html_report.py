@@ -58,8 +58,8 @@ def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f"<th>{html.escape(cell)}" for cell in head)
-    made = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+    cells = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
+    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def run_sections(

@@ -70,14 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def answer(words: list[str], at_once: threading.Event) -> int:
+def answer(argv: list[str], at_once: threading.Event) -> int:
     """Run one command, report its error if it fails, and return the exit code.
 
     at_once : set to request an exit that waits for no thread: gRPC would wait forever for callers that stay connected
     """
-    as_json = "--json" in words
+    as_json = "--json" in argv
     try:
-        return run(words, at_once)
+        return run(argv, at_once)
     except KeyboardInterrupt as stop:
         return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
     except Exception as error:
@@ -91,10 +91,10 @@ def answer(words: list[str], at_once: threading.Event) -> int:
         drop_dead_streams()
 
 
-def run(words: list[str], at_once: threading.Event) -> int:
+def run(argv: list[str], at_once: threading.Event) -> int:
     """Run the command and return its exit code. Errors propagate as exceptions."""
     try:
-        args = parse(parser(words), words)
+        args = parse(parser(argv), argv)
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
@@ -141,15 +141,15 @@ def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def parser(words: Sequence[str] | None = None) -> Parser:
-    """Return the command-line parser. words : the arguments; only commands among them are loaded; None loads all"""
+def parser(argv: Sequence[str] | None = None) -> Parser:
+    """Return the command-line parser. argv : the arguments; only commands among them are loaded; None loads all"""
     top = Parser(
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in COMMANDS.items():
-        if words is None or name in words:
+        if argv is None or name in argv:
             importlib.import_module(f"penstock.cli.{name}").add(commands)
         else:
             commands.add_parser(name, help=summary)

@@ -56,13 +56,13 @@ class Watching:
     def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
         self._engine = engine
         self._addresses = {
-            flag: address_of(given, f"--{flag}") for flag in ("ui", "metrics") if (given := getattr(args, flag))
+            flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))
         }
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
-        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
-        self.title = " ".join(map(str, ["penstock", args.command, *words]))
+        arguments = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
+        self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
         self._metrics: Metrics | None = None
         if self._addresses or self._path or self._report:
@@ -95,7 +95,7 @@ class Watching:
         if self._path is not None:
             self._write()
 
-    def beside(self, progress: Progress) -> Progress:
+    def then_tick(self, progress: Progress) -> Progress:
         """Return a progress callback that calls ``progress`` and then ``tick``."""
         if self._path is None:
             return progress

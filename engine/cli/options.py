@@ -55,16 +55,16 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
 
-def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse ``words``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
-    first = next((word for word in words if not word.startswith("-")), None)
-    before = words[: words.index(first)] if first is not None else words
+def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse ``argv``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    before = argv[: argv.index(first)] if first is not None else argv
     for word in before:
         if word.startswith("-") and word not in top.flags():
             top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
         top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
-    args, rest = top.parse_known_args(words)
+    args, rest = top.parse_known_args(argv)
     if args.command is None:
         top.error(f"give a command: {', '.join(top.commands)}")
     command = top.commands[args.command]
@@ -79,15 +79,15 @@ def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _near(flag: str, known: list[str]) -> str:
+def _near(flag: str, candidates: list[str]) -> str:
     """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
-    begin = [k for k in known if k.startswith(flag) and flag.strip("-")]
-    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in known])]
+    begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
+    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in candidates])]
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _near_word(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
+def _near_word(word: str, candidates: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(candidates), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -235,8 +235,8 @@ def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Calla
     raise UsageError(f"{flag} {text}: expected {form}")
 
 
-def make_devices(wanted: int | None) -> Any:
-    """Return a mesh of the first ``wanted`` devices. On a CPU, create that many host devices (default 1).
+def make_devices(count: int | None) -> Any:
+    """Return a mesh of the first ``count`` devices. On a CPU, create that many host devices (default 1).
 
     Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use.
     """
@@ -244,7 +244,7 @@ def make_devices(wanted: int | None) -> Any:
     import numpy as np
     from jax.sharding import Mesh
 
-    set_cpu_devices(wanted)
+    set_cpu_devices(count)
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
@@ -253,21 +253,21 @@ def make_devices(wanted: int | None) -> Any:
             problem = f"JAX_PLATFORMS is '{platforms}' and there is no such device here: unset it, or set it to cpu"
             raise UsageError(problem) from error
         raise UsageError(f"jax finds no device: {error}") from error
-    if wanted is not None and wanted > len(devices):
+    if count is not None and count > len(devices):
         kind = devices[0].platform.upper()
         why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
-        raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here{why}")
-    return Mesh(np.asarray(devices[:wanted]), ("shard",))
+        raise UsageError(f"--devices {count}: there are {len(devices)} {kind} devices here{why}")
+    return Mesh(np.asarray(devices[:count]), ("shard",))
 
 
-def set_cpu_devices(wanted: int | None) -> None:
-    """Make jax create ``wanted`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
+def set_cpu_devices(count: int | None) -> None:
+    """Make jax create ``count`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
     import jax
 
     # A device count in the environment is the user's decision, and jax refuses two settings.
     forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
     settings: Any = jax.config  # its fields are created at run time
-    if not forced and settings.jax_num_cpu_devices < (wanted or 1):
+    if not forced and settings.jax_num_cpu_devices < (count or 1):
         # jax refuses this once it is initialized (a program called main); make_devices then counts its devices.
         with contextlib.suppress(RuntimeError):
-            settings.update("jax_num_cpu_devices", wanted or 1)
+            settings.update("jax_num_cpu_devices", count or 1)

@@ -104,7 +104,7 @@ def replay(args: argparse.Namespace) -> int:
                 args.sources,
                 columns=columns,
                 learning_rates=rates,
-                progress=watching.beside(progress),
+                progress=watching.then_tick(progress),
                 **{flag: getattr(args, flag) for flag in RUN_FLAGS},
                 **deltas,
             )

@@ -67,8 +67,8 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
-        told = several(config.num_tags, "dynamic learning rate")
-        out.say(f"{args.config}: {several(len(config.table_names), 'table')}, {told}")
+        rates_text = several(config.num_tags, "dynamic learning rate")
+        out.say(f"{args.config}: {several(len(config.table_names), 'table')}, {rates_text}")
     for finding in findings:
         place = finding.where if finding.line is None else f"line {finding.line}, {finding.where}"
         out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")

@@ -47,18 +47,18 @@ class FeatureConfig:
             raise ConfigError(f"validate_weights_and_indices must be a bool, got {got!r}")
 
 
-def shape_of(given: Any) -> Shape | None:
+def shape_of(shape: Any) -> Shape | None:
     """Return a shape as TensorFlow's TensorShape reads it, from None (unknown rank), an int, or ints and None.
 
     Raise TypeError for another value, ConfigError for a negative dim.
     """
-    if given is None or (hasattr(given, "rank") and given.rank is None):
+    if shape is None or (hasattr(shape, "rank") and shape.rank is None):
         return None
     try:
-        dims = tuple(given)
+        dims = tuple(shape)
     except TypeError:
-        dims = (given,)
-    return tuple(_dim(dim, given) for dim in dims)
+        dims = (shape,)
+    return tuple(_dim(dim, shape) for dim in dims)
 
 
 def _dim(dim: Any, shape: Any) -> int | None:
@@ -126,12 +126,12 @@ def flatten_like(structure: Any, values: Any) -> list[Any]:
     inside = children(structure)
     if inside is None:
         return [values]
-    given = children(values)
-    if given is None or len(given) != len(inside):
+    entries = children(values)
+    if entries is None or len(entries) != len(inside):
         raise ConfigError(
             f"per_replica_input_shapes must be nested like the features: expected {len(inside)} entries, got {values!r}"
         )
-    return [leaf for child, value in zip(inside, given, strict=True) for leaf in flatten_like(child, value)]
+    return [leaf for child, value in zip(inside, entries, strict=True) for leaf in flatten_like(child, value)]
 
 
 def pack(structure: Any, leaves: Iterable[Any]) -> Any:
@@ -187,14 +187,14 @@ def _from_input(feature: FeatureConfig, shape: Shape | None) -> Shape:
 
 
 def _checked(path: str, feature: FeatureConfig, incoming: Shape | None) -> Shape:
-    who = f"feature '{path}'"
+    name = f"feature '{path}'"
     own = feature.output_shape
     if own is not None and incoming is not None and not _agree(own, incoming):
-        raise ConfigError(f"{who}: output_shape is {list(own)}, but its input gives {list(incoming)}")
+        raise ConfigError(f"{name}: output_shape is {list(own)}, but its input gives {list(incoming)}")
     shape = incoming if own is None else own
     if shape is None or None in shape:
         raise ConfigError(
-            f"{who}: its shape is not fully known ({'unknown' if shape is None else list(shape)}); give batch_size, "
+            f"{name}: its shape is not fully known ({'unknown' if shape is None else list(shape)}); give batch_size, "
             "per_replica_input_shapes, or an output_shape without None"
         )
     return shape

@@ -119,9 +119,9 @@ def about_parameters(table: TableMessage) -> Subject:
     return Subject(f"table_descriptor[{table.index}].optimization_parameters", f"table '{table.name}'")
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` if ``name`` resembles one of ``known``, else a list of them."""
-    names = sorted(set(known))
+def near(name: str, candidates: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?`` if ``name`` resembles one of ``candidates``, else a list of them."""
+    names = sorted(set(candidates))
     close = difflib.get_close_matches(name, names, n=2)
     if close:
         return "did you mean " + " or ".join(f"'{n}'" for n in close) + "?"

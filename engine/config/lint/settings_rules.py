@@ -96,8 +96,8 @@ def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
     names = Counter(feature.name for feature in features)
     seen: set[str | int] = set()
     for index, settings in enumerate(message.feature):
-        who, key, problem = _feature_of(settings, names, len(features))
-        about = Subject(f"feature[{index}]", who)
+        name, key, problem = _feature_of(settings, names, len(features))
+        about = Subject(f"feature[{index}]", name)
         if problem is not None:
             yield about.finding("PS015", "", *problem)
             continue
@@ -115,15 +115,15 @@ def _feature_of(
 ) -> tuple[str, str | int, tuple[str, str] | None]:
     """Return the feature of the settings, a key to detect duplicates, and (problem, fix) if there is none."""
     if settings.HasField("feature_id"):
-        who, problem = f"settings of feature_id {settings.feature_id}", None
+        name, problem = f"settings of feature_id {settings.feature_id}", None
         if settings.name:
             problem = (f"has the name '{settings.name}' too", "give one of the two")
         elif not 0 <= settings.feature_id < number:
             problem = ("there is no such feature", f"use one of 0 to {number - 1}")
-        return who, settings.feature_id, problem
-    who, problem = f"settings of feature '{settings.name}'", None
+        return name, settings.feature_id, problem
+    name, problem = f"settings of feature '{settings.name}'", None
     if not settings.name or settings.name not in names:
         problem = ("no feature has that name", near(settings.name, filter(None, names)))
     elif names[settings.name] > 1:
         problem = ("several features have that name", "name them apart, or say feature_id")
-    return who, settings.name, problem
+    return name, settings.name, problem

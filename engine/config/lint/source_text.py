@@ -92,8 +92,8 @@ class _Scanner:
         counts: dict[str, int] = {}
         while self.peek() not in ("", "}", ">"):
             name, line = self.take()
-            known = kind.fields_by_name.get(name) if kind is not None else None
-            inner = known.message_type if known is not None else None
+            descriptor = kind.fields_by_name.get(name) if kind is not None else None
+            inner = descriptor.message_type if descriptor is not None else None
             if self.peek() == ":":
                 self.take()
             in_list = self.peek() == "["
@@ -101,7 +101,7 @@ class _Scanner:
                 self.take()
             while self.peek() not in ("", "]") if in_list else True:
                 path = prefix + name
-                if known is not None and known.is_repeated:
+                if descriptor is not None and descriptor.is_repeated:
                     path += f"[{counts.get(name, 0)}]"
                     counts[name] = counts.get(name, 0) + 1
                     self.found.lines.setdefault(prefix + name, line)

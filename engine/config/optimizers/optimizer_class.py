@@ -111,9 +111,9 @@ class Optimizer:
         if clipvalue is not None and not self.use_gradient_accumulation:
             raise ConfigError("clipvalue needs use_gradient_accumulation=True: gradients are clipped after their sum")
         self.clip_gradient_min, self.clip_gradient_max = _gradient_limits(clipvalue)
-        made = self.slot_variable_creation_fn
-        if made is not None and not callable(made):
-            raise ConfigError(f"slot_variable_creation_fn must be callable or None, got {made!r}")
+        create_slot = self.slot_variable_creation_fn
+        if create_slot is not None and not callable(create_slot):
+            raise ConfigError(f"slot_variable_creation_fn must be callable or None, got {create_slot!r}")
         for name, allowed in self.limits.items():
             allowed.check(name, getattr(self, name))
         if self.non_lazy and not self.use_gradient_accumulation:

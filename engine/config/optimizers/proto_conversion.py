@@ -107,7 +107,7 @@ def _read_common(optimizer: Optimizer, table: TableMessage, learning_rate: Learn
 _SLOT = re.compile(r"Slot_(\d+)")
 
 
-def _in_slot_order(given: Mapping[str, float]) -> tuple[float, ...]:
+def _in_slot_order(starts: Mapping[str, float]) -> tuple[float, ...]:
     """Return the initial values of Slot_0, Slot_1, … in order."""
-    numbered = [(int(match[1]), value) for name, value in given.items() if (match := _SLOT.fullmatch(name))]
+    numbered = [(int(match[1]), value) for name, value in starts.items() if (match := _SLOT.fullmatch(name))]
     return tuple(value for _, value in sorted(numbered))
