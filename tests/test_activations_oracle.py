@@ -110,7 +110,7 @@ def receive(engine, wanted, configuration, batch):
         ours = np.asarray(got[feature.name])
         assert (ours.dtype, ours.shape) == (np.float32, total.shape)
         whole = size < 3e38  # beyond, a partial sum may be infinite in float32
-        assert (np.abs(ours - total) <= 8 * 2.0**-24 * size + 1e-40)[whole].all(), feature
+        assert (np.abs(ours[whole] - total[whole]) <= 8 * 2.0**-24 * size[whole] + 1e-40).all(), feature
     assert dedup.truncated == truncated
     return Received(wanted.global_step, looked, dedup)
 
