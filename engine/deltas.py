@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.dirty_rows import TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
-from penstock.touched_rows import TouchedRows
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -48,11 +48,6 @@ class DeltaOptions:
     per_steps: int | None = None
     per_rows: int | None = None
     per_seconds: float | None = None
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> DeltaOptions:
-        """Return the options among the arguments of a call."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def check_unused(self, default: DeltaOptions) -> None:
         """Raise UsageError for the first option that differs from the default, for a run without deltas."""
@@ -90,7 +85,7 @@ class Deltas(StepObserver):
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
             self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
-            core.observe(self, weakly=True)
+            core.observe(self)
 
     @property
     def schema(self) -> pa.Schema:

@@ -148,7 +148,7 @@ class Probe:
                     self.norms[name] = norm
             self._rows = {}
 
-    def took(self, frame: Frame) -> None:
+    def sample_ids(self, frame: Frame) -> None:
         if not self._for_ids.may():
             return
         with self._for_ids.look():

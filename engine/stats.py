@@ -236,7 +236,7 @@ def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
     counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
 
 
-def told(counts: Mapping[Contributor, int], most: int = 8) -> str:
+def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
     """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
     largest = sorted(counts.items(), key=lambda of: -of[1])
     text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.core import StepObserver
 from penstock.frames import Frame
@@ -18,7 +18,6 @@ from penstock.gate import Gate
 from penstock.sampling import KnownAs, Probe, Read, Stepped
 from penstock.stats import Counters
 
-T = TypeVar("T")
 log = logging.getLogger("penstock")
 log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints warnings to stderr
 
@@ -92,9 +91,9 @@ class Telemetry(StepObserver):
         self.ended_s = self.clock()
         share = self.share()
         self.share = lambda: share  # a reference to the reader would keep its files mapped
-        told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
+        counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if of else logging.INFO
-        log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})
+        log.log(level, message, *of, extra={"penstock": counted | {"seconds": self.seconds}})
 
     @property
     def seconds(self) -> float:
@@ -103,24 +102,9 @@ class Telemetry(StepObserver):
             return 0.0
         return (self.clock() if self.ended_s is None else self.ended_s) - self.started_s
 
-    def reading(self, frames: Iterator[T]) -> Iterator[T]:
-        """Yield the frames, and count the wait for them as the stage "read"."""
-        while True:
-            started = self.clock()
-            try:
-                frame = next(frames)
-            except StopIteration:
-                return
-            finally:
-                self.stage_s["read"] += self.clock() - started
-            yield frame
-
-    def applying(self) -> AbstractContextManager[Any]:
-        """Return a context that counts its time as the stage "sum", without the time of steps and saving."""
-        return _Timed(self, "sum", ("step", "save"))
-
-    def saving(self) -> AbstractContextManager[Any]:
-        return _Timed(self, "save")
+    def timed(self, stage: str) -> AbstractContextManager[Any]:
+        """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
+        return _Timed(self, stage, ("step", "save") if stage == "sum" else ())
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:
@@ -151,10 +135,10 @@ class Telemetry(StepObserver):
         if span is not None:
             span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
-    def took(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
+    def sample(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
         """Sample a frame of a run after it was admitted or dropped as stale."""
         if self.probe is not None:
-            self.probe.took(frame)
+            self.probe.sample_ids(frame)
             self.probe.note(self.seconds, self.counters, gate, rates)
 
     @contextmanager
@@ -171,7 +155,7 @@ class _Timed:
 
     __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
 
-    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...] = ()) -> None:
+    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...]) -> None:
         self._watch, self._stage, self._others = watch, stage, others
 
     def __enter__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
+from penstock.validation import MASKED, is_masked
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

@@ -31,8 +31,8 @@ from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
-from penstock.masked_arrays import MASKED, is_masked
 from penstock.tables.combiners import Float32, Int64, Lookups, combine, not_finite
+from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 

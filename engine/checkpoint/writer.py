@@ -31,11 +31,11 @@ BACKGROUND_BYTES = 8 << 20
 AT_ONCE = 1 << 19
 
 
-class Late(NamedTuple):
-    """A record that is created when it is written. lent : whether its rows lie in the ring buffer"""
+class Queued(NamedTuple):
+    """A record to write. wait : waits for the copy of its rows, which lie in the ring buffer; None: there are none"""
 
-    record: Callable[[], Record]
-    lent: bool = False
+    record: Record
+    wait: Callable[[], object] | None = None
 
 
 class CommitWriter:
@@ -53,8 +53,7 @@ class CommitWriter:
     def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
         self._parent = next((file.digest for file in reversed(draft.files) if file.part == self.part), None)
-        begin = Record("begin", {"parent": self._parent})
-        self._records: deque[Late | None] = deque([Late(lambda: begin)])
+        self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
         self._ring = ring
         self._changed = threading.Condition()
         self._pace = Pace()
@@ -97,17 +96,18 @@ class CommitWriter:
                 self._pace.hurry()
                 self._changed.wait()
 
-    def put(self, record: Callable[[], Record], lent: bool = False) -> None:
-        """Add a record. record : called by the writing thread; may wait for a copy from a device"""
+    def put(self, record: Record, wait: Callable[[], object] | None = None) -> None:
+        """Add a record. wait : called by the writing thread if the rows of the record are in memory of ``room``, to
+        which they may still be copied from a device"""
         with self._changed:
             self._raise()
-            self._records.append(Late(record, lent))
+            self._records.append(Queued(record, wait))
         self._pace.tell()
 
     def close(self) -> None:
         """End the records. The commit completes in the background: ``result`` waits for it."""
         with self._changed:
-            self._records += [Late(lambda: Record("end")), None]
+            self._records += [Queued(Record("end")), None]
         self._pace.tell()
 
     def result(self) -> Commit:
@@ -166,11 +166,13 @@ class CommitWriter:
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
-        while (late := self._next()) is not None:
-            for piece in self._kept(late.record()).pieces():
+        while (queued := self._next()) is not None:
+            if queued.wait is not None:
+                queued.wait()
+            for piece in self._kept(queued.record).pieces():
                 for start in range(0, len(piece), AT_ONCE):
                     yield piece[start : start + AT_ONCE]
-            if late.lent:
+            if queued.wait is not None:
                 with self._changed:
                     self._ring.take_back()
                     self._changed.notify_all()
@@ -179,7 +181,7 @@ class CommitWriter:
         """Return a record in the form that is written."""
         return record
 
-    def _next(self) -> Late | None:
+    def _next(self) -> Queued | None:
         self._pace.wait_for(lambda: self._records or self._cancelled)
         if self._cancelled:
             raise InterruptedError("the commit was given up")

@@ -22,10 +22,10 @@ from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError, listed
 from penstock.frames import Coalesced, SummedArrays
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.masked_arrays import MASKED, is_masked
 from penstock.tables.initializers import truncated_normal, uniform
 from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
+from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     import jax
@@ -213,6 +213,11 @@ class TableSet:
                 raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {value.shape}")
             values[parts[key]] = value
         return where, values
+
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them"""
+        for part, rows in values.items():
+            self.table(name).write(ids, rows, part)
 
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""

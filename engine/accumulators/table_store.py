@@ -26,7 +26,8 @@ class TableStore:
     is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
         that the buffered frames have the same numbers in every process
 
-    accumulator : sums a frame's rows (``pyx.frame_accumulate``); ``end`` must follow
+    accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
+        and distinct ids, buffered ones included, that have entered since its ``start_counting``
     """
 
     def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
@@ -42,11 +43,6 @@ class TableStore:
         if not self.accumulates:
             self._whole += self._drained() or self._of_no_rows
 
-    @property
-    def vacant(self) -> bool:
-        """Whether the accumulator is empty, so that the next frame can be undone."""
-        return len(self.accumulator) == 0
-
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
         if self.accumulates:
@@ -58,33 +54,14 @@ class TableStore:
         return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
 
     @property
-    def num_rows(self) -> int:
-        """Gradient rows that have entered since ``start_counting``."""
-        return self.accumulator.num_rows
-
-    @property
-    def num_distinct(self) -> int:
-        """Distinct ids that have entered the gate since ``start_counting``, including those still buffered."""
-        return self.accumulator.num_distinct
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes buffered behind the gate."""
-        return self.accumulator.nbytes + self.nbytes_apart
-
-    @property
     def nbytes_apart(self) -> int:
         """Bytes of complete frames that are kept separate."""
         return sum([summed.nbytes for frame in self._whole for summed in frame.summed])
 
-    def start_counting(self) -> None:
-        """Reset the counts of the previous run. A buffered id counts again only if it arrives again."""
-        self.accumulator.start_counting()
-
     def get_state(self) -> dict[str, Array]:
         """Return copies of the buffered sums as arrays: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
         if self.accumulates:
-            states = [] if self.vacant else [self.accumulator.get_state()]
+            states = [self.accumulator.get_state()] if len(self.accumulator) else []
         else:
             states = [_joined(frame) for frame in self._whole]
         return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
@@ -99,7 +76,7 @@ class TableStore:
                 self.accumulator.set_state(held)
             else:
                 self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"]),)))
-        self.start_counting()
+        self.accumulator.start_counting()
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:
