@@ -12,21 +12,16 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.accumulators.table_store import TableStore
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, StateError, UsageError
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import Given, LearningRates
 from penstock.pipeline import BadRowsError, Pipeline
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Stepped = Mapping[str, Sequence[Coalesced]]
 REDUCTIONS = ("mean", "sum")
 

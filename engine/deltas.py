@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.checkpoint.dirty_rows import TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
+from penstock.frames import Int64
 from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
 from penstock.validation import whole
 
@@ -27,20 +27,10 @@ if TYPE_CHECKING:
 
     from penstock.config.specs import TableSpec
 
-Int64 = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaOptions:
-    """The contents of deltas, and how often one is emitted.
-
-    slots : names of slots to include next to the weights; True: all of them
-    op : add a column ``op``, "upsert" in every row
-    numbered : add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated, truncated or damaged
-        delta
-    per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first, with
-        the last value of every row that changed; none of them: one per step
-    """
+    """The contents of deltas, and how often one is emitted. ``Engine.run`` documents every option."""
 
     slots: bool | Sequence[str] = ()
     op: bool = False
@@ -102,9 +92,9 @@ class Deltas(StepObserver):
         return sum(touched.num_ids for touched in self._touched.values())
 
     @property
-    def num_times(self) -> int:
+    def num_changes(self) -> int:
         """Row changes since the last delta began; a row that two steps touched counts twice."""
-        return sum(touched.num_times for touched in self._touched.values())
+        return sum(touched.num_changes for touched in self._touched.values())
 
     def due(self) -> Iterator[pa.RecordBatch]:
         """Return the batches of the next delta if an interval is over; else none."""
@@ -191,7 +181,7 @@ class Deltas(StepObserver):
         step = self._core.global_step
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
-            or (self._rows is not None and self.num_times >= self._rows)
+            or (self._rows is not None and self.num_changes >= self._rows)
             or (self._seconds is not None and self._clock() - self._cut_s >= self._seconds)
         )
 

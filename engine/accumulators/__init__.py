@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,8 @@ from penstock.accumulators.gradient_checks import (
 )
 from penstock.accumulators.storage import DenseSums, SparseSums, sparse_sums
 from penstock.errors import InputError, StateError
+from penstock.frames import Array
 from penstock.stats import Contributor
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 class SparseGradient(NamedTuple):

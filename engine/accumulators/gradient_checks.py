@@ -13,13 +13,11 @@ import operator
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError, UsageError
+from penstock.frames import Array, Int64
 from penstock.validation import MASKED, is_masked
 
-Array: TypeAlias = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 # A declared shape: None if the rank is unknown; an unknown dim is None.
 Partial: TypeAlias = tuple[int | None, ...] | None
 DTYPES = ("float16", "float32", "float64")

@@ -8,16 +8,14 @@ action, so a failed allocation in NumPy leaves it unchanged.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.frames import Array, Int64
 from penstock.pyx.accumulator import Accumulator, divide
 from penstock.pyx.frame_accumulate import Intake
 
-Array: TypeAlias = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 State = dict[str, Array]
 
 

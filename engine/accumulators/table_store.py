@@ -7,15 +7,11 @@ every frame is coalesced and applied separately, in arrival order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.frames import Coalesced, SummedArrays
+from penstock.frames import Array, Coalesced, SummedArrays
 from penstock.pyx.accumulator import Accumulator
-
-Array = npt.NDArray[Any]
 
 
 class TableStore:
@@ -31,27 +27,23 @@ class TableStore:
     """
 
     def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
-        self.dim, self.accumulates = dim, accumulate
+        self.accumulates = accumulate
         self._mean = mean and accumulate
         self.accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
         self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
-        nothing = Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
-        self._of_no_rows = [nothing] if is_share else []
+        self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
 
     def end(self) -> None:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
-            self._whole += self._drained() or self._of_no_rows
+            self._whole += [Coalesced(self.accumulator.drain())] if len(self.accumulator) else self._of_no_rows
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
         if self.accumulates:
-            return self._drained()
+            return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
         whole, self._whole = self._whole, []
         return whole
-
-    def _drained(self) -> list[Coalesced]:
-        return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
 
     @property
     def nbytes_apart(self) -> int:

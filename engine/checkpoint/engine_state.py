@@ -24,13 +24,11 @@ from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
 from penstock.core import EngineCore
 from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
     import jax
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 
 
 class Session(Protocol):

@@ -13,16 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18

@@ -13,17 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.checkpoint.digests import DIGESTS, VERSION
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
+from penstock.frames import Float32
 from penstock.io.storage import atomic_files
-
-Float32 = npt.NDArray[np.float32]
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
 BACKGROUND_BYTES = 8 << 20

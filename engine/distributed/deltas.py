@@ -131,7 +131,7 @@ class SharedDeltas(Deltas):
             return super()._is_over()
         if self._core.global_step == self._cut_step:
             return False
-        told = self._peers.gather(f"what steps touched after {self._cut_step}", [super()._is_over(), self.num_times])
+        told = self._peers.gather(f"what steps touched after {self._cut_step}", [super()._is_over(), self.num_changes])
         enough = self._rows is not None and sum(times for _, times in told) >= self._rows
         return bool(told[0][0]) or enough
 

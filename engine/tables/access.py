@@ -8,16 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.core import EngineCore
+from penstock.frames import Float32
 from penstock.validation import place
 
 if TYPE_CHECKING:
     import jax
-
-Float32 = npt.NDArray[np.float32]
 
 
 class TableAccess:

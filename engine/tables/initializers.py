@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32
 
 # TensorFlow's truncated normal redraws values beyond two standard deviations. This one inverts the
 # distribution function: x = q*P(q²)/Q(q²) for |q| <= Φ(2) - ½ is within 4e-9 of the normal quantile
