@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from penstock.core import StepObserver
@@ -76,7 +76,7 @@ class Telemetry(StepObserver):
         self.started_s, self.ended_s = self.clock(), None
         log.info("run began")
         try:
-            with self._span("penstock.run"):
+            with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.run"):
                 yield
         except GeneratorExit:  # the consumer has dropped its deltas
             self._ended()
@@ -140,14 +140,6 @@ class Telemetry(StepObserver):
         if self.probe is not None:
             self.probe.sample_ids(frame)
             self.probe.note(self.seconds, self.counters, gate, rates)
-
-    @contextmanager
-    def _span(self, name: str) -> Iterator[None]:
-        if self.tracer is None:
-            yield
-        else:
-            with self.tracer.start_as_current_span(name):
-                yield
 
 
 class _Timed:

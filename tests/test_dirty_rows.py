@@ -10,6 +10,7 @@ from penstock.checkpoint.engine_state import rows_of
 from penstock.checkpoint.incremental import Contents, Saved, Saver
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
+from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
 from penstock.pyx import reference
 
@@ -141,10 +142,10 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
         elif isinstance(action, str) and action in ("advance", "idle"):
             saver.advance(idle=action == "idle")
         elif isinstance(action, str):
-            saver.before_any_change()
+            saver.before_load()
             table.values += 1
         else:
-            saver.before_step({"t": [action]})
+            saver.before_step({"t": [Coalesced((SummedArrays(action, np.zeros((len(action), 3))),))]})
             table.values[slice(None) if all_change else action] += 1
     saver.finish()
     saver.close()

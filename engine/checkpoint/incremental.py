@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
+from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
@@ -77,12 +79,13 @@ class Contents(NamedTuple):
     records: Sequence[Record]
 
 
-class Saver:
-    """Writes commits of some tables into a folder, and tracks the dirty rows since the last one.
+class Saver(StepObserver):
+    """Writes commits of some tables into a folder, and tracks the dirty rows since the last one, as an observer.
 
     describe : returns the rest of the state; called when a commit begins
     last : the newest commit, which the tables are equal to except for the dirty rows; None: there is none
     delta : whether the next commit may be a delta to it
+    timed : context manager around work that a step has to wait for
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
@@ -95,9 +98,10 @@ class Saver:
         describe: Callable[[], Contents],
         last: Commit | None = None,
         delta: bool = True,
+        timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.folder, self._tables, self._describe, self._clock = folder, tables, describe, clock
+        self.folder, self._tables, self._describe, self._timed, self._clock = folder, tables, describe, timed, clock
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
@@ -149,20 +153,22 @@ class Saver:
         """Return whether a commit can begin without waiting for one in flight."""
         return not self.is_busy
 
-    def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
-        """Mark rows as dirty before a step, and copy those that are pending. touched : table → lists of distinct ids"""
+    def before_step(self, coalesced: Stepped) -> None:
+        """Mark rows as dirty before a step, and copy those that are pending."""
         began = self._clock()
-        for name, saved in self._tables.items():
-            marks = self._marks[name]
-            if saved.all_change:
-                self._copy_all(name)
-                marks.change_all()
-            for ids in touched.get(name, ()):
-                self._put(name, marks.change(ids))
+        with self._timed():
+            for name, saved in self._tables.items():
+                marks = self._marks[name]
+                if saved.all_change:
+                    self._copy_all(name)
+                    marks.change_all()
+                for rows in coalesced.get(name, ()):
+                    for ids, _ in rows.parts:
+                        self._put(name, marks.change(ids))
         # ``advance`` need not copy these rows any more, so this time counts against its share.
         self._spent_s += self._clock() - began
 
-    def before_any_change(self) -> None:
+    def before_load(self) -> None:
         """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""
         for name, marks in self._marks.items():
             self._copy_all(name)
@@ -198,9 +204,9 @@ class Saver:
             self._spent_s += self._clock() - now
         # Last, so that the writer works between the steps.
         if idle:
-            self._writer.hurry()
+            self._writer.pace.hurry()
         else:
-            self._writer.allow(WRITING_SHARE * (now - self._advanced_s))
+            self._writer.pace.allow(WRITING_SHARE * (now - self._advanced_s))
         self._advanced_s = now
         if self._writer.done:
             self.finish()

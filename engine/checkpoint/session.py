@@ -15,7 +15,7 @@ from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.core import EngineCore, StepObserver, Stepped
+from penstock.core import EngineCore, StepObserver
 from penstock.errors import UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
@@ -62,20 +62,6 @@ class CheckpointSession(StepObserver):
         # Another configuration may initialize rows that no file contains differently: the next commit is then a base.
         same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
-
-    # ---- StepObserver
-
-    def before_step(self, coalesced: Stepped) -> None:
-        """Copy the rows that the commit in flight still needs, before the step changes them."""
-        if self._saver is not None:
-            with self._timed():
-                self._saver.before_step(
-                    {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
-                )
-
-    def before_load(self) -> None:
-        if self._saver is not None:
-            self._saver.before_any_change()
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
@@ -227,7 +213,12 @@ class CheckpointSession(StepObserver):
             self._descends[saver.folder.path.resolve()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, tables_to_save(self._core), self._described, last, delta)
+        saver = self._make_saver(folder, last, delta)
+        self._core.observe(saver)
+        return saver
+
+    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
 
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)

@@ -41,6 +41,8 @@ class CommitWriter:
     keep : number of commits to keep in the folder, with this one
     ring : memory for copies of rows that wait for the disk; nothing is lent at first
 
+    pace : throttles the writing thread
+
     If writing fails, the next call raises the error, and the folder is unchanged.
     """
 
@@ -52,7 +54,7 @@ class CommitWriter:
         self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
         self._ring = ring
         self._changed = threading.Condition()
-        self._pace = Pace()
+        self.pace = Pace()
         self._error: BaseException | None = None
         self._cancelled = False
         self.commit: Commit | None = None
@@ -74,14 +76,6 @@ class CommitWriter:
         """Return the most floats that ``room`` may be asked for at a time."""
         return self._ring.num_floats // 4
 
-    def hurry(self) -> None:
-        """Remove the throttle until the next ``allow``: no step runs that the writer could delay."""
-        self._pace.hurry()
-
-    def allow(self, seconds: float) -> None:
-        """Allow this much work, in seconds, before the next step."""
-        self._pace.allow(seconds)
-
     def room(self, num_floats: int) -> Float32:
         """Return float32 memory for the rows of the next record that is ``put``. Waits until there is room."""
         with self._changed:
@@ -89,7 +83,7 @@ class CommitWriter:
                 self._raise()
                 if (lent := self._ring.lend(num_floats)) is not None:
                     return lent
-                self._pace.hurry()
+                self.pace.hurry()
                 self._changed.wait()
 
     def put(self, record: Record, wait: Callable[[], object] | None = None) -> None:
@@ -98,17 +92,17 @@ class CommitWriter:
         with self._changed:
             self._raise()
             self._records.append(Queued(record, wait))
-        self._pace.tell()
+        self.pace.tell()
 
     def close(self) -> None:
         """End the records. The commit completes in the background: ``result`` waits for it."""
         with self._changed:
             self._records += [Queued(Record("end")), None]
-        self._pace.tell()
+        self.pace.tell()
 
     def result(self) -> Commit:
         """Wait for the commit and return it. Raises the error of the writing thread."""
-        self._pace.hurry()
+        self.pace.hurry()
         self._thread.join()
         self._raise()
         assert self.commit is not None
@@ -118,7 +112,7 @@ class CommitWriter:
         """Cancel the commit and remove its files, unless it is durable already."""
         with self._changed:
             self._cancelled = True
-        self._pace.hurry()
+        self.pace.hurry()
         self._thread.join()
 
     def _raise(self) -> None:
@@ -150,7 +144,7 @@ class CommitWriter:
                 num_bytes += len(piece)
                 file.write(piece)
                 file.write_along()
-                self._pace.worked(time.thread_time() - began)
+                self.pace.worked(time.thread_time() - began)
         return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
@@ -178,7 +172,7 @@ class CommitWriter:
         return record
 
     def _next(self) -> Queued | None:
-        self._pace.wait_for(lambda: self._records or self._cancelled)
+        self.pace.wait_for(lambda: self._records or self._cancelled)
         if self._cancelled:
             raise InterruptedError("the commit was given up")
         return self._records.popleft()

@@ -96,10 +96,11 @@ class SharedSaver(Saver):
         describe: Callable[[], Contents],
         last: Commit | None,
         delta: bool,
+        timed: Callable[[], AbstractContextManager[Any]],
         peers: Peers,
         shares: Mapping[str, Share],
     ) -> None:
-        super().__init__(folder, tables_to_save(core), describe, last, delta)
+        super().__init__(folder, tables_to_save(core), describe, last, delta, timed)
         self._peers, self._shares = peers, shares
         self._anybody_busy = False
 
@@ -170,8 +171,8 @@ class SharedCheckpointSession(CheckpointSession):
         """Only where everybody stops after this very frame."""
         return self._peers.all_raise(error) and super()._may_commit(run, error)
 
-    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return SharedSaver(folder, self._core, self._described, last, delta, self._peers, self._shares)
+    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return SharedSaver(folder, self._core, self._described, last, delta, self._timed, self._peers, self._shares)
 
 
 def part_of(peers: Peers, rank: int | None = None) -> str:
