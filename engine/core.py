@@ -17,7 +17,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame, Int64
 from penstock.gate import Gate
-from penstock.learning_rates import Given, LearningRates
+from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
@@ -159,7 +159,7 @@ class EngineCore:
             raise
         return self.push(frame.audited(), rates, counters)
 
-    def take_in(self, frame: Frame, learning_rates: Given) -> bool:
+    def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
         self.check_ready()
         rates = self._own_rates

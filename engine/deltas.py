@@ -60,11 +60,11 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
-    come_out_here = True  # False in the processes of a job that do not emit the deltas
+    emits = True  # False in the processes of a job that do not emit the deltas
 
-    def __init__(self, core: EngineCore, options: DeltaOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
-        self._core, self._clock = core, clock
+        self._core = core
         self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
@@ -74,7 +74,7 @@ class Deltas(StepObserver):
         self._touched = {name: TouchedRows(rows) for name, rows in self._sizes().items()}
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
-            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
+            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, time.monotonic()
             core.observe(self)
 
     @property
@@ -82,7 +82,7 @@ class Deltas(StepObserver):
         return self._form.schema
 
     @property
-    def is_clear(self) -> bool:
+    def fully_consumed(self) -> bool:
         """Whether every change was emitted and acknowledged, by the consumer's request for the next batch."""
         return not self.num_touched and self._delta is None
 
@@ -140,7 +140,7 @@ class Deltas(StepObserver):
 
     def _cut(self) -> None:
         """End the interval, and begin a delta if anything changed. The caller holds the gate's lock."""
-        self._cut_step, self._cut_s = self._core.global_step, self._clock()
+        self._cut_step, self._cut_s = self._core.global_step, time.monotonic()
         if blocks := self._taken():
             parent, self._parent = self._parent, self._core.changed_step
             self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
@@ -161,7 +161,7 @@ class Deltas(StepObserver):
     def before_load(self) -> None:
         """Read the rest of the current delta, before rows change."""
         if self._delta is not None:
-            self._delta.settle()
+            self._delta.materialize()
 
     def after_step(self, coalesced: Stepped) -> None:
         for name, several in coalesced.items():
@@ -182,7 +182,7 @@ class Deltas(StepObserver):
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
             or (self._rows is not None and self.num_changes >= self._rows)
-            or (self._seconds is not None and self._clock() - self._cut_s >= self._seconds)
+            or (self._seconds is not None and time.monotonic() - self._cut_s >= self._seconds)
         )
 
     def _read(self, block: Block) -> Piece:
@@ -222,7 +222,7 @@ class Delta:
         """Return the next batch. The delta must not be over."""
         return self._ready.popleft() if self._ready else self._make()
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Read the batches that were not consumed yet into memory."""
         while self._waiting:
             self._ready.append(self._make())

@@ -22,7 +22,7 @@ from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.learning_rates import Given
+from penstock.learning_rates import Rates
 from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Contributor, ProcessReport, Report
@@ -97,7 +97,7 @@ class Engine(TableAccess):
         columns: Mapping[str, str] | None = None,
         contribution_rows: int | None = None,
         merge: str | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         on_bad_row: str = "error",
         flush: bool = False,
         limit: int | None = None,
@@ -167,7 +167,7 @@ class Engine(TableAccess):
         columns: Mapping[str, str] | None = None,
         contribution_rows: int | None = None,
         merge: str | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         on_bad_row: str = "error",
         flush: bool = False,
         limit: int | None = None,
@@ -201,7 +201,7 @@ class Engine(TableAccess):
         self,
         gradients: Mapping[str, tuple[Any, Any]],
         local_step: int | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         contributor: Contributor = None,
     ) -> bool:
         """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
@@ -224,7 +224,7 @@ class Engine(TableAccess):
         return self._exchange.recv(features, weights)
 
     def send_gradients(
-        self, gradients: Any, learning_rates: Given = None, deduplication_data: DeduplicationData | None = None
+        self, gradients: Any, learning_rates: Rates = None, deduplication_data: DeduplicationData | None = None
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 

@@ -26,7 +26,7 @@ from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.learning_rates import Given, LearningRates
+from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import FrameGate
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
@@ -44,7 +44,7 @@ class RunOptions:
     columns: Mapping[str, str] | None = None
     contribution_rows: int | None = None
     merge: str | None = None
-    learning_rates: Given = None
+    learning_rates: Rates = None
     on_bad_row: str = "error"
     flush: bool = False
     limit: int | None = None
@@ -120,7 +120,7 @@ class SourceRun:
         """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
         deltas, core = self._deltas, self._core
         assert deltas is not None
-        if deltas.come_out_here:
+        if deltas.emits:
             place("deltas", target)
 
             def opened(committed: Mapping[str, Any] | None, is_counted: Callable[[], bool] | None) -> DeltaWriter:
@@ -174,7 +174,7 @@ class SourceRun:
             with core.gate.still() if self._writer is not None and saving.commits else nullcontext():
                 if self._deltas is not None:
                     yield from self._deltas.rest()
-                    if not self._deltas.is_clear:  # other threads stepped before the consumer's next request
+                    if not self._deltas.fully_consumed:  # other threads stepped before the consumer's next request
                         yield from self._deltas.rest()
                 saving.end()
         core.wait()
@@ -207,7 +207,7 @@ class SourceRun:
 
     def _may_commit(self) -> bool:
         """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""
-        return self._deltas is None or self._deltas.is_clear
+        return self._deltas is None or self._deltas.fully_consumed
 
     def _report(self) -> Report:
         seconds, core, counters = time.perf_counter() - self._started_s, self._core, self._counters

@@ -40,10 +40,8 @@ class Telemetry(StepObserver):
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(
-        self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
-    ) -> None:
-        self._read, self.clock, self._known_as = read, clock, known_as
+    def __init__(self, read: Read, known_as: KnownAs = lambda _, ids: ids) -> None:
+        self._read, self._known_as = read, known_as
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
         self.num_steps = 0
@@ -63,7 +61,7 @@ class Telemetry(StepObserver):
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
         if self.probe is None:
-            self.probe = Probe(self._read, self.clock, self._known_as)
+            self.probe = Probe(self._read, known_as=self._known_as)
 
     @contextmanager
     def run(
@@ -73,7 +71,7 @@ class Telemetry(StepObserver):
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
-        self.started_s, self.ended_s = self.clock(), None
+        self.started_s, self.ended_s = time.perf_counter(), None
         log.info("run began")
         try:
             with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.run"):
@@ -88,7 +86,7 @@ class Telemetry(StepObserver):
             self._ended()
 
     def _ended(self, message: str = "run ended", *of: Any) -> None:
-        self.ended_s = self.clock()
+        self.ended_s = time.perf_counter()
         share = self.share()
         self.share = lambda: share  # a reference to the reader would keep its files mapped
         counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
@@ -100,7 +98,7 @@ class Telemetry(StepObserver):
         """Duration of the current or last run."""
         if self.started_s is None:
             return 0.0
-        return (self.clock() if self.ended_s is None else self.ended_s) - self.started_s
+        return (time.perf_counter() if self.ended_s is None else self.ended_s) - self.started_s
 
     def timed(self, stage: str) -> AbstractContextManager[Any]:
         """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
@@ -109,14 +107,14 @@ class Telemetry(StepObserver):
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:
             self.probe.before(coalesced)
-        self._step_began_s = self.clock()
+        self._step_began_s = time.perf_counter()
         if self.tracer is not None:
             self._step_span = self.tracer.start_as_current_span("penstock.step")
             self._step_span.__enter__()
 
     def after_step(self, coalesced: Stepped) -> None:
         self._end_span(None)
-        seconds = self.clock() - self._step_began_s
+        seconds = time.perf_counter() - self._step_began_s
         self.num_steps += 1
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
@@ -152,10 +150,10 @@ class _Timed:
 
     def __enter__(self) -> None:
         self._outside_s = self._others_s()
-        self._started_s = self._watch.clock()
+        self._started_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        seconds = self._watch.clock() - self._started_s
+        seconds = time.perf_counter() - self._started_s
         self._watch.stage_s[self._stage] += seconds - (self._others_s() - self._outside_s)
 
     def _others_s(self) -> float:

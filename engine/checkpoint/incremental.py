@@ -99,9 +99,8 @@ class Saver(StepObserver):
         last: Commit | None = None,
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.folder, self._tables, self._describe, self._timed, self._clock = folder, tables, describe, timed, clock
+        self.folder, self._tables, self._describe, self._timed = folder, tables, describe, timed
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
@@ -155,7 +154,7 @@ class Saver(StepObserver):
 
     def before_step(self, coalesced: Stepped) -> None:
         """Mark rows as dirty before a step, and copy those that are pending."""
-        began = self._clock()
+        began = time.perf_counter()
         with self._timed():
             for name, saved in self._tables.items():
                 marks = self._marks[name]
@@ -166,7 +165,7 @@ class Saver(StepObserver):
                     for ids, _ in rows.parts:
                         self._put(name, marks.change(ids))
         # ``advance`` need not copy these rows any more, so this time counts against its share.
-        self._spent_s += self._clock() - began
+        self._spent_s += time.perf_counter() - began
 
     def before_load(self) -> None:
         """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""
@@ -184,7 +183,7 @@ class Saver(StepObserver):
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
         self._writer = self._new_writer(draft)
-        self._closed, self._spent_s, self._began_s = False, 0.0, self._clock()
+        self._closed, self._spent_s, self._began_s = False, 0.0, time.perf_counter()
         self._advanced_s = self._began_s
         for record in contents.records:
             self._writer.put(record)
@@ -196,12 +195,12 @@ class Saver(StepObserver):
         """
         if self._writer is None:
             return
-        now = self._clock()
+        now = time.perf_counter()
         if idle or self._spent_s <= SHARE * (now - self._began_s):
             for _ in range(BLOCKS_WHEN_IDLE if idle else 1):
                 if not self._closed and self._writer.has_room:
                     self._copy_next()
-            self._spent_s += self._clock() - now
+            self._spent_s += time.perf_counter() - now
         # Last, so that the writer works between the steps.
         if idle:
             self._writer.pace.hurry()
