@@ -7,6 +7,7 @@ from penstock.accumulators import (
 )
 from penstock.activations.coo import CooIds as CooIds
 from penstock.activations.deduplication import DeduplicationData as DeduplicationData
+from penstock.config.dynamic import Dynamic as Dynamic
 from penstock.config.embedding import EmbeddingConfig as EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig as EngineConfig
 from penstock.config.features import FeatureConfig as FeatureConfig

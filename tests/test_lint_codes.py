@@ -82,6 +82,8 @@ CASES = [
         "table[0].slot[0]",
     ),
     ("PS019", engine_text('feature { name: "f" combiner: "max" }', GOOD + FEATURE), "feature[0].combiner"),
+    ("PS021", engine_text('table { name: "a" dynamic { expire { clock: TIME } } }'), "table[0].dynamic"),
+    ("PS021", engine_text('table { name: "a" dynamic { admit { min_count: 0 } } }'), "table[0].dynamic"),
     ("PS020", engine_text("gate { num_required: 0 }"), "gate.num_required"),
     ("PS101", GOOD.replace("mode: TRAINING", ""), "mode"),
     ("PS102", GOOD.replace("TRAINING", "INFERENCE"), "mode"),
@@ -135,6 +137,11 @@ CASES = [
         "PS208",
         parameters("lion { use_non_lazy_lion: true } gradient_accumulation_status: DISABLED"),
         "…lion.use_non_lazy_lion",
+    ),
+    (
+        "PS218",
+        engine_text('table { name: "a" dynamic { } }', GOOD.replace("adagrad { }", ADAM % "use_non_lazy_adam: true")),
+        "…adam.use_non_lazy_adam",
     ),
     ("PS209", parameters("ftrl { allow_zero_accumulator: true }"), "…ftrl.allow_zero_accumulator"),
     (

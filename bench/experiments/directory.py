@@ -14,6 +14,7 @@ import argparse
 import mmap
 import sys
 import time
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def admissions(directory: Directory, keys, team: ThreadTeam, dim: int) -> None: 
         began = time.perf_counter()
         plan = Plan(directory, batch, clock=step, step=step, run=team.run)
         blocks = [slice(first, first + 4096) for first in range(0, len(batch), 4096)]
-        team.run([lambda at=at: draw(batch[at], key, True, 0.25, 0.0, out[at]) is None for at in blocks])  # type: ignore[misc]
+        tasks = [partial(draw, batch[at], key, True, 0.25, 0.0, out[at]) for at in blocks]
+        team.run([lambda task=task: task() is None for task in tasks])  # type: ignore[misc]
         plan.commit()
         rates.append(len(batch) / (time.perf_counter() - began))
     print(f"admissions with rows of dim {dim} on {team.threads} threads: {max(rates) / 1e6:.2f} M/s")

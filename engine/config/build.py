@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
+from penstock.config.dynamic import write_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
 from penstock.config.lint.source_text import numbers_of
 from penstock.config.optimizers import (
@@ -160,6 +161,8 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
             settings.slot.add(name=slot, initial_value=value)
     if dtype_name(table.dtype) == "int32":
         settings.storage_dtype = TableSettings.INT32
+    if table.dynamic is not None:
+        write_dynamic(settings, table.dynamic)
     if optimizer.parameters_field in OWN_OPTIMIZERS:
         getattr(settings, optimizer.parameters_field).SetInParent()
     return settings

@@ -155,8 +155,15 @@ class EmbeddingConfig(MessageView):
     def to_proto(self) -> TPUEmbeddingConfiguration:
         """Return TensorFlow's message unchanged, without initializers, initial slot values, combiners and the gate.
 
-        Raise ConfigError if that message cannot hold a table's optimizer: one of penstock's, or a Python program.
+        Raise ConfigError if that message cannot hold a table: a dynamic one, or one with an optimizer of penstock's or
+        a Python program.
         """
+        dynamic = next((settings.name for settings in self._message.table if settings.HasField("dynamic")), None)
+        if dynamic is not None:
+            raise ConfigError(
+                f"table '{dynamic}' is dynamic, which TensorFlow's message cannot hold; use to_engine_proto, or save, "
+                "which writes an EngineConfig"
+            )
         own = next((settings for settings in self._message.table if settings.WhichOneof("optimizer")), None)
         if own is not None:
             raise ConfigError(

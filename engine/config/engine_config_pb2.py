@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.config import tpu_embedding_configuration_pb2 as penstock_dot_config_dot_tpu__embedding__configuration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/config/engine_config.proto\x12\x08penstock\x1a\x31penstock/config/tpu_embedding_configuration.proto\"/\n\x0fTruncatedNormal\x12\x0c\n\x04mean\x18\x01 \x01(\x02\x12\x0e\n\x06stddev\x18\x02 \x01(\x02\"#\n\x07Uniform\x12\x0b\n\x03min\x18\x01 \x01(\x02\x12\x0b\n\x03max\x18\x02 \x01(\x02\"\x19\n\x08\x43onstant\x12\r\n\x05value\x18\x01 \x01(\x02\"\x17\n\x05RowId\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"\x1a\n\x18RowWiseAdagradParameters\"J\n\x0cSlotSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rinitial_value\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_initial_value\"\xcb\x03\n\rTableSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x10truncated_normal\x18\x02 \x01(\x0b\x32\x19.penstock.TruncatedNormalH\x00\x12$\n\x07uniform\x18\x03 \x01(\x0b\x32\x11.penstock.UniformH\x00\x12&\n\x08\x63onstant\x18\x04 \x01(\x0b\x32\x12.penstock.ConstantH\x00\x12!\n\x06row_id\x18\x07 \x01(\x0b\x32\x0f.penstock.RowIdH\x00\x12$\n\x04slot\x18\x05 \x03(\x0b\x32\x16.penstock.SlotSettings\x12;\n\rstorage_dtype\x18\x06 \x01(\x0e\x32$.penstock.TableSettings.StorageDtype\x12>\n\x10row_wise_adagrad\x18\x64 \x01(\x0b\x32\".penstock.RowWiseAdagradParametersH\x01\"E\n\x0cStorageDtype\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\t\n\x05INT32\x10\x03\x42\r\n\x0binitializerB\x0b\n\toptimizer\"v\n\x0f\x46\x65\x61tureSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x63ombiner\x18\x02 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x03 \x01(\x05\x12\x17\n\nfeature_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_feature_id\"\xa0\x01\n\x0cGateSettings\x12\x19\n\x0cnum_required\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x33\n\treduction\x18\x02 \x01(\x0e\x32 .penstock.GateSettings.Reduction\"/\n\tReduction\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x08\n\x04MEAN\x10\x01\x12\x07\n\x03SUM\x10\x02\x42\x0f\n\r_num_required\"\xda\x01\n\x0c\x45ngineConfig\x12M\n\x1btpu_embedding_configuration\x18\xe9\x07 \x01(\x0b\x32\'.penstock.tpu.TPUEmbeddingConfiguration\x12\'\n\x05table\x18\xea\x07 \x03(\x0b\x32\x17.penstock.TableSettings\x12+\n\x07\x66\x65\x61ture\x18\xeb\x07 \x03(\x0b\x32\x19.penstock.FeatureSettings\x12%\n\x04gate\x18\xec\x07 \x01(\x0b\x32\x16.penstock.GateSettingsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#penstock/config/engine_config.proto\x12\x08penstock\x1a\x31penstock/config/tpu_embedding_configuration.proto\"/\n\x0fTruncatedNormal\x12\x0c\n\x04mean\x18\x01 \x01(\x02\x12\x0e\n\x06stddev\x18\x02 \x01(\x02\"#\n\x07Uniform\x12\x0b\n\x03min\x18\x01 \x01(\x02\x12\x0b\n\x03max\x18\x02 \x01(\x02\"\x19\n\x08\x43onstant\x12\r\n\x05value\x18\x01 \x01(\x02\"\x17\n\x05RowId\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"\x1a\n\x18RowWiseAdagradParameters\"J\n\x0cSlotSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\rinitial_value\x18\x02 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_initial_value\"\xf3\x06\n\x0f\x44ynamicSettings\x12\x33\n\x08key_type\x18\x01 \x01(\x0e\x32!.penstock.DynamicSettings.KeyType\x12.\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x1f.penstock.DynamicSettings.Admit\x12\x30\n\x06\x65xpire\x18\x03 \x01(\x0b\x32 .penstock.DynamicSettings.Expire\x12.\n\x05\x65vict\x18\x04 \x01(\x0b\x32\x1f.penstock.DynamicSettings.Evict\x12\x31\n\x07on_full\x18\x05 \x01(\x0e\x32 .penstock.DynamicSettings.OnFull\x12\x32\n\x07missing\x18\x06 \x01(\x0e\x32!.penstock.DynamicSettings.Missing\x1a\xd8\x01\n\x05\x41\x64mit\x12\x16\n\tmin_count\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x34\n\x05\x63ount\x18\x02 \x01(\x0e\x32%.penstock.DynamicSettings.Admit.Count\x12\x19\n\x0c\x66orget_after\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bprobability\x18\x04 \x01(\x01H\x02\x88\x01\x01\"\x1d\n\x05\x43ount\x12\x08\n\x04ROWS\x10\x00\x12\n\n\x06\x46RAMES\x10\x01\x42\x0c\n\n_min_countB\x0f\n\r_forget_afterB\x0e\n\x0c_probability\x1a{\n\x06\x45xpire\x12\x12\n\x05\x61\x66ter\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x35\n\x05\x63lock\x18\x02 \x01(\x0e\x32&.penstock.DynamicSettings.Expire.Clock\"\x1c\n\x05\x43lock\x12\t\n\x05STEPS\x10\x00\x12\x08\n\x04TIME\x10\x01\x42\x08\n\x06_after\x1au\n\x05\x45vict\x12.\n\x02\x62y\x18\x01 \x01(\x0e\x32\".penstock.DynamicSettings.Evict.By\x12\x16\n\thalf_life\x18\x02 \x01(\x03H\x00\x88\x01\x01\"\x16\n\x02\x42y\x12\x07\n\x03LRU\x10\x00\x12\x07\n\x03LFU\x10\x01\x42\x0c\n\n_half_life\" \n\x07KeyType\x12\t\n\x05INT64\x10\x00\x12\n\n\x06UINT64\x10\x01\"\x1f\n\x06OnFull\x12\t\n\x05\x45RROR\x10\x00\x12\n\n\x06REJECT\x10\x01\" \n\x07Missing\x12\x0b\n\x07INITIAL\x10\x00\x12\x08\n\x04ZERO\x10\x01\"\xf7\x03\n\rTableSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x10truncated_normal\x18\x02 \x01(\x0b\x32\x19.penstock.TruncatedNormalH\x00\x12$\n\x07uniform\x18\x03 \x01(\x0b\x32\x11.penstock.UniformH\x00\x12&\n\x08\x63onstant\x18\x04 \x01(\x0b\x32\x12.penstock.ConstantH\x00\x12!\n\x06row_id\x18\x07 \x01(\x0b\x32\x0f.penstock.RowIdH\x00\x12$\n\x04slot\x18\x05 \x03(\x0b\x32\x16.penstock.SlotSettings\x12;\n\rstorage_dtype\x18\x06 \x01(\x0e\x32$.penstock.TableSettings.StorageDtype\x12*\n\x07\x64ynamic\x18\x08 \x01(\x0b\x32\x19.penstock.DynamicSettings\x12>\n\x10row_wise_adagrad\x18\x64 \x01(\x0b\x32\".penstock.RowWiseAdagradParametersH\x01\"E\n\x0cStorageDtype\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\t\n\x05INT32\x10\x03\x42\r\n\x0binitializerB\x0b\n\toptimizer\"v\n\x0f\x46\x65\x61tureSettings\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x63ombiner\x18\x02 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x03 \x01(\x05\x12\x17\n\nfeature_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_feature_id\"\xa0\x01\n\x0cGateSettings\x12\x19\n\x0cnum_required\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x33\n\treduction\x18\x02 \x01(\x0e\x32 .penstock.GateSettings.Reduction\"/\n\tReduction\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x08\n\x04MEAN\x10\x01\x12\x07\n\x03SUM\x10\x02\x42\x0f\n\r_num_required\"\xda\x01\n\x0c\x45ngineConfig\x12M\n\x1btpu_embedding_configuration\x18\xe9\x07 \x01(\x0b\x32\'.penstock.tpu.TPUEmbeddingConfiguration\x12\'\n\x05table\x18\xea\x07 \x03(\x0b\x32\x17.penstock.TableSettings\x12+\n\x07\x66\x65\x61ture\x18\xeb\x07 \x03(\x0b\x32\x19.penstock.FeatureSettings\x12%\n\x04gate\x18\xec\x07 \x01(\x0b\x32\x16.penstock.GateSettingsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,16 +44,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROWWISEADAGRADPARAMETERS']._serialized_end=264
   _globals['_SLOTSETTINGS']._serialized_start=266
   _globals['_SLOTSETTINGS']._serialized_end=340
-  _globals['_TABLESETTINGS']._serialized_start=343
-  _globals['_TABLESETTINGS']._serialized_end=802
-  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_start=705
-  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_end=774
-  _globals['_FEATURESETTINGS']._serialized_start=804
-  _globals['_FEATURESETTINGS']._serialized_end=922
-  _globals['_GATESETTINGS']._serialized_start=925
-  _globals['_GATESETTINGS']._serialized_end=1085
-  _globals['_GATESETTINGS_REDUCTION']._serialized_start=1021
-  _globals['_GATESETTINGS_REDUCTION']._serialized_end=1068
-  _globals['_ENGINECONFIG']._serialized_start=1088
-  _globals['_ENGINECONFIG']._serialized_end=1306
+  _globals['_DYNAMICSETTINGS']._serialized_start=343
+  _globals['_DYNAMICSETTINGS']._serialized_end=1226
+  _globals['_DYNAMICSETTINGS_ADMIT']._serialized_start=665
+  _globals['_DYNAMICSETTINGS_ADMIT']._serialized_end=881
+  _globals['_DYNAMICSETTINGS_ADMIT_COUNT']._serialized_start=805
+  _globals['_DYNAMICSETTINGS_ADMIT_COUNT']._serialized_end=834
+  _globals['_DYNAMICSETTINGS_EXPIRE']._serialized_start=883
+  _globals['_DYNAMICSETTINGS_EXPIRE']._serialized_end=1006
+  _globals['_DYNAMICSETTINGS_EXPIRE_CLOCK']._serialized_start=968
+  _globals['_DYNAMICSETTINGS_EXPIRE_CLOCK']._serialized_end=996
+  _globals['_DYNAMICSETTINGS_EVICT']._serialized_start=1008
+  _globals['_DYNAMICSETTINGS_EVICT']._serialized_end=1125
+  _globals['_DYNAMICSETTINGS_EVICT_BY']._serialized_start=1089
+  _globals['_DYNAMICSETTINGS_EVICT_BY']._serialized_end=1111
+  _globals['_DYNAMICSETTINGS_KEYTYPE']._serialized_start=1127
+  _globals['_DYNAMICSETTINGS_KEYTYPE']._serialized_end=1159
+  _globals['_DYNAMICSETTINGS_ONFULL']._serialized_start=1161
+  _globals['_DYNAMICSETTINGS_ONFULL']._serialized_end=1192
+  _globals['_DYNAMICSETTINGS_MISSING']._serialized_start=1194
+  _globals['_DYNAMICSETTINGS_MISSING']._serialized_end=1226
+  _globals['_TABLESETTINGS']._serialized_start=1229
+  _globals['_TABLESETTINGS']._serialized_end=1732
+  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_start=1635
+  _globals['_TABLESETTINGS_STORAGEDTYPE']._serialized_end=1704
+  _globals['_FEATURESETTINGS']._serialized_start=1734
+  _globals['_FEATURESETTINGS']._serialized_end=1852
+  _globals['_GATESETTINGS']._serialized_start=1855
+  _globals['_GATESETTINGS']._serialized_end=2015
+  _globals['_GATESETTINGS_REDUCTION']._serialized_start=1951
+  _globals['_GATESETTINGS_REDUCTION']._serialized_end=1998
+  _globals['_ENGINECONFIG']._serialized_start=2018
+  _globals['_ENGINECONFIG']._serialized_end=2236
 # @@protoc_insertion_point(module_scope)

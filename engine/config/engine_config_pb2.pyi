@@ -48,8 +48,85 @@ class SlotSettings(_message.Message):
     initial_value: float
     def __init__(self, name: _Optional[str] = ..., initial_value: _Optional[float] = ...) -> None: ...
 
+class DynamicSettings(_message.Message):
+    __slots__ = ("key_type", "admit", "expire", "evict", "on_full", "missing")
+    class KeyType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        INT64: _ClassVar[DynamicSettings.KeyType]
+        UINT64: _ClassVar[DynamicSettings.KeyType]
+    INT64: DynamicSettings.KeyType
+    UINT64: DynamicSettings.KeyType
+    class OnFull(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ERROR: _ClassVar[DynamicSettings.OnFull]
+        REJECT: _ClassVar[DynamicSettings.OnFull]
+    ERROR: DynamicSettings.OnFull
+    REJECT: DynamicSettings.OnFull
+    class Missing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        INITIAL: _ClassVar[DynamicSettings.Missing]
+        ZERO: _ClassVar[DynamicSettings.Missing]
+    INITIAL: DynamicSettings.Missing
+    ZERO: DynamicSettings.Missing
+    class Admit(_message.Message):
+        __slots__ = ("min_count", "count", "forget_after", "probability")
+        class Count(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            ROWS: _ClassVar[DynamicSettings.Admit.Count]
+            FRAMES: _ClassVar[DynamicSettings.Admit.Count]
+        ROWS: DynamicSettings.Admit.Count
+        FRAMES: DynamicSettings.Admit.Count
+        MIN_COUNT_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        FORGET_AFTER_FIELD_NUMBER: _ClassVar[int]
+        PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+        min_count: int
+        count: DynamicSettings.Admit.Count
+        forget_after: int
+        probability: float
+        def __init__(self, min_count: _Optional[int] = ..., count: _Optional[_Union[DynamicSettings.Admit.Count, str]] = ..., forget_after: _Optional[int] = ..., probability: _Optional[float] = ...) -> None: ...
+    class Expire(_message.Message):
+        __slots__ = ("after", "clock")
+        class Clock(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            STEPS: _ClassVar[DynamicSettings.Expire.Clock]
+            TIME: _ClassVar[DynamicSettings.Expire.Clock]
+        STEPS: DynamicSettings.Expire.Clock
+        TIME: DynamicSettings.Expire.Clock
+        AFTER_FIELD_NUMBER: _ClassVar[int]
+        CLOCK_FIELD_NUMBER: _ClassVar[int]
+        after: int
+        clock: DynamicSettings.Expire.Clock
+        def __init__(self, after: _Optional[int] = ..., clock: _Optional[_Union[DynamicSettings.Expire.Clock, str]] = ...) -> None: ...
+    class Evict(_message.Message):
+        __slots__ = ("by", "half_life")
+        class By(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            LRU: _ClassVar[DynamicSettings.Evict.By]
+            LFU: _ClassVar[DynamicSettings.Evict.By]
+        LRU: DynamicSettings.Evict.By
+        LFU: DynamicSettings.Evict.By
+        BY_FIELD_NUMBER: _ClassVar[int]
+        HALF_LIFE_FIELD_NUMBER: _ClassVar[int]
+        by: DynamicSettings.Evict.By
+        half_life: int
+        def __init__(self, by: _Optional[_Union[DynamicSettings.Evict.By, str]] = ..., half_life: _Optional[int] = ...) -> None: ...
+    KEY_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    ON_FULL_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    key_type: DynamicSettings.KeyType
+    admit: DynamicSettings.Admit
+    expire: DynamicSettings.Expire
+    evict: DynamicSettings.Evict
+    on_full: DynamicSettings.OnFull
+    missing: DynamicSettings.Missing
+    def __init__(self, key_type: _Optional[_Union[DynamicSettings.KeyType, str]] = ..., admit: _Optional[_Union[DynamicSettings.Admit, _Mapping[str, object]]] = ..., expire: _Optional[_Union[DynamicSettings.Expire, _Mapping[str, object]]] = ..., evict: _Optional[_Union[DynamicSettings.Evict, _Mapping[str, object]]] = ..., on_full: _Optional[_Union[DynamicSettings.OnFull, str]] = ..., missing: _Optional[_Union[DynamicSettings.Missing, str]] = ...) -> None: ...
+
 class TableSettings(_message.Message):
-    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "row_wise_adagrad")
+    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "row_wise_adagrad")
     class StorageDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[TableSettings.StorageDtype]
@@ -67,6 +144,7 @@ class TableSettings(_message.Message):
     ROW_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STORAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
     ROW_WISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     truncated_normal: TruncatedNormal
@@ -75,8 +153,9 @@ class TableSettings(_message.Message):
     row_id: RowId
     slot: _containers.RepeatedCompositeFieldContainer[SlotSettings]
     storage_dtype: TableSettings.StorageDtype
+    dynamic: DynamicSettings
     row_wise_adagrad: RowWiseAdagradParameters
-    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
 
 class FeatureSettings(_message.Message):
     __slots__ = ("name", "combiner", "max_sequence_length", "feature_id")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from penstock.config.dynamic import Dynamic, read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.features import feature_paths
 from penstock.config.lint.runnable import refusals
@@ -57,6 +58,7 @@ class TableSpec:
     slots : (name, initial value) in TensorFlow's order
     accumulate : whether the gradients of an id are summed before a single update
     quantization : simulated in the forward pass; the table itself is not quantized
+    dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
     """
 
     name: str
@@ -71,6 +73,7 @@ class TableSpec:
     accumulate: bool
     storage_dtype: str = "float32"
     quantization: Quantization | None = None
+    dynamic: Dynamic | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -115,6 +118,11 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
     refused = next(refusals(table, part.programs), None)
     if refused is not None:
         raise ConfigError(str(refused))
+    if table.settings.HasField("dynamic") and table.name in part.initializers:
+        raise ConfigError(
+            f"table '{table.name}': a dynamic table cannot start from a Python callable, which draws all rows at once; "
+            "use a TruncatedNormal, Uniform, Constant or RowIdInitializer"
+        )
     optimizer, starts = optimizer_of(table, part), table.initial_values
     return TableSpec(
         name=table.name,
@@ -129,6 +137,7 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
         accumulate=table.accumulates,
         storage_dtype="bfloat16" if table.settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
         quantization=_quantization(table),
+        dynamic=read_dynamic(table.settings),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.dynamic import Dynamic
 from penstock.config.optimizers.float32 import float32
 from penstock.errors import ConfigError
 
@@ -94,6 +95,7 @@ class TableConfig:
     name : None names it ``table_<index>`` in the configuration that uses it
     layout : accepted as in TensorFlow, where only SparseCore reads it
     dtype : "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name
+    dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
     """
 
     vocabulary_size: int
@@ -105,6 +107,7 @@ class TableConfig:
     quantization_config: QuantizationConfig | None = field(default=None, repr=False)
     layout: Any = field(default=None, repr=False)
     dtype: Any = field(default="float32", repr=False)
+    dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
@@ -119,6 +122,8 @@ class TableConfig:
             )
         if not isinstance(self.combiner, str) or self.combiner not in COMBINERS:
             raise ConfigError(f"combiner must be one of {', '.join(COMBINERS)}, got {self.combiner!r}")
+        if self.dynamic is not None and not isinstance(self.dynamic, Dynamic):
+            raise ConfigError(f"dynamic must be a Dynamic or None, got {self.dynamic!r}")
         if dtype_name(self.dtype) not in ("float32", "int32"):
             raise ConfigError(f"dtype must be float32 or int32, got {self.dtype!r}")
 

@@ -38,6 +38,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS018": ("error", "slot settings that do not fit the optimizer"),
     "PS019": ("error", "feature settings out of range"),
     "PS020": ("error", "gate settings out of range"),
+    "PS021": ("error", "dynamic settings out of range or contradictory"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),
@@ -62,6 +63,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS215": ("warning", "weight decay without gradient accumulation"),
     "PS216": ("info", "an update whose formula is not public in full"),
     "PS217": ("warning", "a step counter that does not count steps"),
+    "PS218": ("error", "a dynamic table that this version cannot run"),
 }
 
 

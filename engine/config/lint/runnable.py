@@ -24,6 +24,7 @@ def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding
     yield from _algorithm(about, table.algorithm, table.name in programs)
     yield from _numbers(about, table)
     yield from _quantization(about, table)
+    yield from _dynamic(about, table)
 
 
 def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
@@ -100,4 +101,25 @@ def _quantization(about: Subject, table: TableMessage) -> Iterator[Finding]:
             "simulated_quantization.clipping_limits",
             f"simulated quantization between {lower} and {upper} has no range to divide",
             "set both limits, lower below upper",
+        )
+
+
+def _dynamic(about: Subject, table: TableMessage) -> Iterator[Finding]:
+    if not table.settings.HasField("dynamic"):
+        return
+    non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
+    if non_lazy is not None and table.hyper_parameters[non_lazy]:
+        yield about.finding(
+            "PS218",
+            f"{table.algorithm}.{non_lazy}",
+            f"{non_lazy} updates every row once a step, but absent keys of a dynamic table have no row",
+            f"remove {non_lazy}, or the table's dynamic settings",
+        )
+    if table.descriptor.vocabulary_size >= 2**31:
+        where = Subject(f"table_descriptor[{table.index}]", about.name)
+        yield where.finding(
+            "PS218",
+            "vocabulary_size",
+            f"vocabulary_size is {table.descriptor.vocabulary_size}, but a dynamic table has at most {2**31 - 1} rows",
+            "set it to the number of keys that have a row at once",
         )

@@ -9,11 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from penstock.config.dynamic import read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.lint.findings import Finding, Subject, near
 from penstock.config.optimizers import OPTIMIZERS, UserDefinedProgram
 from penstock.config.proto_views import TableMessage
 from penstock.config.tables import COMBINERS
+from penstock.errors import ConfigError
 
 # The update divides by the square root of these slots: a 0 turns a row with gradient 0 into NaN. FTRL solves for the
 # weight and accepts 0, which lint reports.
@@ -50,6 +52,7 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
         yield from about.unknown(settings, "storage_dtype", "use FLOAT32")
         yield from _initializer(about, settings)
         yield from _slots(about, settings, algorithms[settings.name])
+        yield from _dynamic(about, settings)
 
 
 def _initializer(about: Subject, settings: TableSettings) -> Iterator[Finding]:
@@ -89,6 +92,14 @@ def _slots(about: Subject, settings: TableSettings, algorithm: str) -> Iterator[
         elif slot.name in SQUARES and start < 0:
             problem = f"slot '{slot.name}' starts at {start}, but holds a mean or sum of squares"
             yield about.finding("PS018", field, problem, "start it at 0 or above")
+
+
+def _dynamic(about: Subject, settings: TableSettings) -> Iterator[Finding]:
+    try:
+        read_dynamic(settings)
+    except ConfigError as error:
+        problem, _, fix = str(error).partition("; ")
+        yield about.finding("PS021", "dynamic", problem, fix or "see docs/dynamic.md for what every setting accepts")
 
 
 def _feature_settings(message: EngineConfig) -> Iterator[Finding]:

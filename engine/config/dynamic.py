@@ -1,0 +1,118 @@
+"""Dynamic: the settings of a table whose ids are any 64-bit keys, in Python and in ``TableSettings.dynamic``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.config.engine_config_pb2 import TableSettings
+from penstock.errors import ConfigError
+
+# Argument, its message in DynamicSettings ("": that itself), its field there, and the values of an enum, default first.
+_FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("key_type", "", "key_type", ("int64", "uint64")),
+    ("min_count", "admit", "min_count", ()),
+    ("count", "admit", "count", ("rows", "frames")),
+    ("forget_after", "admit", "forget_after", ()),
+    ("probability", "admit", "probability", ()),
+    ("expire_after", "expire", "after", ()),
+    ("clock", "expire", "clock", ("steps", "time")),
+    ("evict", "evict", "by", ("lru", "lfu")),
+    ("half_life", "evict", "half_life", ()),
+    ("on_full", "", "on_full", ("error", "reject")),
+    ("missing", "", "missing", ("initial", "zero")),
+)
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A table of any 64-bit keys; its ``vocabulary_size`` is the number of keys that have a row at once.
+
+    min_count : occurrences after which a key is admitted; 1: at once. count : of "rows" or of "frames"
+    forget_after : steps after which occurrences are forgotten, at most twice as many; None: when too many keys wait
+    probability : admit a key with this probability for each of its rows, instead of after min_count
+    expire_after : remove a key when the clock has moved on further than this since its last row; None: never
+    clock : "steps", or "time", the seconds in the stream's column ``time``
+    evict : what makes room in a full table: "lru", "lfu" or None
+    half_life : after so many units of the clock a count of "lfu" is halved; required there
+    on_full : if there is no room, an "error", or "reject": new keys wait
+    missing : what a lookup of an absent key returns: its "initial" row, or "zero"
+    key_type : "int64" or "uint64"
+    """
+
+    min_count: int = 1
+    count: str = "rows"
+    forget_after: int | None = None
+    probability: float | None = None
+    expire_after: int | None = None
+    clock: str = "steps"
+    evict: str | None = None
+    half_life: int | None = None
+    on_full: str = "error"
+    missing: str = "initial"
+    key_type: str = "int64"
+
+    def __post_init__(self) -> None:
+        for name, _, _, values in _FIELDS:
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if values:
+                if value not in values:
+                    raise ConfigError(f"{name} must be one of {', '.join(values)}, got {value!r}")
+            elif name == "probability":
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                    raise ConfigError(f"probability must be a number from 0 to 1, got {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**32 - 1:
+                raise ConfigError(f"{name} must be an int from 1 to {2**32 - 2}, got {value!r}")
+        for problem, fix in _contradictions(self):
+            raise ConfigError(f"{problem}; {fix}")
+
+
+_OPTIONAL = {field.name for field in fields(Dynamic) if field.default is None}
+
+
+def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts itself in the settings, each as (problem, fix)."""
+    if dynamic.probability is not None:
+        for name, default in (("min_count", 1), ("count", "rows"), ("forget_after", None)):
+            if getattr(dynamic, name) != default:
+                yield f"probability and {name} exclude each other", "give one of them"
+    if dynamic.clock == "time" and dynamic.expire_after is None:
+        yield "clock 'time' needs expire_after", "say after how many seconds a key expires"
+    if dynamic.evict == "lfu" and dynamic.half_life is None:
+        yield "evict 'lfu' needs half_life", "say after how many units of the clock a count is halved"
+    if dynamic.evict != "lfu" and dynamic.half_life is not None:
+        yield "half_life belongs to evict 'lfu'", "use evict 'lfu', or remove half_life"
+
+
+def write_dynamic(settings: TableSettings, dynamic: Dynamic) -> None:
+    """Write every setting that is not the default."""
+    settings.dynamic.SetInParent()
+    for name, message, field, values in _FIELDS:
+        value = getattr(dynamic, name)
+        if value != getattr(_DEFAULT, name):
+            target = getattr(settings.dynamic, message) if message else settings.dynamic
+            setattr(target, field, values.index(value) if values else value)
+            target.SetInParent()
+
+
+def read_dynamic(settings: TableSettings) -> Dynamic | None:
+    """Return the settings of a table; None if it is not dynamic. Raise ConfigError."""
+    if not settings.HasField("dynamic"):
+        return None
+    given: dict[str, Any] = {}
+    for name, message, field, values in _FIELDS:
+        if message and not settings.dynamic.HasField(message):  # type: ignore[arg-type]
+            continue
+        source = getattr(settings.dynamic, message) if message else settings.dynamic
+        number = getattr(source, field)
+        if values:
+            given[name] = values[number] if number < len(values) else number
+        elif source.HasField(field):
+            given[name] = number
+    return Dynamic(**given)
+
+
+_DEFAULT = Dynamic()
