@@ -50,6 +50,7 @@ _NAMES = {
     "penstock.accumulators": ("ConditionalAccumulator", "SparseConditionalAccumulator", "SparseGradient"),
     "penstock.errors": (
         "CancelledError",
+        "CapacityError",
         "ConfigError",
         "DeltasGoneError",
         "InputError",

@@ -47,6 +47,7 @@ from penstock.dataflow import BlockStage as BlockStage, StageFunction as StageFu
 from penstock.engine import Engine as Engine
 from penstock.errors import (
     CancelledError as CancelledError,
+    CapacityError as CapacityError,
     ConfigError as ConfigError,
     DeltasGoneError as DeltasGoneError,
     InputError as InputError,

@@ -14,7 +14,7 @@ from weakref import ref
 
 from penstock.accumulators.table_store import TableStore
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, StateError, UsageError
+from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
@@ -86,17 +86,21 @@ class EngineCore:
         self._observers: list[ref[StepObserver]] = []
         stores = {
             name: TableStore(
-                spec.vocabulary_size,
+                spec.vocabulary_size if spec.dynamic is None else None,
                 spec.dim,
                 accumulate=spec.accumulate,
                 mean=reduction == "mean",
                 is_share=tables.is_share,
+                count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
+                count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
             )
             for name, spec in tables.held.items()
         }
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         self.pipeline = Pipeline(stores, threads)
+        for table in tables.dynamic.values():
+            table.run = self.pipeline.team.run
         # Of the next step: the learning rate of every tag, and the counters of its run.
         self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
 
@@ -143,20 +147,27 @@ class EngineCore:
             nonlocal frame
             frame = frame.audited()
 
+        full: CapacityError | None = None
         try:
             with self.gate.still():
                 add = partial(self.pipeline.add, frame, begin)
-                admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+                try:
+                    admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+                except CapacityError as error:
+                    admitted, full = True, error  # the frame is in the gate, which did not open
                 counters.count(frame, admitted)
                 for observer in self.observers:
                     observer.frame_applied(frame, admitted, counters)
-                return frame, admitted
         except BadRowsError:
             pass
         except BaseException as error:
             if began:
                 self.fail(error)
             raise
+        else:
+            if full is not None:
+                raise full
+            return frame, admitted
         return self.push(frame.audited(), rates, counters)
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
@@ -238,6 +249,8 @@ class EngineCore:
         """Fail the engine on an error in the context."""
         try:
             yield
+        except CapacityError:
+            raise  # nothing has changed
         except BaseException as error:
             self.fail(error)
             raise
@@ -247,7 +260,9 @@ class EngineCore:
     def _step(self, _: int) -> None:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
-        coalesced, step, observers = self.pipeline.drain(), self.gate.global_step, self.observers
+        step, observers = self.gate.global_step, self.observers
+        self.tables.plan(lambda name: self.pipeline.stores[name].look(), step)
+        coalesced = self.tables.located(self.pipeline.drain())
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.checkpoint.dirty_rows import TouchedRows
+from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.frames import Int64
@@ -50,8 +50,19 @@ def form_of(
     specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
 ) -> DeltaForm:
     """Return the form of the deltas of some tables. Raises UsageError for slots that no table has."""
+    specs = tuple(specs)
     shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
-    return DeltaForm(shapes, slots, op=op, numbered=numbered)
+    key_types = {None if spec.dynamic is None else spec.dynamic.key_type for spec in specs}
+    if {"int64", "uint64"} <= key_types:
+        raise UsageError("deltas: one column cannot hold the keys of int64 and of uint64 tables; run them apart")
+    return DeltaForm(
+        shapes,
+        slots,
+        op=op or key_types != {None},
+        numbered=numbered,
+        removes=key_types != {None},
+        unsigned="uint64" in key_types,
+    )
 
 
 class Deltas(StepObserver):
@@ -65,13 +76,16 @@ class Deltas(StepObserver):
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
         self._core = core
+        self._dynamic = core.tables.dynamic
         self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
         self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
-        self._touched = {name: TouchedRows(rows) for name, rows in self._sizes().items()}
+        self._touched: dict[str, TouchedRows | TouchedKeys] = {
+            name: TouchedKeys() if name in self._dynamic else TouchedRows(rows) for name, rows in self._sizes().items()
+        }
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
             self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, time.monotonic()
@@ -147,7 +161,22 @@ class Deltas(StepObserver):
 
     def _taken(self) -> list[Block]:
         """Return the touched rows of every table, and reset them."""
-        return [Block(name, touched.take()) for name, touched in self._touched.items() if touched.num_ids]
+        blocks = []
+        for name, touched in self._touched.items():
+            if isinstance(touched, TouchedKeys):
+                blocks += self._taken_keys(name, touched)
+            elif touched.num_ids:
+                blocks.append(Block(name, touched.take()))
+        return blocks
+
+    def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
+        """Return the keys that changed, ascending: those that the consumer had and that lost their rows are deletes."""
+        table = self._dynamic[name]
+        keys, before = touched.take()
+        absent = table.directory.rows(keys, expired=True) < 0
+        keys, absent = keys[before | ~absent], absent[before | ~absent]
+        order = np.argsort(table.as_given(keys))
+        return [Block(name, keys[order], absent[order])] if len(keys) else []
 
     def _sizes(self) -> dict[str, int]:
         """Return table → number of rows."""
@@ -165,16 +194,23 @@ class Deltas(StepObserver):
 
     def after_step(self, coalesced: Stepped) -> None:
         for name, several in coalesced.items():
+            touched = self._touched[name]
+            if isinstance(touched, TouchedKeys):
+                touched.add(self._dynamic[name].changed, self._dynamic[name].before)
+                continue
             if self._core.tables.specs[name].rule.non_lazy:
-                self._touched[name].add_all()
+                touched.add_all()
             for ids in (ids for rows in several for ids, _ in rows.parts):
-                self._touched[name].add(ids)
+                touched.add(ids)
 
     def loaded(self, name: str, ids: Int64 | None) -> None:
-        if ids is None:
-            self._touched[name].add_all()
+        touched = self._touched[name]
+        if isinstance(touched, TouchedKeys):
+            touched.add(self._dynamic[name].changed, self._dynamic[name].before)
+        elif ids is None:
+            touched.add_all()
         else:
-            self._touched[name].add(ids)
+            touched.add(ids)
 
     def _is_over(self) -> bool:
         """Return whether a delta is due. Steps count from 0, so that a resumed run ends deltas at the same steps."""
@@ -187,6 +223,10 @@ class Deltas(StepObserver):
 
     def _read(self, block: Block) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
+        if block.deleted is not None:
+            rows = self._dynamic[block.table].directory.rows(ids[~block.deleted], expired=True).astype(np.int64)
+            values = {c: table.read(rows, part) for c, part in self._columns(block.table).items()}
+            return Piece(block.table, ids, values, block.deleted)
         return Piece(block.table, ids, {c: table.read(ids, part) for c, part in self._columns(block.table).items()})
 
     def _columns(self, table: str) -> dict[str, int]:

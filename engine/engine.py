@@ -213,7 +213,7 @@ class Engine(TableAccess):
         """
         self.core.check_ready()
         step = None if local_step is None else whole("local_step", local_step)
-        frame = one_frame(gradients, self.config.sizes, step, contributor_of(contributor))
+        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor))
         return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:

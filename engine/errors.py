@@ -109,5 +109,9 @@ class CancelledError(PenstockError, concurrent.futures.CancelledError):
     """The accumulator was closed before the call, or while a take waited."""
 
 
+class CapacityError(PenstockError, RuntimeError):
+    """A dynamic table has no room for new keys. The step was not taken: its frames stay in the gate."""
+
+
 class PeerError(PenstockError, ConnectionError):
     """Another process of the same job has exited, cannot be reached, or is at another point of the run."""

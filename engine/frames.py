@@ -7,9 +7,9 @@ and undoes the sums if one is bad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,15 +89,19 @@ class Frame:
         return self if self.audit is None else self.audit()
 
 
-class SummedArrays(NamedTuple):
-    """Distinct ids int64 (u,) and their sums float32 (u, dim). ``Sums`` is the same, converted to arrays lazily."""
+class SummedArrays:
+    """Distinct ids int64 (u,) and their sums float32 (u, dim). ``Sums`` is the same, converted to arrays lazily.
 
-    ids: Int64
-    sums: Float32
+    rows : how many rows each id has, int64 (u,); None: not counted
+    """
 
-    @property
-    def num_ids(self) -> int:
-        return len(self.ids)
+    __slots__ = ("ids", "num_ids", "rows", "sums")
+
+    def __init__(self, ids: Int64, sums: Float32, rows: Int64 | None = None) -> None:
+        self.ids, self.sums, self.rows, self.num_ids = ids, sums, rows, len(ids)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.ids, self.sums))
 
     @property
     def nbytes(self) -> int:

@@ -112,11 +112,11 @@ class Pipeline:
 
     def __init__(self, stores: Mapping[str, TableStore], threads: int | None = None) -> None:
         self.stores = stores
-        self._team = ThreadTeam(threads)
+        self.team = ThreadTeam(threads)
         self._intake = Intake()
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]
-        self._most_parts = 1 << self._team.threads.bit_length() - 1  # a power of two
+        self._most_parts = 1 << self.team.threads.bit_length() - 1  # a power of two
         # Step and contributor of the last frame. Not the frame: its rows may keep a whole batch in memory.
         self._last: tuple[int | None, Contributor] | None = None
         self.last_rates: tuple[float, ...] | None = None
@@ -143,7 +143,7 @@ class Pipeline:
         try:
             # Validate every row before it is added to buffered sums, where it could not be undone.
             unchecked = frame.audit is not None and not vacant
-            if unchecked and not self._work(intake.check(1 if alone else self._team.threads), alone):
+            if unchecked and not self._work(intake.check(1 if alone else self.team.threads), alone):
                 raise BadRowsError
             begin()
             num_tasks = intake.add()
@@ -183,7 +183,7 @@ class Pipeline:
             self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
 
     def close(self) -> None:
-        self._team.close()
+        self.team.close()
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
         """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.
@@ -201,7 +201,7 @@ class Pipeline:
         if alone:
             return self._intake.work()
         try:
-            return self._team.run([self._intake.work] * min(num_tasks, self._team.threads))
+            return self.team.run([self._intake.work] * min(num_tasks, self.team.threads))
         except MemoryError:
             # A thread found no memory for its own call, before it took a task of the intake: this one does the rest.
             return self._intake.work()

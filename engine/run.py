@@ -88,7 +88,7 @@ class SourceRun:
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         read = ReadOptions(
-            sizes=core.config.sizes,
+            sizes=core.config.id_ranges,
             features=core.config.features,
             num_tags=core.config.num_tags,
             rates_needed=self._rates.missing,

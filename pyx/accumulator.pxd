@@ -17,12 +17,12 @@ cdef class Accumulator:
     cdef readonly Py_ssize_t num_parts   # of what is held now
     cdef readonly Py_ssize_t num_rows    # of whole frames since start_counting
     cdef Py_ssize_t rows_begun, row_bytes
-    cdef bint wide, count
+    cdef bint wide, count, count_rows
     cdef IdMap map
     cdef Index index
     cdef size_t seen_bytes
     cdef Part[MOST_PARTS] parts
-    cdef list _ids, _sums, _news, _marks   # the blocks that a part's pointers look into, by part
+    cdef list _ids, _sums, _news, _marks, _rows   # the blocks that a part's pointers look into, by part
     cdef Pool _pool
     cdef index_t first_frame
     cdef Arriving arriving                 # the frame between begin and end

@@ -14,7 +14,12 @@ LARGEST_MAP: int
 @disjoint_base
 class Accumulator:
     def __new__(
-        cls, dim: int, dtype: npt.DTypeLike = "float32", vocabulary_size: int | None = None, count: bool = True
+        cls,
+        dim: int,
+        dtype: npt.DTypeLike = "float32",
+        vocabulary_size: int | None = None,
+        count: bool = True,
+        count_rows: bool = False,
     ) -> Accumulator: ...
     @property
     def dim(self) -> int: ...

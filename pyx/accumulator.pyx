@@ -28,10 +28,11 @@ cdef class Accumulator:
     dim : floats per row
     dtype : what is summed and in which precision, float32 or float64
     vocabulary_size : ids are below it, and ``num_distinct`` is counted; None: any int64 is an id
-    count : whether the frames of every id are counted, for a mean
+    count : whether the frames of every id are counted, for a mean; count_rows : whether its rows are
     """
 
-    def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True):
+    def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True,
+                  bint count_rows=False):
         cdef Py_ssize_t p
         self.num_parts = 0
         if dim < 1:
@@ -42,9 +43,9 @@ cdef class Accumulator:
             raise ValueError(f"dtype must be float32 or float64, got {self.dtype}")
         self.wide = self.dtype == np.float64
         self.row_bytes = dim * self.dtype.itemsize
-        self.count = count
+        self.count, self.count_rows = count, count_rows
         self._pool, self.arriving = Pool(), Arriving()
-        self._ids, self._sums, self._news, self._marks = [], [], [], []
+        self._ids, self._sums, self._news, self._marks, self._rows = [], [], [], [], []
         if vocabulary_size is not None:
             self.index.vocabulary_size = vocabulary_size
             if vocabulary_size <= LARGEST_MAP:
@@ -88,6 +89,7 @@ cdef class Accumulator:
     cdef Py_ssize_t num_bytes(self) noexcept:
         cdef Py_ssize_t p, slots = 0, per_slot = 16
         cdef Py_ssize_t per_id = self.row_bytes + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
+        per_id += sizeof(index_t) if self.count_rows else 0
         for p in range(self.num_parts):
             slots += self.parts[p].table.capacity
         return (self.held() * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
@@ -186,8 +188,11 @@ cdef class Accumulator:
     def get_state(self):
         """What has been summed and not drained, as arrays that are copies."""
         held = self.sums()
-        return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
-                "counts": self.counts(), "frames": np.concatenate([self._frames(p) for p in range(self.num_parts)])}
+        state = {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
+                 "counts": self.counts(), "frames": np.concatenate([self._frames(p) for p in range(self.num_parts)])}
+        if self.count_rows:
+            state["rows"] = np.concatenate([part.rows for part in held])
+        return state
 
     def set_state(self, state):
         """Take up what ``get_state`` gave; what is held now is dropped. Frames to come have other numbers."""
@@ -204,6 +209,8 @@ cdef class Accumulator:
             self._start_marks(0)
             marks = self._marks[0].array(np.int64, n, 2)
             marks[:, 0], marks[:, 1] = frames, counts
+        if self.count_rows and n:
+            (<Block>self._rows[0]).array(np.int64, n)[:] = state["rows"]
         part_carry(&self.parts[0])
 
     # ---- inside
@@ -225,9 +232,9 @@ cdef class Accumulator:
         cdef Py_ssize_t p, most = 0
         for p in range(self.num_parts):
             most = max(most, self.parts[p].num_ids)
-            self._ids[p], self._sums[p], self._marks[p] = None, None, None
+            self._ids[p], self._sums[p], self._marks[p], self._rows[p] = None, None, None, None
             part_clear(&self.parts[p], &self.index)
-            self.parts[p].marks = NULL
+            self.parts[p].marks, self.parts[p].rows = NULL, NULL
         if self.map is not None:
             self.map.base += most
         return 0
@@ -246,7 +253,7 @@ cdef class Accumulator:
             # Whole after each: the next table may find no room.
             memset(&self.parts[self.num_parts], 0, sizeof(Part))
             table_init(&self.parts[self.num_parts].table, 0)
-            for blocks in (self._ids, self._sums, self._news, self._marks):
+            for blocks in (self._ids, self._sums, self._news, self._marks, self._rows):
                 blocks.append(None)
             self.num_parts += 1
         while self.num_parts > num_parts:
@@ -254,9 +261,9 @@ cdef class Accumulator:
             table_free(&self.parts[self.num_parts].table)
         for p in range(num_parts):
             self.parts[p].num_distinct = 0
-            self.parts[p].news, self.parts[p].marks = NULL, NULL
+            self.parts[p].news, self.parts[p].marks, self.parts[p].rows = NULL, NULL, NULL
         self.parts[0].num_distinct = distinct
-        self._ids, self._sums, self._news, self._marks = ([None] * num_parts for _ in range(4))
+        self._ids, self._sums, self._news, self._marks, self._rows = ([None] * num_parts for _ in range(5))
         return 0
 
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
@@ -275,6 +282,9 @@ cdef class Accumulator:
         if self._marks[p] is not None:
             self._marks[p] = self._grown(self._marks[p], part.num_ids, room, sizeof(Mark))
             part.marks = <Mark*>(<Block>self._marks[p]).memory
+        if self.count_rows:
+            self._rows[p] = self._grown(self._rows[p], part.num_ids, room, sizeof(index_t))
+            part.rows = <index_t*>(<Block>self._rows[p]).memory
         if self.map is None:
             table_reserve(&part.table, room)
         return 0
@@ -307,6 +317,9 @@ cdef class Accumulator:
         sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
         if sums.num_ids:
             sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
+            if self.count_rows:
+                sums.row_block = self._rows[p]
+                sums.row_block.used = sums.num_ids * sizeof(index_t)
             sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
         return sums
 

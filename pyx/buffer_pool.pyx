@@ -107,6 +107,11 @@ cdef class Sums:
         return self._id_array
 
     @property
+    def rows(self):
+        """How many rows each id has: int64 (num_ids,); None if they were not counted."""
+        return None if self.row_block is None else self.row_block.array(np.int64, self.num_ids)
+
+    @property
     def sums(self):
         if self._sum_array is None:
             if self.num_ids:

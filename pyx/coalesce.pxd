@@ -49,6 +49,7 @@ cdef struct Part:
     id_t* ids              # in order of first appearance
     uint8_t* news          # OLD, FRESH or CARRIED
     Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
+    index_t* rows          # how many rows each id has; NULL: not counted
     char* sums
     Py_ssize_t num_ids
     Py_ssize_t num_carried

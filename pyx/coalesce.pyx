@@ -54,6 +54,8 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
                 find_hashed(part, index, ids, num_mine, order)
             if part.marks != NULL:
                 mark(part, order, num_mine, frame)
+            if part.rows != NULL:
+                count_rows(part, order, num_mine)
             if part.num_carried:
                 count_carried(part, index, order, num_mine)
             if sources[s].gains != NULL:
@@ -190,6 +192,15 @@ cdef void mark(Part* part, const index_t* order, Py_ssize_t n, index_t frame) no
             its = &part.marks[order[k]]
             its.count += its.frame != frame
             its.frame = frame
+
+
+cdef void count_rows(Part* part, const index_t* order, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t k
+    for k in range(n):
+        if order[k] < 0:
+            part.rows[~order[k]] = 1
+        else:
+            part.rows[order[k]] += 1
 
 
 cdef void count_carried(Part* part, const Index* index, const index_t* order, Py_ssize_t n) noexcept nogil:

@@ -102,12 +102,15 @@ cdef class Directory:
             n += self.shards.each[s].young.size + self.shards.each[s].old.size
         return n
 
-    def rows(self, const id_t[::1] keys not None):
-        """Return the row of every key, -1 where it has none or is expired: int32 (n,). keys : int64 (n,)"""
+    def rows(self, const id_t[::1] keys not None, bint expired=False):
+        """Return the row of every key, -1 where it has none: int32 (n,). keys : int64 (n,)
+
+        expired : also of expired keys that wait for their sweep
+        A plan that was not committed makes no difference, and goes on.
+        """
         cdef Shards* of = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
         cdef KeyEntry* entry
-        self.settle()
         found = np.empty(n, np.int32)
         cdef int32_t[::1] rows = found
         with nogil:
@@ -115,7 +118,9 @@ cdef class Directory:
                 if i + AHEAD < n:
                     prefetch(of.entries + home_of(of, key_mix(<uint64_t>keys[i + AHEAD], of.salt)))
                 entry = find(of, key_mix(<uint64_t>keys[i], of.salt))
-                rows[i] = -1 if entry.value < 0 or is_expired(of, entry, of.clock) else entry.value
+                rows[i] = entry.value
+                if entry.value < 0 or (not expired and is_expired(of, entry, of.clock)):
+                    rows[i] = -1
         return found
 
     def records(self, const id_t[::1] keys not None):
@@ -201,10 +206,9 @@ cdef class Directory:
     # ---- saving
 
     def get_state(self):
-        """Return everything that decides the future, by key: the arrays of ``state`` but for the rows, those of
-        ``candidates`` as ``waiting.…``, and ``numbers``, int64."""
+        """Return everything that decides the future, by key: the arrays of ``state``, those of ``candidates`` as
+        ``waiting.…``, and ``numbers``, int64. ``row`` decides nothing: it only says where the table has the rows."""
         arrays = self.state()
-        del arrays["row"]
         arrays |= {f"waiting.{name}": array for name, array in self.candidates().items()}
         arrays["numbers"] = np.array(
             [self.capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
@@ -214,8 +218,8 @@ cdef class Directory:
     def set_state(self, arrays):
         """Replace everything by what ``get_state`` returned, of a directory of this capacity or a smaller one.
 
-        Returns the row of every key of ``arrays["key"]``: int32. If it raises ValueError or MemoryError, nothing has
-        changed.
+        Returns the row of every key of ``arrays["key"]``, int32: the saved one, if the capacity is the same. If it raises
+        ValueError or MemoryError, nothing has changed.
         """
         cdef Directory other
         numbers = [int(number) for number in arrays["numbers"]]
@@ -225,7 +229,8 @@ cdef class Directory:
         other = Directory(self.capacity, 0, "", evict="lfu" if lfu else None, half_life=1 if lfu else None)
         other.shards.salt, other.shards.policy, other.shards.chance = (
             self.shards.salt, self.shards.policy, self.shards.chance)
-        rows = restore_keys(&other.shards, arrays["key"], arrays["last"])
+        rows = restore_keys(&other.shards, arrays["key"], arrays["last"],
+                            arrays["row"] if numbers[0] == self.capacity else None)
         if lfu:
             np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows] = arrays["count"]
         restore_candidates(&other.shards, arrays["waiting.key"], arrays["waiting.count"], arrays["waiting.last"],
@@ -248,15 +253,15 @@ cdef class Directory:
         self.shards.policy.sweep_period = period
 
 
-cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last):
-    """Insert distinct keys into empty shards; return their rows."""
+cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved):
+    """Insert distinct keys into empty shards; return their rows: ``saved``, if given."""
     cdef Py_ssize_t i
     cdef uint64_t mixed
     cdef Shard* shard
     cdef KeyEntry* entry
     rows = np.empty(keys.shape[0], np.int32)
     cdef int32_t[::1] row = rows
-    if last.shape[0] != keys.shape[0]:
+    if last.shape[0] != keys.shape[0] or saved is not None and saved.shape[0] != keys.shape[0]:
         raise ValueError("the saved arrays differ in length")
     for i in range(keys.shape[0]):
         mixed = key_mix(<uint64_t>keys[i], of.salt)
@@ -269,10 +274,34 @@ cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last):
                              f"of at least {2 * of.capacity}")
         shard.num_free -= 1
         entry.mixed, entry.last = mixed, last[i]
-        entry.value = row[i] = of.free_rows[shard.first_row + shard.num_free]
+        row[i] = of.free_rows[shard.first_row + shard.num_free] if saved is None else saved[i]
+        if not shard.first_row <= row[i] < shard.first_row + shard.num_rows:
+            raise ValueError(f"row {row[i]} is not of the shard of key {keys[i]}")
+        entry.value = row[i]
         of.keys[row[i]] = keys[i]
         of.newest = max(of.newest, <int64_t>last[i])
+    if saved is not None:
+        free_rest(of, rows)
     return rows
+
+
+cdef int free_rest(Shards* of, const int32_t[::1] rows) except -1:
+    """Put all rows but these on the stacks."""
+    cdef Py_ssize_t i, s
+    cdef int32_t r, num_free
+    used_rows = np.zeros(of.capacity, np.uint8)
+    cdef unsigned char[::1] used = used_rows
+    for i in range(rows.shape[0]):
+        if used[rows[i]]:
+            raise ValueError(f"two keys have row {rows[i]}")
+        used[rows[i]] = 1
+    for s in range(of.num_shards):
+        num_free = 0
+        for r in range(of.each[s].first_row + of.each[s].num_rows - 1, of.each[s].first_row - 1, -1):
+            if not used[r]:
+                of.free_rows[of.each[s].first_row + num_free] = r
+                num_free += 1
+    return 0
 
 
 cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,

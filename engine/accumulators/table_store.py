@@ -10,26 +10,41 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.frames import Array, Coalesced, SummedArrays
+from penstock.frames import Array, Coalesced, Int64, SummedArrays
 from penstock.pyx.accumulator import Accumulator
 
 
 class TableStore:
     """The accumulated gradients of one table.
 
+    vocabulary_size : None: any int64 is an id
     dim : floats per row; mean : divide sums by the number of frames at the opening
     accumulate : sum all frames; False: keep them separate
     is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
         that the buffered frames have the same numbers in every process
+    count_frames, count_rows : whether ``look`` says in how many frames every id occurred, and how many rows it has
 
     accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
         and distinct ids, buffered ones included, that have entered since its ``start_counting``
     """
 
-    def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
+    def __init__(
+        self,
+        vocabulary_size: int | None,
+        dim: int,
+        *,
+        accumulate: bool,
+        mean: bool,
+        is_share: bool = False,
+        count_frames: bool = False,
+        count_rows: bool = False,
+    ) -> None:
         self.accumulates = accumulate
         self._mean = mean and accumulate
-        self.accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
+        self._counts_frames = count_frames and accumulate
+        self.accumulator = Accumulator(
+            dim, vocabulary_size=vocabulary_size, count=self._mean or self._counts_frames, count_rows=count_rows
+        )
         self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
         self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
 
@@ -37,6 +52,14 @@ class TableStore:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
             self._whole += [Coalesced(self.accumulator.drain())] if len(self.accumulator) else self._of_no_rows
+
+    def look(self) -> tuple[list[Coalesced], Int64 | None]:
+        """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
+        if not self.accumulates:
+            return self._whole, None
+        if not len(self.accumulator):
+            return [], None
+        return [Coalesced(self.accumulator.sums())], self.accumulator.counts() if self._counts_frames else None
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
@@ -67,10 +90,11 @@ class TableStore:
             if self.accumulates:
                 self.accumulator.set_state(held)
             else:
-                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"]),)))
+                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
         self.accumulator.start_counting()
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:
     ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
-    return {"ids": ids, "sums": sums}
+    rows = [one.rows for one in frame.summed if one.rows is not None]
+    return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}

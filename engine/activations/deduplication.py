@@ -18,6 +18,7 @@ from penstock.activations.batch_shape import num_samples
 from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.errors import InputError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.validation import MASKED, is_masked
@@ -128,7 +129,7 @@ class DeduplicationData:
         check_fingerprint(fingerprint(config), words[:_FINGERPRINT_WORDS].tobytes().hex())
         step, number = (int(value) for value in words[_FINGERPRINT_WORDS:_HEADER_WORDS].view(np.int64))
         for name, ids in zip(tables, elements, strict=False):
-            check_unique_ids(name, ids, config.sizes[name][0])
+            check_unique_ids(name, ids, config.id_ranges[name][0])
         unique = {name: ids.astype(np.int64) for name, ids in zip(tables, elements, strict=False)}
         uses = []
         for index, feature in enumerate(features):
@@ -230,9 +231,9 @@ def check_uses(name: str, rows: Array, samples: Array, gains: Array | None, num_
 
 def check_unique_ids(table: str, ids: Array, vocabulary_size: int) -> None:
     """Raise InputError for an id outside the table."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary_size:
-        wrong = ids[(ids < 0) | (ids >= vocabulary_size)][0]
+    bad = outside(ids, ANY_INT64 if vocabulary_size == ANY_UINT64 else vocabulary_size)  # the data holds them by bits
+    if bad.any():
         raise InputError(
-            f"deduplication data of table '{table}': expected 0 <= id < {vocabulary_size}, got {wrong}",
+            f"deduplication data of table '{table}': expected {expected(vocabulary_size)}, got {ids[bad][0]}",
             reason="id_out_of_range",
         )

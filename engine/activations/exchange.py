@@ -143,7 +143,7 @@ class Exchange:
         """Return the frame with each table's rows: its features in order, the lookups of each in order."""
         of_feature = {}
         for table, ids in data.unique_ids.items():
-            check_unique_ids(table, ids, self._config.sizes[table][0])
+            check_unique_ids(table, ids, self._config.id_ranges[table][0])
         for index, (uses, gradient) in enumerate(zip(data.features.values(), gradients, strict=True)):
             if len(uses.rows):
                 of_feature[index] = self._rows(index, data, uses, gradient)
@@ -241,6 +241,6 @@ def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Looku
     ids = leaves(structure, features, "features")
     of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
     return [
-        lookups(feature, name_of(config, i), config.sizes[feature.table][0], ids[i], of[i])
+        lookups(feature, name_of(config, i), config.id_ranges[feature.table][0], ids[i], of[i])
         for i, feature in enumerate(features_of(config))
     ]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
 from penstock.activations.coo import by_sample, is_coo, places
+from penstock.config.id_ranges import ANY_UINT64, expected, outside
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
 from penstock.frames import Float32, Int64
@@ -155,9 +156,15 @@ def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
     # numpy holds integers beyond int64 as objects
     if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(one, int) for one in ids):
         raise UsageError(f"{name}: expected integer ids, got {ids.dtype}")
-    bad = (ids < 0) | (ids >= vocabulary_size)
+    if ids.dtype == object:
+        least, kind = (0, np.uint64) if vocabulary_size == ANY_UINT64 else (-(2**63), np.int64)
+        bad = np.array([not least <= one <= np.iinfo(kind).max for one in ids])
+        ids = ids if bad.any() else ids.astype(kind)
+    if ids.dtype != object:
+        bad = outside(ids, vocabulary_size)
     if bad.any():
-        raise InputError(f"{name}: expected 0 <= id < {vocabulary_size}, got {ids[bad][0]}", reason="id_out_of_range")
+        problem = f"{name}: expected {expected(vocabulary_size)}, got {ids[bad][0]}"
+        raise InputError(problem, reason="id_out_of_range")
     return ids.astype(np.int64)
 
 

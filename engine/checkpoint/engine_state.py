@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -72,7 +73,10 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "python": _only_in_python(core.config),
     }
     stores = core.pipeline.stores.items()
-    return Contents(plain, [Record("store", {"table": name}, store.get_state()) for name, store in stores])
+    records = [Record("store", {"table": name}, store.get_state()) for name, store in stores]
+    dynamic = core.tables.dynamic.items()
+    records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
+    return Contents(plain, records)
 
 
 def tables_to_save(core: EngineCore) -> dict[str, Saved]:
@@ -144,11 +148,12 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
     for name, spec in specs.items():
         mine, its = _described(spec), saved[name]
         its = {"storage_dtype": "float32", **its}  # older commits omit it
-        for key in ("dim", "optimizer", "slots", "storage_dtype"):
-            if mine[key] != its[key]:
+        for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
+            if mine.get(key) != its.get(key):
+                said, own = _said(its.get(key)), _said(mine.get(key))
                 raise StateError(
-                    f"{where}: table '{name}' has {key} {_said(its[key])} in the checkpoint and {_said(mine[key])} in "
-                    "the configuration; give the configuration that it was made with"
+                    f"{where}: table '{name}' has {key} {said} in the checkpoint and {own} in the configuration; "
+                    "give the configuration that it was made with"
                 )
         if mine["vocabulary_size"] < its["vocabulary_size"]:
             raise StateError(
@@ -172,9 +177,18 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float3
 
 
 def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
+    places = {
+        record.about["table"]: core.tables.dynamic[record.about["table"]].set_state(record.arrays)
+        for record in folder.records(commit, commit.last_files)
+        if record.kind == "directory"
+    }
     for name, ids, values in rows_of(folder, commit):
+        if name in places:  # the row of a key, and whether it has one, may differ here
+            ids = places[name][ids]
+            values = values[:, ids >= 0]
+            ids = ids[ids >= 0]
         for part, rows in enumerate(values):
-            core.tables.table(name).write(ids, rows, part)
+            core.tables.table(name).write(ids, np.ascontiguousarray(rows), part)
     stores = _stores_of(folder, commit)
     contents = commit.contents
 
@@ -220,6 +234,7 @@ def _described(spec: TableSpec) -> dict[str, Any]:
         "optimizer": type(spec.optimizer).__name__,
         "slots": [name for name, _ in spec.slots],
         "storage_dtype": spec.storage_dtype,
+        **({} if spec.dynamic is None else {"dynamic": asdict(spec.dynamic)}),
     }
 
 

@@ -18,7 +18,16 @@ import penstock.interrupts as interrupts
 from penstock.cli.compile_cache import keep_compiled
 from penstock.cli.options import COMMANDS, Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
-from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError, short
+from penstock.errors import (
+    CapacityError,
+    ConfigError,
+    InputError,
+    PeerError,
+    PenstockError,
+    StateError,
+    UsageError,
+    short,
+)
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
@@ -28,6 +37,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, CONFIG),
     (StateError, STATE),
     (PeerError, RESOURCE),
+    (CapacityError, RESOURCE),
     (PenstockError, FAILED),
     (UnicodeEncodeError, USAGE),
     (MemoryError, RESOURCE),

@@ -198,7 +198,7 @@ def read_options(args: argparse.Namespace, config: EmbeddingConfig, rates: Learn
     from penstock.io.decoding.read_options import ReadOptions
 
     return ReadOptions(
-        sizes=config.sizes,
+        sizes=config.id_ranges,
         features=config.features,
         num_tags=config.num_tags,
         rates_needed=rates.missing,

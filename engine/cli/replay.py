@@ -83,7 +83,7 @@ def replay(args: argparse.Namespace) -> int:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     check_given(rates, config.num_tags)
-    ReadOptions(config.sizes, table=args.table)
+    ReadOptions(config.id_ranges, table=args.table)
     open_sources(own_sources(args))
     check_checkpoint(args)
     if quarantine is not None and not args.resume and is_first(args):

@@ -69,6 +69,11 @@ class Dynamic:
         for problem, fix in _contradictions(self):
             raise ConfigError(f"{problem}; {fix}")
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the number of rows of a key in a step matters."""
+        return self.min_count > 1 or self.probability is not None or self.evict == "lfu" or self.on_full == "reject"
+
 
 _OPTIONAL = {field.name for field in fields(Dynamic) if field.default is None}
 

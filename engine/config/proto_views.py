@@ -11,7 +11,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
+from penstock.config.engine_config_pb2 import DynamicSettings, EngineConfig, GateSettings, TableSettings
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.optimization_parameters_pb2 import (
     ClippingLimits,
     GradientAccumulationStatus,
@@ -41,6 +42,16 @@ class MessageView:
     def sizes(self) -> Mapping[str, tuple[int, int]]:
         """name -> (vocabulary_size, dim); works whatever the optimizers are."""
         return MappingProxyType({table.name: (table.vocabulary_size, table.dimension) for table in self._tables})
+
+    @cached_property
+    def id_ranges(self) -> Mapping[str, tuple[int, int]]:
+        """name -> (vocabulary_size, dim), with ANY_INT64 or ANY_UINT64 for the keys of a dynamic table."""
+        ranges = dict(self.sizes)
+        for settings in self._message.table:
+            if settings.HasField("dynamic") and settings.name in ranges:
+                is_unsigned = settings.dynamic.key_type == DynamicSettings.UINT64
+                ranges[settings.name] = ANY_UINT64 if is_unsigned else ANY_INT64, ranges[settings.name][1]
+        return MappingProxyType(ranges)
 
     @cached_property
     def num_tags(self) -> int:

@@ -8,12 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.core import EngineCore
 from penstock.frames import Float32
 from penstock.validation import place
 
 if TYPE_CHECKING:
     import jax
+    import pyarrow as pa
 
 
 class TableAccess:
@@ -29,12 +33,12 @@ class TableAccess:
     def table(self, name: str) -> jax.Array:
         """Return a copy of the weights in id order, (vocabulary_size, dim); row-sharded if the mesh divides it."""
         with self.core.still():
-            return self.core.tables.table(name).whole()
+            return self.core.tables.whole(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
         """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names."""
         with self.core.still():
-            table = self.core.tables.table(name)
+            table = self.core.tables.whole(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
 
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
@@ -44,6 +48,43 @@ class TableAccess:
         """
         with self.core.still():
             return self.core.tables.lookup(name, ids, forward)
+
+    def keys(self, name: str) -> pa.Array:
+        """Return the keys of a dynamic table that have a row, ascending: an Arrow array of its key type."""
+        import pyarrow as pa
+
+        with self.core.still():
+            table = self.core.tables.dynamic_table(name)
+            return pa.array(np.sort(table.as_given(table.directory.state(expired=False)["key"])))
+
+    def records(self, name: str, keys: Any) -> dict[str, npt.NDArray[Any]]:
+        """Return what is known of keys of a dynamic table, as arrays (n,) by name.
+
+        present : bool, whether the key has a row; last : int64, the clock when it occurred last, -1: unknown
+        count : int64, its count for LFU, 0 without; waiting : int64, occurrences so far of a key that waits for
+        admission
+        """
+        with self.core.still():
+            table = self.core.tables.dynamic_table(name)
+            found = table.directory.records(table.valid_keys(keys))
+        return {"present": found.pop("row") >= 0, **found}
+
+    def explain(self, name: str, key: int) -> str:
+        """Return one line about a key of a dynamic table: present, waiting for admission, or absent."""
+        record = {of: array[0] for of, array in self.records(name, [key]).items()}
+        settings = self.core.tables.dynamic_table(name).settings
+        last = f"last at {'time' if settings.clock == 'time' else 'step'} {record['last']}"
+        if record["present"]:
+            return f"present; {last}" + (f"; count {record['count']}" if settings.evict == "lfu" else "")
+        if record["waiting"]:
+            return f"waits: {record['waiting']} of {settings.min_count} {settings.count}, {last}"
+        return "absent"
+
+    def rows(self, name: str, keys: Any) -> npt.NDArray[np.int32]:
+        """Return the row on the devices of keys of a dynamic table, int32 (n,), -1: none. Valid until the next step."""
+        with self.core.still():
+            table = self.core.tables.dynamic_table(name)
+            return table.directory.rows(table.valid_keys(keys))
 
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
         """Return weights ("parameters") and slots, in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
@@ -57,7 +98,8 @@ class TableAccess:
         """
         self.core.check_whole()
         where, values = self.core.tables.checked(name, rows, ids, slots)
-        self.core.load(partial(self.core.tables.set_rows, name, where, values), {name: where})
+        with self.core.still():
+            self.core.load(partial(self.core.tables.set_rows, name, where, values, self.global_step), {name: where})
 
     def state_hash(self) -> str:
         """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.

@@ -12,7 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Float32
+from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
+from penstock.frames import Float32, Int64
+from penstock.pyx.initial_rows import draw
 
 # TensorFlow's truncated normal redraws values beyond two standard deviations. This one inverts the
 # distribution function: x = q*P(q²)/Q(q²) for |q| <= Φ(2) - ½ is within 4e-9 of the normal quantile
@@ -74,6 +76,24 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
     drawn *= 2.0**-53
     drawn += 2.0**-54
     return drawn
+
+
+def scattered_rows(start: object, seed: int, table: str, keys: Int64, dim: int) -> Float32:
+    """Return the initial rows of any int64 keys, float32 (len(keys), dim): of key k those of row k modulo 2**64.
+
+    start : an ``Initializer`` value
+    """
+    rows = np.empty((len(keys), dim), np.float32)
+    if isinstance(start, Constant):
+        rows.fill(start.value)
+    elif isinstance(start, RowIdInitializer):
+        rows[:] = (keys + np.int64(start.offset)).astype(np.float32)[:, None]
+    elif isinstance(start, Uniform):
+        draw(keys, start_key(seed, table), False, start.maximum - start.minimum, start.minimum, rows)
+    else:
+        assert isinstance(start, TruncatedNormal)  # a configuration with another one is refused
+        draw(keys, start_key(seed, table), True, start.stddev, start.mean, rows)
+    return rows
 
 
 def start_key(seed: int, table: str) -> bytes:

@@ -22,6 +22,7 @@ from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError, listed
 from penstock.frames import Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
+from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import truncated_normal, uniform
 from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
@@ -92,8 +93,12 @@ class TableSet:
         self._together = make_tables(mesh, wanted, outside, threads)
         made = {name: table for together in self._together for name, table in together.tables.items()}
         self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
+        self.dynamic = {
+            name: DynamicTable(spec, made[name], seed) for name, spec in self.specs.items() if spec.dynamic is not None
+        }
         for name, spec in self.specs.items():
-            self._tables[name].fill(self.start_of(spec, seed))
+            if name not in self.dynamic:
+                self._tables[name].fill(self.start_of(spec, seed))
 
     def table(self, name: str) -> DeviceTable:
         """Return a table on the devices. Raises UsageError for a name missing from the configuration."""
@@ -123,11 +128,27 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
+    def plan(self, look: Callable[[str], tuple[list[Coalesced], Int64 | None]], step: int) -> None:
+        """Decide which keys of dynamic tables get and lose rows in a step. look : ``TableStore.look`` of a table
+
+        Raises CapacityError; nothing has changed then.
+        """
+        for name, table in self.dynamic.items():
+            table.plan(*look(name), clock=step, step=step)
+
+    def located(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
+        """Return the sums of the planned step by row, where they were by key."""
+        for name, table in self.dynamic.items():
+            coalesced[name] = table.located(coalesced[name])
+        return coalesced
+
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         """Apply one step: update every table's coalesced rows by its optimizer.
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
+        for table in self.dynamic.values():
+            table.begin_step()
         for together in self._together:
             turns: list[list[tuple[str, Coalesced, float]]] = []
             for name in together.tables:
@@ -154,7 +175,7 @@ class TableSet:
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
         for name, several in coalesced.items():
-            if self.specs[name].rule.non_lazy:
+            if self.specs[name].rule.non_lazy or (name in self.dynamic and self.dynamic[name].num_removed):
                 return True
             for rows in several:
                 if rows.num_ids:
@@ -180,15 +201,30 @@ class TableSet:
 
         forward : return them as a forward pass sees them, that is, quantized where the table is
         """
-        rows = self.table(name).read(self.valid_ids(name, ids))
+        dynamic = self.dynamic.get(name)
+        rows = (dynamic or self.table(name)).read(self.valid_ids(name, ids))
         seen = self.specs[name].quantization if forward else None
         if seen is None:
             return rows
         return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
+    def whole(self, name: str) -> DeviceTable:
+        """Return a table on the devices whose rows are all of its ids. Raises UsageError for a dynamic table."""
+        table = self.table(name)
+        if name in self.dynamic:
+            raise UsageError(f"table '{name}' is dynamic and has no whole: use keys() and lookup()")
+        return table
+
+    def dynamic_table(self, name: str) -> DynamicTable:
+        """Return a dynamic table. Raises UsageError for another one."""
+        self.table(name)
+        if name not in self.dynamic:
+            raise UsageError(f"table '{name}' is not dynamic: its ids are all below {self.specs[name].vocabulary_size}")
+        return self.dynamic[name]
+
     def retrieve(self, name: str) -> dict[str, Float32]:
         """Return a table's weights and slots by name, float32 (vocabulary_size, dim) in id order."""
-        table = self.table(name)
+        table = self.whole(name)
         return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
 
     def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
@@ -197,6 +233,8 @@ class TableSet:
         if set(slots) != set(parts) - {WEIGHTS}:
             wanted = ", ".join(list(parts)[1:]) or "none"
             raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
+        if ids is None:
+            self.whole(name)
         where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(where)) != len(where):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
@@ -214,8 +252,14 @@ class TableSet:
             values[parts[key]] = value
         return where, values
 
-    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them"""
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32], step: int) -> None:
+        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them
+
+        step : the current one. Raises CapacityError if a dynamic table has no room; nothing has changed then.
+        """
+        if name in self.dynamic:
+            self.dynamic[name].write(ids, values, step)
+            return
         for part, rows in values.items():
             self.table(name).write(ids, rows, part)
 
@@ -225,9 +269,12 @@ class TableSet:
         for name in sorted(self._tables):
             table = self._tables[name]
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
+            blocks = self.dynamic[name].stream if name in self.dynamic else table.stream
             for part in range(table.num_parts):
-                for block in table.stream(part):
+                for block in blocks(part):
                     digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
+            if name in self.dynamic:
+                self.dynamic[name].hash_keys(digest)
         digest.update(struct.pack("<q", global_step))
         return digest.hexdigest()
 
@@ -277,6 +324,8 @@ class TableSet:
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""
         size = self.table(name).layout.vocabulary_size
+        if name in self.dynamic:
+            return self.dynamic[name].valid_keys(ids)
         if is_masked(ids):
             raise UsageError(f"table '{name}', ids: {MASKED}")
         try:

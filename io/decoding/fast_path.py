@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.config.id_ranges import ANY_UINT64
 from penstock.frames import Rows
 from penstock.io.decoding.columns import Codes, Float32, Int64
 from penstock.io.decoding.rows import Broken, Decoded
@@ -91,6 +92,8 @@ def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int
     numbers = [field.type for field in (roles.id, roles.step) if field is not None]
     if any(kind != pa.int64() for kind in numbers) or not pa.types.is_fixed_size_list(gradient):
         return None
-    if gradient.value_type != pa.float32() or table is None or sizes.get(table, (0, -1))[1] != gradient.list_size:
+    vocabulary_size, dim = sizes.get(table or "", (0, -1))
+    if gradient.value_type != pa.float32() or dim != gradient.list_size or vocabulary_size == ANY_UINT64:
         return None
+    assert table is not None
     return PlainColumns(roles, table)

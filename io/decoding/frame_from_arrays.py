@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.config.id_ranges import ANY_UINT64
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -59,7 +60,7 @@ def one_frame(
 
 def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
-    if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+    if size is None or size[0] == ANY_UINT64 or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
         return None
     if is_masked(ids) or is_masked(values):
         return None

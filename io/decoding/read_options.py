@@ -15,7 +15,7 @@ from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
 class ReadOptions:
     """The options for reading sources.
 
-    sizes : table → (vocabulary_size, dim)
+    sizes : table → (vocabulary_size, dim); for dynamic tables ANY_INT64 or ANY_UINT64 (``config.id_ranges``)
     features : of the configuration, for example streams
     num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
     table : of rows that name none

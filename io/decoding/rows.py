@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.config.id_ranges import ANY_UINT64, expected, outside
 from penstock.errors import InputError, listed
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
@@ -220,8 +221,9 @@ def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
     gradients = decoded.gradients
     if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
         return True
-    dims = [-1 if name is None else sizes.get(name, (0, -1))[1] for name in decoded.tables]
-    if -1 in dims:
+    known = [(0, -1) if name is None else sizes.get(name, (0, -1)) for name in decoded.tables]
+    dims = [dim for _, dim in known]
+    if -1 in dims or any(vocabulary == ANY_UINT64 for vocabulary, _ in known):
         return True
     if decoded.codes is None:
         return not gradients.all_of(dims[0], 0, decoded.num_rows)
@@ -241,14 +243,11 @@ def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt
         # The last entry stands for code -1, a null.
         lookup = np.array([*known, (0, -1)], np.int64)
         vocabulary, dim = lookup[decoded.codes, 0], lookup[decoded.codes, 1]
-    out_of_range = (decoded.ids < 0) | (decoded.ids >= vocabulary)
-    if decoded.raw_ids.dtype == np.uint64:
-        out_of_range |= decoded.raw_ids > np.uint64(2**63 - 1)
     causes = {
         "gradient_not_finite": decoded.gradients.not_finite(),
         "length_mismatch": decoded.gradients.differ_from(dim),
         "gradient_null": decoded.gradients.null,
-        "id_out_of_range": out_of_range,
+        "id_out_of_range": outside(decoded.raw_ids, vocabulary),
         "id_null": decoded.ids_null,
         "unknown_table": np.asarray(dim < 0),
     }
@@ -272,8 +271,8 @@ def explain(
     if reason == "id_null":
         return "expected an id, got null", roles.id.name
     if reason == "id_out_of_range":
-        wanted = f"0 <= id < {vocabulary} (vocabulary_size of table '{table}')"
-        return f"expected {wanted}, got {decoded.raw_ids[row]}", roles.id.name
+        wanted = f"{'vocabulary_size' if vocabulary > 0 else 'key_type'} of table '{table}'"
+        return f"expected {expected(vocabulary)} ({wanted}), got {decoded.raw_ids[row]}", roles.id.name
     gradients, column = decoded.gradients, roles.gradient.name
     if reason == "gradient_null":
         return f"expected {dim} floats, got null", column

@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # key in the schema's metadata
-OPS = ("upsert", "delete")  # nothing deletes yet
+OPS = ("upsert", "delete")
 
 # A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
 MOST_ROWS = 1 << 16
@@ -35,18 +35,26 @@ class Shape(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows of one table to read. ids : ascending; a range if a whole table changed."""
+    """Rows of one table to read. ids : ascending; a range if a whole table changed.
+
+    deleted : which ids have no row any more, of a dynamic table; None: of another one
+    """
 
     table: str
     ids: Int64 | range
+    deleted: npt.NDArray[np.bool_] | None = None
 
 
 class Piece(NamedTuple):
-    """The values of a block. values : column → float32 (n, dim), "row" first, then the slots of the table"""
+    """The values of a block. values : column → float32 (n, dim), "row" first, then the slots of the table
+
+    deleted : as of the block; the values are of the other ids
+    """
 
     table: str
     ids: Int64
     values: Mapping[str, Float32]
+    deleted: npt.NDArray[np.bool_] | None = None
 
 
 class DeltaForm:
@@ -56,6 +64,7 @@ class DeltaForm:
     slots : the slots to include next to the weights; True: all
     op : include a column with the operation to apply to the row
     numbered : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
+    removes : rows may be null, of deletes; unsigned : ids are uint64, held by their bits
 
     Raises UsageError for a slot that no table has.
     """
@@ -67,7 +76,10 @@ class DeltaForm:
         *,
         op: bool = False,
         numbered: bool = False,
+        removes: bool = False,
+        unsigned: bool = False,
     ) -> None:
+        self._unsigned = unsigned
         self._tables, self._op, self._numbered = tables, op, numbered
         self._slots = _checked(tables, slots)
         self._places = {name: place for place, name in enumerate(tables)}
@@ -76,8 +88,8 @@ class DeltaForm:
         fields = [
             pa.field("table", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),
             pa.field("step", pa.int64(), nullable=False),
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("row", rows, nullable=False),
+            pa.field("id", pa.uint64() if unsigned else pa.int64(), nullable=False),
+            pa.field("row", rows, nullable=removes),
             *(pa.field(slot, rows) for slot in self._slots),
         ]
         if op:
@@ -110,7 +122,10 @@ class DeltaForm:
                     batch, room = [], 1.0
                     continue
                 count = max(count, 1)  # a row that exceeds the limit of a batch is one batch
-                batch.append(Block(block.table, block.ids[first : first + count]))
+                some = slice(first, first + count)
+                batch.append(
+                    Block(block.table, block.ids[some], None if block.deleted is None else block.deleted[some])
+                )
                 first, room = first + count, room - count * share
         if batch:
             yield batch
@@ -120,14 +135,16 @@ class DeltaForm:
         lengths = [len(piece.ids) for piece in pieces]
         num_rows = sum(lengths)
         places = np.array([self._places[piece.table] for piece in pieces], np.int32)
+        ids = np.concatenate([piece.ids for piece in pieces])
         columns: list[pa.Array] = [
             pa.DictionaryArray.from_arrays(np.repeat(places, lengths), self._names),
             pa.array(np.full(num_rows, step)),
-            pa.array(np.concatenate([piece.ids for piece in pieces])),
+            pa.array(ids.view(np.uint64) if self._unsigned else ids),
             *(self._lists(pieces, column) for column in ("row", *self._slots)),
         ]
         if self._op:
-            columns.append(pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int8), pa.array(OPS)))
+            ops = np.concatenate([_deleted(piece) for piece in pieces]).astype(np.int8)
+            columns.append(pa.DictionaryArray.from_arrays(ops, pa.array(OPS)))
         if self._numbered:
             columns.append(pa.array(np.full(num_rows, parent)))
             columns.append(pa.array(np.full(num_rows, checksum, np.uint32)))
@@ -136,9 +153,11 @@ class DeltaForm:
 
     def _lists(self, pieces: Sequence[Piece], column: str) -> pa.Array:
         """Build a column of lists, null where a table has no such slot."""
-        widths = np.repeat(
-            [piece.values[column].shape[1] if column in piece.values else 0 for piece in pieces],
-            [len(piece.ids) for piece in pieces],
+        widths = np.concatenate(
+            [
+                np.where(_deleted(piece), 0, piece.values[column].shape[1] if column in piece.values else 0)
+                for piece in pieces
+            ]
         )
         offsets = np.zeros(len(widths) + 1, np.int32)
         np.cumsum(widths, out=offsets[1:])
@@ -149,16 +168,25 @@ class DeltaForm:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=mask)
 
 
+def _deleted(piece: Piece) -> npt.NDArray[np.bool_]:
+    return np.zeros(len(piece.ids), bool) if piece.deleted is None else piece.deleted
+
+
 def checksum_begin(step: int, parent: int) -> int:
     """Return the checksum of a delta before its first row: CRC-32 of both numbers, int64, little-endian."""
     return zlib.crc32(struct.pack("<qq", parent, step))
 
 
 def checksum_with(crc: int, pieces: Sequence[Piece]) -> int:
-    """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order."""
+    """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
+
+    Of a dynamic table, a byte per id follows the ids: 1 for a delete.
+    """
     for piece in pieces:
         crc = zlib.crc32(piece.table.encode() + b"\0", crc)
         crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
+        if piece.deleted is not None:
+            crc = zlib.crc32(piece.deleted.astype(np.uint8).data, crc)
         for values in piece.values.values():
             crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
     return crc

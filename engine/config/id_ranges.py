@@ -1,0 +1,31 @@
+"""Which integers are ids of a table: those below its vocabulary_size, or any key of a dynamic table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# In place of a vocabulary_size: every int64, or every uint64, is a key. Keys of uint64 are held by their bits.
+ANY_INT64, ANY_UINT64 = 0, -1
+
+
+def outside(ids: npt.NDArray[Any], vocabulary_size: int | np.int64 | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which integers are no ids. vocabulary_size : of all, or of each; or ANY_INT64 or ANY_UINT64"""
+    is_uint64 = ids.dtype == np.uint64
+    signed = ids.astype(np.int64, copy=False) if is_uint64 else ids
+    below = np.asarray(vocabulary_size, np.int64)
+    bad = (signed < 0) | (signed >= below)
+    if (below <= 0).any():
+        bad = np.where(below > 0, bad, False if is_uint64 else (signed < 0) & (below == ANY_UINT64))
+    if is_uint64:
+        bad = np.where(below == ANY_UINT64, False, bad | (ids > np.uint64(2**63 - 1)))
+    return np.asarray(bad, np.bool_)
+
+
+def expected(vocabulary_size: int, name: str = "id") -> str:
+    """Return what was expected, for messages."""
+    if vocabulary_size == ANY_INT64:
+        return f"an int64 {name}"
+    return f"0 <= {name} < {2**64 if vocabulary_size == ANY_UINT64 else vocabulary_size}"

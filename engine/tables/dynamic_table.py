@@ -1,0 +1,225 @@
+"""A dynamic table: any 64-bit key is an id, and a directory says which keys have a row of the table on the devices.
+
+Everything else of an engine sees an ordinary table of ``vocabulary_size`` rows. What an opening does to the directory
+is planned before any table changes, and committed with the step.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
+from penstock.config.specs import TableSpec
+from penstock.errors import CapacityError, StateError, UsageError
+from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
+from penstock.pyx.directory import Directory
+from penstock.pyx.directory_plan import Plan
+from penstock.tables.initializers import scattered_rows
+from penstock.validation import MASKED, is_masked
+
+if TYPE_CHECKING:
+    from penstock.bridge.device_tables import DeviceTable
+
+Run = Callable[[list[Callable[[], bool]]], Any]
+_ROWS_AT_ONCE = 1 << 16
+_NO_KEYS = np.zeros(0, np.int64)
+
+
+class DynamicTable:
+    """The keys of one table, and its rows.
+
+    table : on the devices; seed : of the initial rows, the hash and admission by chance
+
+    run : runs tasks on the engine's threads; None: on the caller's
+    changed : the keys that the last step or load removed, then those whose rows it changed: int64 (n,)
+    before : which of them had a row before: bool (n,)
+    num_removed : how many it removed
+    """
+
+    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int) -> None:
+        settings = spec.dynamic
+        assert settings is not None
+        self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
+        self.run: Run | None = None
+        self.directory = Directory(
+            spec.vocabulary_size,
+            seed,
+            spec.name,
+            min_count=settings.min_count,
+            by_frames=settings.count == "frames",
+            probability=settings.probability,
+            forget_after=settings.forget_after,
+            expire_after=settings.expire_after,
+            evict=settings.evict,
+            half_life=settings.half_life,
+        )
+        self._plan: Plan | None = None
+        self.changed, self.before, self.num_removed = _NO_KEYS, np.zeros(0, bool), 0
+
+    # ---- a step
+
+    def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
+        """Decide what an opening does; nothing changes yet.
+
+        frames : the sums of the opening, by key; num_frames : of every key of the one Coalesced, in order, if counted
+        Raises CapacityError if a new key finds no room and the settings say so.
+        """
+        keys, rows = _joined([one.ids for frame in frames for one in frame.summed]), None
+        counted = [one.rows for frame in frames for one in frame.summed if one.num_ids]
+        if counted and counted[0] is not None:
+            rows = _joined(counted)
+        if len(frames) > 1:
+            keys, at = np.unique(keys, return_inverse=True)
+            num_frames = np.bincount(at, minlength=len(keys))
+            rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+        self._plan = self._planned(Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run))
+
+    def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
+        """Return the sums of the planned opening by row, without those of keys that were not admitted."""
+        plan, found = self._plan, []
+        assert plan is not None
+        first = 0
+        for frame in frames:
+            summed = []
+            for one in frame.summed:
+                if len(frames) > 1:
+                    rows = plan.found[np.searchsorted(plan.keys, one.ids)]
+                else:
+                    rows, first = plan.found[first : first + one.num_ids], first + one.num_ids
+                admitted = rows >= 0
+                if admitted.all():
+                    summed.append(SummedArrays(rows.astype(np.int64), one.sums))
+                else:
+                    summed.append(SummedArrays(rows[admitted].astype(np.int64), one.sums[admitted]))
+            found.append(Coalesced(tuple(summed)))
+        return found
+
+    def begin_step(self) -> None:
+        """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
+        plan = self._plan
+        assert plan is not None
+        fresh = plan.fresh
+        if len(fresh):
+            rows = plan.found[fresh].astype(np.int64)
+            for part, values in enumerate(self.initial(plan.keys[fresh])):
+                self._table.write(rows, values, part)
+        _, removed, _ = plan.removed()
+        had_row = np.ones(len(plan.keys), bool)
+        had_row[fresh] = False
+        has_row = plan.found >= 0
+        self.num_removed = len(removed)
+        self.changed = np.concatenate([removed, plan.keys[has_row]])
+        self.before = np.concatenate([np.ones(len(removed), bool), had_row[has_row]])
+        plan.commit()
+        self._plan = None
+
+    def _planned(self, plan: Plan) -> Plan:
+        if plan.num_rejected and (self.settings.on_full == "error"):
+            plan.cancel()
+            self._refuse(plan.num_rejected)
+        return plan
+
+    def _refuse(self, num_rejected: int) -> None:
+        directory = self.directory
+        shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
+        raise CapacityError(
+            f"table '{self.spec.name}': no room for {num_rejected} new keys: {len(directory)} of "
+            f"{directory.capacity} rows are in use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
+        )
+
+    # ---- reading and writing by key
+
+    def initial(self, keys: Int64) -> list[Float32]:
+        """Return the initial weights and slots of keys: float32 (n, dim) each."""
+        spec = self.spec
+        weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
+        return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
+
+    def read(self, keys: Int64, part: int = 0) -> Float32:
+        """Return one part of the rows of keys, which may repeat: float32 (n, dim); absent keys as the settings say."""
+        rows = self.directory.rows(keys).astype(np.int64)
+        absent = rows < 0
+        if not absent.any():
+            return self._table.read(rows, part)
+        values = np.zeros((len(keys), self.spec.dim), np.float32)
+        values[~absent] = self._table.read(rows[~absent], part)
+        if self.settings.missing == "initial" or part:
+            values[absent] = self.initial(keys[absent])[part]
+        return values
+
+    def write(self, keys: Int64, values: Mapping[int, Float32], step: int) -> None:
+        """Set rows of distinct keys, which are admitted without a filter. values : part → float32 (n, dim)
+
+        Raises CapacityError; nothing has changed then.
+        """
+        clock = max(self.directory.clock, step) if self.settings.clock == "steps" else self.directory.clock
+        plan = Plan(self.directory, keys, clock=clock, step=step, admit_all=True, run=self.run)
+        if plan.num_rejected:
+            plan.cancel()
+            self._refuse(plan.num_rejected)
+        self._plan = plan
+        self.begin_step()
+        for part, rows in values.items():
+            self._table.write(plan.found.astype(np.int64), rows, part)
+
+    def valid_keys(self, keys: Any) -> Int64:
+        """Return keys as int64, those of uint64 keys by their bits. Raises UsageError."""
+        name, settings = self.spec.name, self.settings
+        if is_masked(keys):
+            raise UsageError(f"table '{name}', ids: {MASKED}")
+        try:
+            given = np.asarray(keys).reshape(-1)
+        except ValueError as error:
+            raise UsageError(f"table '{name}': expected integer ids: {error}") from None
+        if not given.size:
+            return _NO_KEYS
+        if not np.issubdtype(given.dtype, np.integer):
+            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
+        possible = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
+        bad = outside(given, possible)
+        if bad.any():
+            raise UsageError(f"table '{name}': expected {expected(possible)}, got {given[bad][0]}")
+        return given.astype(np.int64)
+
+    def as_given(self, keys: Int64) -> npt.NDArray[Any]:
+        """Return keys in their type."""
+        return keys.view(np.uint64) if self.settings.key_type == "uint64" else keys
+
+    def stream(self, part: int = 0) -> Iterator[Float32]:
+        """Yield one part of the rows in order of the mixed key, in blocks, without those of expired keys."""
+        rows = self.directory.state(expired=False)["row"].astype(np.int64)
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            yield self._table.read(rows[first : first + _ROWS_AT_ONCE], part)
+
+    # ---- state
+
+    def hash_keys(self, digest: Any) -> None:
+        """Add the keys and all that decides their future: last and count of each, and the candidates."""
+        state, waiting = self.directory.state(expired=False), self.directory.candidates()
+        for array in (state["key"], state["last"], state.get("count"), *waiting.values()):
+            if array is not None:
+                digest.update(struct.pack("<q", len(array)))
+                digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+        digest.update(struct.pack("<q", self.directory.clock))
+
+    def get_state(self) -> dict[str, Array]:
+        return self.directory.get_state()
+
+    def set_state(self, state: Mapping[str, Array]) -> Int64:
+        """Restore the keys; return for every row of the saved table the row here, -1 where it had no key."""
+        try:
+            rows = self.directory.set_state(state)
+        except ValueError as error:
+            raise StateError(f"table '{self.spec.name}': {error}") from None
+        places = np.full(int(state["numbers"][0]), -1, np.int64)
+        places[state["row"]] = rows
+        return places
+
+
+def _joined(arrays: Sequence[Int64]) -> Int64:
+    return arrays[0] if len(arrays) == 1 else np.concatenate([_NO_KEYS, *arrays])
