@@ -19,7 +19,7 @@ from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.frames import Int64
-from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
+from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Delta:
         pieces = [self._read(block) for block in self._waiting[0]]
         self._waiting.popleft()  # only now: after a failed read the blocks are still waiting
         self._rows_left -= sum(len(piece.ids) for piece in pieces)
-        self._checksum = checksum_with(self._checksum, pieces)
+        self._checksum = self._form.checksum(self._checksum, pieces)
         return self._form.batch(pieces, self._step, self._parent, self._checksum, self._rows_left)
 
 

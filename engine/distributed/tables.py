@@ -20,7 +20,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
-from penstock.errors import UsageError
+from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
 from penstock.tables.table_set import TableSet, start_of
 
@@ -153,6 +153,9 @@ class SharedState(TableSet):
     ) -> None:
         self._peers = peers
         self.specs = {spec.name: spec for spec in config.tables}
+        for name, spec in self.specs.items():
+            if spec.dynamic is not None:
+                raise ConfigError(f"table '{name}': a job of several processes cannot hold a dynamic table; use one")
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)
@@ -162,6 +165,7 @@ class SharedState(TableSet):
             for name, spec in self.specs.items()
         }
         self._tables = self._shared  # type: ignore[assignment]
+        self.dynamic = {}
 
     def here(self, name: str) -> DeviceTable:
         """This process's rows of a table."""

@@ -19,7 +19,8 @@ from penstock.errors import UsageError
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # key in the schema's metadata
+# Key in the schema's metadata, and its values: for streams with deletes, whose checksums cover ``op``, and others.
+DELTAS_KEY, VERSION, VERSION_WITH_DELETES = b"penstock.deltas", b"1", b"2"
 OPS = ("upsert", "delete")
 
 # A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
@@ -79,7 +80,7 @@ class DeltaForm:
         removes: bool = False,
         unsigned: bool = False,
     ) -> None:
-        self._unsigned = unsigned
+        self._removes, self._unsigned = removes, unsigned
         self._tables, self._op, self._numbered = tables, op, numbered
         self._slots = _checked(tables, slots)
         self._places = {name: place for place, name in enumerate(tables)}
@@ -98,7 +99,7 @@ class DeltaForm:
             fields.append(pa.field("parent", pa.int64(), nullable=False))
             fields.append(pa.field("checksum", pa.uint32(), nullable=False))
             fields.append(pa.field("rows_left", pa.int64(), nullable=False))
-        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION})
+        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION_WITH_DELETES if removes else VERSION})
 
     def slots_of(self, table: str) -> list[str]:
         """Return the slots of a table that are included."""
@@ -151,6 +152,20 @@ class DeltaForm:
             columns.append(pa.array(np.full(num_rows, rows_left)))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
+    def checksum(self, crc: int, pieces: Sequence[Piece]) -> int:
+        """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
+
+        In a stream with deletes, a byte per id follows the ids, which is 1 for a delete.
+        """
+        for piece in pieces:
+            crc = zlib.crc32(piece.table.encode() + b"\0", crc)
+            crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
+            if self._removes:
+                crc = zlib.crc32(_deleted(piece).astype(np.uint8).data, crc)
+            for values in piece.values.values():
+                crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
+        return crc
+
     def _lists(self, pieces: Sequence[Piece], column: str) -> pa.Array:
         """Build a column of lists, null where a table has no such slot."""
         widths = np.concatenate(
@@ -175,21 +190,6 @@ def _deleted(piece: Piece) -> npt.NDArray[np.bool_]:
 def checksum_begin(step: int, parent: int) -> int:
     """Return the checksum of a delta before its first row: CRC-32 of both numbers, int64, little-endian."""
     return zlib.crc32(struct.pack("<qq", parent, step))
-
-
-def checksum_with(crc: int, pieces: Sequence[Piece]) -> int:
-    """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
-
-    Of a dynamic table, a byte per id follows the ids: 1 for a delete.
-    """
-    for piece in pieces:
-        crc = zlib.crc32(piece.table.encode() + b"\0", crc)
-        crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
-        if piece.deleted is not None:
-            crc = zlib.crc32(piece.deleted.astype(np.uint8).data, crc)
-        for values in piece.values.values():
-            crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
-    return crc
 
 
 def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[str]:

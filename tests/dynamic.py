@@ -1,0 +1,101 @@
+"""Engines with dynamic tables, logs for them, and a reader of their deltas."""
+
+import zlib
+
+import numpy as np
+import pyarrow as pa
+
+import penstock as ps
+
+
+def config_of(dynamic=None, rows=64, dim=4, optimizer=None, name="user", **more):
+    dynamic = ps.Dynamic() if dynamic is None else dynamic
+    table = ps.TableConfig(rows, dim, name=name, optimizer=optimizer or ps.Adagrad(0.1), dynamic=dynamic)
+    return ps.EmbeddingConfig.from_tables([table], **more)
+
+
+def engine_of(dynamic=None, **options):
+    names = ("rows", "dim", "optimizer")
+    config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})
+    return ps.Engine(config, **options)
+
+
+def push(engine, keys, value=1.0, dim=4, **options):
+    return engine.apply({"user": (np.asarray(keys), np.full((len(keys), dim), value, np.float32))}, **options)
+
+
+def log_of(steps, dim=4):
+    """A record batch of a log. steps : of each step the keys of its rows"""
+    keys = np.concatenate([np.asarray(some, np.int64) for some in steps])
+    rng = np.random.default_rng(len(keys))
+    grads = rng.standard_normal((len(keys), dim)).astype(np.float32)
+    return pa.record_batch(
+        {
+            "id": pa.array(keys),
+            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(grads.reshape(-1)), dim),
+            "step": pa.array(np.repeat(np.arange(len(steps)), [len(some) for some in steps])),
+        }
+    )
+
+
+def cut(batch, sizes):
+    """The same rows in batches of these sizes, over and over."""
+    batches, at, turn = [], 0, 0
+    while at < batch.num_rows:
+        batches.append(batch.slice(at, sizes[turn % len(sizes)]))
+        at, turn = at + sizes[turn % len(sizes)], turn + 1
+    return batches
+
+
+def churning_steps(num_steps=60, num_keys=40, per_step=24, seed=0):
+    """Keys that drift, so that old ones expire or are evicted; hashed over all 64 bits."""
+    rng = np.random.default_rng(seed)
+    steps = []
+    for step in range(num_steps):
+        ranks = (step // 2 + rng.integers(0, num_keys, per_step)).astype(np.uint64)
+        steps.append((ranks * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
+    return steps
+
+
+class Reader:
+    """A dictionary that follows deltas: key → row."""
+
+    def __init__(self, step=0):
+        self.rows, self.step, self.ops = {}, step, {"upsert": 0, "delete": 0}
+        self._checksum, self._pending = None, []
+
+    def take(self, batch):
+        step, parent, checksum, left = (batch[name][0].as_py() for name in ("step", "parent", "checksum", "rows_left"))
+        ops, ids = batch["op"].to_pylist(), batch["id"].to_pylist()
+        assert ids == sorted(ids)
+        if self._checksum is None:
+            self._checksum = zlib.crc32(np.array([parent, step], "<i8").tobytes())
+        crc = zlib.crc32(b"user\0", self._checksum)
+        crc = zlib.crc32(np.array([i - 2**64 if i >= 2**63 else i for i in ids], "<i8").tobytes(), crc)
+        crc = zlib.crc32(bytes(op == "delete" for op in ops), crc)
+        rows = batch["row"].to_pylist()
+        crc = zlib.crc32(np.array([row for row in rows if row is not None], "<f4").tobytes(), crc)
+        for column in batch.schema.names[4 : batch.schema.names.index("op")]:
+            values = [row for row in batch[column].to_pylist() if row is not None]
+            crc = zlib.crc32(np.array(values, "<f4").tobytes(), crc)
+        if crc != checksum:
+            raise ValueError(f"delta {step}: its checksum differs")
+        self._checksum = crc
+        self._pending += zip(ids, ops, rows, strict=True)
+        if left:
+            return
+        if parent != self.step:
+            raise ValueError(f"delta {step} follows on {parent}, not on {self.step}")
+        for key, op, row in self._pending:
+            self.ops[op] += 1
+            if op == "delete":
+                assert row is None
+                del self.rows[key]  # a delete of a key that the reader never had is an error
+            else:
+                self.rows[key] = row
+        self._checksum, self._pending, self.step = None, [], step
+
+    def follow(self, batches):
+        for batch in batches:
+            self.take(batch)
+        return self

@@ -1,0 +1,223 @@
+"""Engines with dynamic tables: equal to static tables where both exist, and the same whatever cuts the work."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from dynamic import churning_steps, config_of, cut, engine_of, log_of, push
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+
+OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.FTRL(0.1)]
+BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
+
+
+@given(
+    st.sampled_from(OPTIMIZERS),
+    st.lists(st.lists(st.integers(0, 12), max_size=20), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.sampled_from(["mean", "sum"]),
+)
+@settings(max_examples=60)
+def test_a_table_whose_keys_all_fit_equals_a_static_table(optimizer, steps, num_required, reduction):
+    table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=num_required, reduction=reduction)
+    dynamic = ps.Engine(config_of(rows=26, optimizer=optimizer), num_required=num_required, reduction=reduction)
+    deltas = []
+    for engine in (static, dynamic):
+        batches = list(engine.stage([log_of(steps)], numbered=False, slots=True, op=True))
+        deltas.append([batch.to_pylist() for batch in batches])
+        engine.flush()
+    assert deltas[0] == deltas[1]
+    touched = sorted({key for some in steps for key in some})
+    for forward in (False, True):
+        assert (
+            static.lookup("user", range(13), forward).tobytes() == dynamic.lookup("user", range(13), forward).tobytes()
+        )
+    assert dynamic.keys("user").to_pylist() == touched
+    assert dynamic.core.tables.dynamic["user"].read(np.arange(13), 1 if static.slots("user") else 0).tobytes() == (
+        np.asarray(next(iter(static.slots("user").values()), static.table("user"))).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    "dynamic",
+    [
+        BITING,
+        ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=9, evict="lfu", half_life=4),
+        ps.Dynamic(probability=0.4, evict="lru", on_full="reject"),
+    ],
+    ids=["lru", "lfu", "chance"],
+)
+def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of):
+    log = log_of(churning_steps())
+    states = set()
+    for devices, threads, sizes in [(1, 1, [10_000]), (1, 2, [7]), (3, 8, [1, 100]), (8, 1, [24, 3])]:
+        engine = ps.Engine(config_of(dynamic, rows=32), mesh_of(devices), num_required=2, threads=threads)
+        engine.run(cut(log, sizes), flush=True)
+        directory = engine.core.tables.dynamic["user"].directory
+        states.add((engine.state_hash(), directory.num_admitted, directory.num_evicted, directory.num_expired))
+    assert len(states) == 1
+    _, admitted, evicted, _ = states.pop()
+    assert evicted > admitted / 5
+
+
+def test_keys_of_the_whole_range_by_type():
+    keys = [-(2**63), -1, 0, 1, 2**63 - 1]
+    engine = engine_of()
+    push(engine, keys)
+    assert engine.keys("user").to_pylist() == sorted(keys)
+    unsigned = engine_of(ps.Dynamic(key_type="uint64"))
+    push(unsigned, np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64))
+    assert unsigned.keys("user") == pa.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], pa.uint64())
+    assert unsigned.records("user", np.array([2**64 - 1, 5], np.uint64))["present"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64])
+def test_a_number_is_the_same_key_in_every_type(kind):
+    engine = engine_of()
+    push(engine, np.array([7, 9], kind))
+    push(engine, np.array([7], np.int64))
+    assert engine.keys("user").to_pylist() == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("key_type", "ids", "message"),
+    [
+        (
+            "int64",
+            np.array([2**63], np.uint64),
+            "expected an int64 id .key_type of table 'user'., got 9223372036854775808",
+        ),
+        ("uint64", np.array([-1]), "expected 0 <= id < 18446744073709551616 .key_type of table 'user'., got -1"),
+    ],
+)
+def test_keys_outside_the_type_are_bad_rows(key_type, ids, message):
+    engine = engine_of(ps.Dynamic(key_type=key_type))
+    with pytest.raises(ps.InputError, match=message) as error:
+        push(engine, ids)
+    assert error.value.reason == "id_out_of_range"
+    with pytest.raises(ps.UsageError, match="table 'user': expected"):
+        engine.lookup("user", ids)
+
+
+def test_absent_keys_show_their_initial_row_or_zero():
+    initial, zero = engine_of(), engine_of(ps.Dynamic(missing="zero"))
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(99, 4, name="user", optimizer=ps.SGD(1.0))]))
+    keys = [3, 98, 3]
+    assert initial.lookup("user", keys).tobytes() == static.lookup("user", keys).tobytes()
+    assert not zero.lookup("user", keys).any()
+    assert np.isfinite(initial.lookup("user", [-1, 2**62])).all()
+
+
+def test_reading_changes_nothing():
+    engine = engine_of(BITING, rows=8)
+    push(engine, [1, 1, 2])
+    before = engine.state_hash()
+    engine.lookup("user", [1, 2, 3])
+    engine.keys("user")
+    engine.records("user", [1, 2, 3])
+    engine.rows("user", [1, 2, 3])
+    list(engine.stage([]))
+    assert engine.state_hash() == before
+
+
+def test_a_key_waits_explains_itself_and_starts_with_the_step_that_admits_it():
+    engine = engine_of(ps.Dynamic(min_count=3), optimizer=ps.SGD(1.0))
+    start = engine.lookup("user", [5])
+    push(engine, [5, 5])
+    assert engine.explain("user", 5) == "waits: 2 of 3 rows, last at step 0"
+    assert engine.lookup("user", [5]).tobytes() == start.tobytes()
+    push(engine, [5])
+    assert engine.explain("user", 5) == "present; last at step 1"
+    np.testing.assert_array_equal(engine.lookup("user", [5]), start - 1)
+    assert engine.explain("user", 6) == "absent"
+    assert engine.core.tables.dynamic["user"].directory.unadmitted_rows == 2
+
+
+def test_stale_frames_neither_count_nor_stamp():
+    engine = engine_of(ps.Dynamic(min_count=2))
+    push(engine, [1, 1])
+    before = engine.state_hash()
+    assert not push(engine, [1, 5, 5], local_step=0)
+    assert engine.state_hash() == before
+
+
+def test_two_frames_of_one_opening_count_together_also_without_accumulation():
+    for optimizer in (ps.SGD(1.0), ps.SGD(1.0, use_gradient_accumulation=False)):
+        engine = engine_of(ps.Dynamic(min_count=2), optimizer=optimizer, num_required=2, reduction="sum")
+        start = engine.lookup("user", [5])
+        push(engine, [5, 6])
+        push(engine, [5])
+        assert engine.keys("user").to_pylist() == [5]
+        np.testing.assert_allclose(engine.lookup("user", [5]), start - 2, rtol=1e-6)
+
+
+def test_evicted_keys_return_with_their_initial_rows_and_slots():
+    engine = engine_of(ps.Dynamic(evict="lru"), rows=1)
+    push(engine, [5])
+    first = engine.lookup("user", [5])
+    push(engine, [6])
+    assert engine.keys("user").to_pylist() == [6]
+    push(engine, [5])
+    assert engine.lookup("user", [5]).tobytes() == first.tobytes()
+
+
+def test_a_full_table_is_an_error_that_takes_no_step_and_keeps_the_frame():
+    engine = engine_of(rows=2, num_required=2)
+    push(engine, [1])
+    push(engine, [2])
+    before = engine.lookup("user", [1, 2, 3])
+    push(engine, [3])
+    with pytest.raises(
+        ps.CapacityError, match="table 'user': no room for 1 new keys: 2 of 2 rows are in use; set a larger"
+    ):
+        push(engine, [1])
+    assert (engine.global_step, engine.gate.num_accumulated) == (1, 2)
+    assert engine.lookup("user", [1, 2, 3]).tobytes() == before.tobytes()
+    assert engine.core.failed is None
+
+
+def test_a_full_table_may_reject_new_keys_which_wait():
+    engine = engine_of(ps.Dynamic(on_full="reject"), rows=2)
+    push(engine, [1, 2])
+    push(engine, [1, 3])
+    assert engine.keys("user").to_pylist() == [1, 2]
+    assert engine.explain("user", 3) == "waits: 1 of 1 rows, last at step 1"
+    assert engine.core.tables.dynamic["user"].directory.num_rejected == 1
+
+
+def test_loads_admit_without_a_filter():
+    engine = engine_of(ps.Dynamic(min_count=9), rows=2)
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    engine.load_parameters("user", rows, ids=[-7, 10**15], accumulators=rows + 1)
+    assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
+    with pytest.raises(ps.CapacityError, match="no room for 1 new keys"):
+        engine.load_parameters("user", rows, ids=[-7, 4], accumulators=rows)
+    assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
+    assert engine.core.failed is None
+    with pytest.raises(ps.UsageError, match="an id occurs twice in ids"):
+        engine.load_parameters("user", rows, ids=[-7, -7], accumulators=rows)
+
+
+@pytest.mark.parametrize("read", ["table", "slots", "retrieve_parameters"])
+def test_a_dynamic_table_has_no_whole(read):
+    with pytest.raises(ps.UsageError, match=r"table 'user' is dynamic and has no whole: use keys\(\) and lookup\(\)"):
+        getattr(engine_of(), read)("user")
+
+
+def test_a_static_table_has_no_keys():
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 4, name="user", optimizer=ps.SGD(1.0))]))
+    with pytest.raises(ps.UsageError, match="table 'user' is not dynamic: its ids are all below 9"):
+        static.keys("user")
+
+
+def test_a_bad_row_found_late_leaves_no_trace():
+    engine = engine_of(ps.Dynamic(min_count=1))
+    before = engine.state_hash()
+    bad = np.ones((3, 4), np.float32)
+    bad[2, 3] = np.nan
+    with pytest.raises(ps.InputError, match="finite"):
+        engine.apply({"user": (np.array([1, 2, 3]), bad)})
+    assert engine.state_hash() == before
