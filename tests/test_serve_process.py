@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import Process, config_of, frame, replayed
+from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
 from penstock.cli.main import main
@@ -65,12 +65,6 @@ with connect(uri, patience_s=float(patience)) as service:
 np.save(out, at.rows)
 print(anew)
 """
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def started(script, *words):
@@ -173,7 +167,7 @@ def test_its_last_words_count_stale_frames(config):
 def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")
-        raw, _ = client.opened()
+        raw, _ = client.connection.opened()
         follow = raw.do_get(flight.Ticket(b'{"deltas":{"follow":true}}'))
         writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
         writer.write_batch(frames[0])

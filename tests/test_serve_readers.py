@@ -46,7 +46,7 @@ def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkey
     with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
         producer.send(FRAMES[0])
         producer.wait()
-        stream = client.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
+        stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
         first = stream.read_chunk()
         for each in FRAMES[1:7]:
             producer.send(each)
@@ -224,7 +224,7 @@ with connect(sys.argv[1]) as service:
     for _ in range(5):
         for _ in service.deltas(follow=True):
             break
-    raw, options = service.opened()
+    raw, options = service.connection.opened()
     reader = raw.do_get(flight.Ticket(b'{"table":"user"}'), options)
     reader.read_chunk()
     reader.cancel()

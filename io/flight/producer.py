@@ -7,14 +7,14 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, StateError, UsageError
-from penstock.io.flight.connection import PASSING, Patience
-from penstock.io.flight.messages import Ack, PutRequest, Words, decoded, from_flight
+from penstock.errors import StateError, UsageError
+from penstock.io.flight.connection import Connection, Patience
+from penstock.io.flight.messages import Ack, PutRequest, Words, decoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
 from penstock.io.flight.shm_ring import Room
 
@@ -32,23 +32,6 @@ class _Numbered(NamedTuple):
     num_bytes: int
 
 
-class Service(Protocol):
-    """The service as a producer needs it. where : its address, for messages"""
-
-    shares_memory: bool
-
-    @property
-    def where(self) -> str: ...
-
-    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]: ...
-
-    def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]: ...
-
-    def position(self, contributor: str) -> int: ...
-
-    def checkpoint(self) -> int: ...
-
-
 class Producer:
     """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
 
@@ -59,17 +42,18 @@ class Producer:
     """
 
     def __init__(
-        self, client: Service, contributor: str, first: int | None, window_bytes: int, patience_s: float
+        self, connection: Connection, contributor: str, first: int | None, window_bytes: int, share_memory: bool
     ) -> None:
-        self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+        self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
+        self._share_memory = share_memory
         self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
-        self._patience = Patience(patience_s)
+        self._patience = Patience(connection.patience_s)
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
         self._kept_bytes = 0
         self._stream: _PutStream | None = None
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
-        position = client.position(contributor)
+        position = self._position("durable_position")
         if first is not None and not 1 <= first <= position + 1:
             raise UsageError(
                 f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
@@ -135,14 +119,9 @@ class Producer:
                 stream.check()
                 self._forget(stream)
                 return stream
-            except PASSING as error:
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
-                if isinstance(error, PenstockError):
-                    raise
-                self._patience.wait(from_flight(error, self._client.where))
-            except (flight.FlightError, pa.ArrowException) as error:
-                self._drop()
-                raise from_flight(error, self._client.where) from error
+                self._patience.wait(self._connection.passing(error))
 
     def _hear(self, ask: bool) -> None:
         """Wait for a message. ask : request a commit if there is none"""
@@ -151,23 +130,26 @@ class Producer:
         if stream.hear(ASK_AFTER_S if ask else None):
             self._forget(stream)
         elif stream.acked is not None and stream.acked.durable:
-            self._client.checkpoint()
+            self._connection.act("checkpoint")
+
+    def _position(self, kind: str) -> int:
+        return int(self._connection.act("position", contributor=self._contributor)[kind])
 
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
-        position = int(self._client.act("position", {"contributor": self._contributor})["position"])
+        position = self._position("position")
         first = next(iter(self._kept), self._last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
-        client, options = self._client.opened()
+        client, options = self._connection.opened()
         request = PutRequest(
             contributor=self._contributor,
             first=position + 1,
             ends=True,
-            memory=self._client.shares_memory,
+            memory=self._share_memory,
             stream=self._identifier,
         )
         assert self._schema is not None
