@@ -35,7 +35,8 @@ from penstock.io.storage.descriptors import raise_limit
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
-from penstock.service.server import Saving, Service
+from penstock.service.sequencer import Saving
+from penstock.service.server import Service
 
 MB = 1 << 20
 # Seconds between two checks for a signal.

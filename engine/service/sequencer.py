@@ -10,9 +10,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.commit_session import CommitListener
 from penstock.checkpoint.store import Folder
@@ -20,32 +19,31 @@ from penstock.errors import InputError, ServiceError, UsageError
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
-from penstock.service.streams import Held, Stream
+from penstock.service.delta_log import DeltaLog
+from penstock.service.streams import Snapshot, Stream
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
 
 
-class Steps(Protocol):
-    """Is notified of steps and commits, under the gate's lock."""
+@dataclass(frozen=True)
+class Saving:
+    """The checkpoint. every : steps between two commits; resume : whether the engine was restored from ``folder``"""
 
-    def commit_begins(self) -> None: ...
-
-    def commit_is_on_disk(self) -> None: ...
-
-    def stepped(self) -> None: ...
-
-    def close(self) -> None: ...
+    folder: Folder
+    every: int | None = None
+    resume: bool = False
 
 
 class Intake(CommitListener):
     """The only way for frames into the engine of a service.
 
     rates : learning rates, which the rates of frames are combined with
-    steps : is notified of steps and commits
+    log : is notified of steps and commits, under the gate's lock
     max_producers : names whose positions are stored, each from its first frame
     failed : called when the service cannot continue, but not by ``end``
+    saving : None: no checkpoint
 
     ended : set when no more frames are taken and every applied frame is durable, or the commit has failed
     error : the error that ended the intake; None if ``end`` did
@@ -55,15 +53,13 @@ class Intake(CommitListener):
         self,
         engine: Engine,
         rates: LearningRates,
-        steps: Steps,
+        log: DeltaLog,
         max_producers: int,
         failed: Callable[[], object],
-        folder: Folder | None = None,
-        every: int | None = None,
-        resume: bool = False,
+        saving: Saving | None,
     ) -> None:
         engine.core.check_ready()
-        self._engine, self._rates, self._steps, self._max_producers = engine, rates, steps, max_producers
+        self._engine, self._rates, self._log, self._max_producers = engine, rates, log, max_producers
         self._on_failure = failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
@@ -73,15 +69,15 @@ class Intake(CommitListener):
         self.error: BaseException | None = None
         self._closing = False
         self._positions = engine.session.positions
-        if not resume or self._positions.lineage is None:
+        if saving is None or not saving.resume or self._positions.lineage is None:
             self._positions.lineage = secrets.token_hex(8)
         self._durable = self._promised = self._now(copied=True)
-        self._waiting: list[threading.Event] = []  # for the next commit; ``_served``: for the one in flight
-        self._served: list[threading.Event] = []
+        # Set when the commit in flight is durable, when the next one is, and both at the end.
+        self._in_flight, self._next_commit = threading.Event(), threading.Event()
         engine.core.start_counting()
         engine.core.rates = rates
         engine.session.count_into(self.counters)
-        self._commits = None if folder is None else engine.session.commits(folder, every, resume, self)
+        self._commits = saving and engine.session.commits(saving.folder, saving.every, saving.resume, self)
 
     @property
     def lineage(self) -> str:
@@ -127,8 +123,8 @@ class Intake(CommitListener):
             stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
             # The first acknowledgement tells a producer which frames to resend.
             stream.acked, stream.promised = (
-                held.ack(stream, held.tally(name, request.stream), self.is_durable)
-                for held in (self._durable if self.is_durable else now, self._promised)
+                positions.ack(stream, positions.tally(name, request.stream), self.is_durable)
+                for positions in (self._durable if self.is_durable else now, self._promised)
             )
             self._streams.add(stream)
             if name is not None:
@@ -198,32 +194,30 @@ class Intake(CommitListener):
 
         Raises ServiceError if that fails, UsageError without a checkpoint.
         """
-        done = threading.Event()
         with self._engine.gate.still():
             self._check_open()
             if self._commits is None:
                 raise UsageError("this service has no checkpoint: start it with --checkpoint DIR")
             if not self._commits.ask(again=True):
                 return
-            self._waiting.append(done)
+            done = self._next_commit
         done.wait()
         if self.error is not None:
             raise ServiceError(f"the commit failed: {self.error}")
 
     def commit_begins(self) -> None:
-        self._served, self._waiting = self._waiting, []
+        self._in_flight, self._next_commit = self._next_commit, threading.Event()
         self._promised = self._now(copied=True)
         for stream in self._streams:
             stream.promised = self._promised.ack(stream, stream.tally, durable=True)
-        self._steps.commit_begins()
+        self._log.commit_begins()
 
     def commit_is_on_disk(self) -> None:
         self._durable = self._promised
-        for done in self._served:
-            done.set()
+        self._in_flight.set()
         for stream in self._streams:
             self._acknowledge(stream, stream.promised)
-        self._steps.commit_is_on_disk()
+        self._log.commit_is_on_disk()
 
     def commit_failed(self, error: BaseException) -> None:
         self._fail(error)
@@ -243,7 +237,7 @@ class Intake(CommitListener):
             self.error = error
             raise
         finally:
-            self._say_goodbye()
+            self._notify_end()
 
     def _fail(self, error: BaseException) -> None:
         """Stop taking frames and committing, because of an error."""
@@ -253,16 +247,16 @@ class Intake(CommitListener):
             self._closing, self.error = True, error
             if self._commits is not None:
                 self._commits.close()
-        self._say_goodbye()
+        self._notify_end()
         self._on_failure()
 
-    def _say_goodbye(self) -> None:
+    def _notify_end(self) -> None:
         with self._engine.gate.still():
-            for done in (*self._served, *self._waiting):
-                done.set()
+            self._in_flight.set()
+            self._next_commit.set()
             for stream in self._streams:
                 stream.tell(replace(stream.acked, closing=True))
-        self._steps.close()
+        self._log.close()
         self.ended.set()
 
     # ---- inside
@@ -286,7 +280,7 @@ class Intake(CommitListener):
             self._positions.tallies[stream.contributor] = stream.tally
         try:
             if self._engine.global_step != step:
-                self._steps.stepped()
+                self._log.stepped()
             if self._commits is not None:
                 with watch.saving():
                     self._commits.frame_counted()
@@ -342,21 +336,17 @@ class Intake(CommitListener):
             stream.acked = ack
             stream.tell(ack)
 
-    def _now(self, copied: bool = False) -> Held:
+    def _now(self, copied: bool = False) -> Snapshot:
         """Return the current positions. copied : whether later changes must not show in them"""
         positions, tallies = self._positions.producers, self._positions.tallies
         if copied:
             positions, tallies = dict(positions), dict(tallies)
-        return Held(self._engine.global_step, self._engine.gate.num_accumulated, positions, tallies)
+        return Snapshot(self._engine.global_step, self._engine.gate.num_accumulated, positions, tallies)
 
 
 def _named(frame: Frame, contributor: str | None) -> Frame:
     """Return a frame with the stream's contributor, if its rows have none."""
     if contributor is None or frame.contributor is not None:
         return frame
-    audit = frame.audit and partial(_audited, frame, contributor)
+    audit = frame.audit and (lambda: replace(frame.audited(), contributor=contributor))
     return replace(frame, contributor=contributor, audit=audit)
-
-
-def _audited(frame: Frame, contributor: str) -> Frame:
-    return replace(frame.audited(), contributor=contributor)

@@ -30,7 +30,7 @@ class Stream:
         return self.next - 1
 
 
-class Held(NamedTuple):
+class Snapshot(NamedTuple):
     """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
     step: int
@@ -40,8 +40,8 @@ class Held(NamedTuple):
 
     def tally(self, contributor: str | None, identifier: str | None) -> Tally:
         """Return the initial counts of a new stream: those of the stream that it continues, else zeros."""
-        known = None if contributor is None or identifier is None else self.tallies.get(contributor)
-        return known if known is not None and known.stream == identifier else Tally(identifier)
+        last = None if contributor is None or identifier is None else self.tallies.get(contributor)
+        return last if last is not None and last.stream == identifier else Tally(identifier)
 
     def ack(self, stream: Stream, tally: Tally, durable: bool) -> Ack:
         """Return the acknowledgement of a stream at this snapshot. tally : its counts up to here"""

@@ -78,16 +78,16 @@ class Readers:
                 "checkpoint, or with another one); take the tables anew, and go on from their step"
             )
         with self._engine.gate.still():
-            self._log.tell_all()
+            self._log.publish_all()
         since = self._log.first_step if since is None else since
         until = None if follow else self._log.step
         self._log.check(since)
-        return Answer(self.delta_schema, self._told(since, until, gone))
+        return Answer(self.delta_schema, self._published(since, until, gone))
 
-    def _told(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
+    def _published(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
         with self._log.followed() if until is None else nullcontext():
-            for told in self._log.after(since, until, gone):
-                for batch in told.batches:
+            for delta in self._log.after(since, until, gone):
+                for batch in delta.batches:
                     yield batch, b""
 
     def _rows(self, name: str, ids: Any) -> Answer:
@@ -106,15 +106,15 @@ class Readers:
     def _table(self, name: str) -> Messages:
         """Yield all rows, again if too much changed meanwhile, then the step that they are of."""
         for number in range(PASSES):
-            made_before = self._log.made_bytes
+            before = self._log.created_bytes
             try:
                 until = yield from self._pass(name, again=number > 0)
                 break
             except DeltasGoneError:
-                made = self._log.made_bytes - made_before
+                created = self._log.created_bytes - before
         else:
             raise UsageError(
-                f"table '{name}': {made:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
+                f"table '{name}': {created:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
                 "are kept: start the service with a larger --delta-memory"
             )
         end = {"step": until, "lineage": self._intake.lineage}
@@ -128,7 +128,7 @@ class Readers:
         layout = self._engine.core.tables.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
         with self._engine.gate.still():
-            self._log.tell_all()
+            self._log.publish_all()
             # If more changed than is retained, the next deltas begin at ``first_step``.
             since = step = max(self._log.step, self._log.first_step)
         for first in range(0, layout.vocabulary_size, at_once):
@@ -139,8 +139,8 @@ class Readers:
             yield block, encoded({"changed": again})
         self._settle(step)
         until = self._log.step
-        for told in self._log.after(since, until):
-            for batch in told.batches:
+        for delta in self._log.after(since, until):
+            for batch in delta.batches:
                 changed = _of_table(batch, name, self.table_schema(name))
                 if changed.num_rows:
                     yield changed, encoded({"changed": True})
@@ -154,7 +154,7 @@ class Readers:
                 self._log.wait_for(step)
             return
         with self._engine.gate.still():
-            self._log.tell_all()
+            self._log.publish_all()
 
     def _batch(self, name: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         rows = self._engine.core.tables.table(name).read(ids)
