@@ -16,7 +16,6 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
 from penstock.io.flight.messages import PutRequest, decoded
-from penstock.service import put_streams
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -165,8 +164,7 @@ def test_brackets_in_brackets_are_no_json():
         raw.close()
 
 
-def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
-    monkeypatch.setattr(put_streams, "SHARED_BYTES", 1 << 20)
+def test_a_service_that_ends_lets_go_of_a_producer_that_waits_to_send():
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends

@@ -139,13 +139,6 @@ def _add_limits(command: Parser) -> None:
         help="that such frames keep, of all producers (default 1024)",
     )
     limits.add_argument(
-        "--shared-memory",
-        type=whole(0),
-        default=256,
-        metavar="MB",
-        help="for producers on this machine, 16 for each (default 256; 0: none)",
-    )
-    limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
     )
 
@@ -249,6 +242,5 @@ def _limits(args: argparse.Namespace) -> Limits:
         message_bytes=args.max_message * MB,
         queued_rows=args.max_queued_rows,
         queued_bytes=args.queued_memory * MB,
-        memory_bytes=args.shared_memory * MB,
         delta_bytes=args.delta_memory * MB,
     )

@@ -100,14 +100,6 @@ class Intake(CommitListener):
         """Return whether the service has a checkpoint."""
         return self._commits is not None
 
-    def reads_once(self) -> bool:
-        """Return whether the values of the next frame are read only once, by the sum.
-
-        If the gate accumulates several frames, values are validated first: an addition to the others cannot be undone.
-        """
-        gate = self._engine.gate
-        return gate.num_required == 1 and not gate.num_accumulated
-
     # ---- streams
 
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:

@@ -139,7 +139,6 @@ class Service:
                 "streams": intake.num_streams,
                 "queued_rows": self.producers.rows.num_taken,
                 "queued_bytes": self.producers.held.num_taken,
-                "shared_memory": {"bytes": self.producers.memory.num_taken, "batches": self.producers.num_shared},
                 "connections": self.connections.num_open,
                 "calls": self.door.num_calls,
                 "refused": self.door.num_refused,

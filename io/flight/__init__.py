@@ -45,31 +45,22 @@ class TableAt(NamedTuple):
     lineage: str
 
 
-def connect(
-    uri: str,
-    token: str | None = None,
-    *,
-    roots: str | None = None,
-    patience_s: float = 30.0,
-    share_memory: bool = True,
-) -> Client:
+def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
     """Return a client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
     token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     patience_s : how long to retry while the service is unreachable
-    share_memory : whether to send gradients to a service on this machine through shared memory, if it offers some
     Raises UsageError. Only the first call connects.
     """
-    address = Address.of(uri)
-    return Client(Connection(address, token, roots, patience_s), share_memory and address.is_loopback)
+    return Client(Connection(Address.of(uri), token, roots, patience_s))
 
 
 class Client:
     """A client of one service, for one thread at a time; create one client per thread."""
 
-    def __init__(self, connection: Connection, share_memory: bool) -> None:
-        self.connection, self._share_memory = connection, share_memory
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
     # ---- gradients in
 
@@ -104,7 +95,7 @@ class Client:
 
     def producer(self, contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES) -> Producer:
         """Return a producer for single frames: ``send``, and ``close`` to wait for the last acknowledgement."""
-        return Producer(self.connection, contributor, first, window_bytes, self._share_memory)
+        return Producer(self.connection, contributor, first, window_bytes)
 
     def position(self, contributor: str) -> int:
         """Return the number of a producer's durable frames; after a restart, send the next one first."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -27,8 +27,6 @@ from penstock.errors import (
 
 END = "penstock.end"
 FRAME = "penstock.frame"
-PLACE = "penstock.place"
-COLUMNS = "penstock.columns"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
@@ -55,14 +53,12 @@ class PutRequest:
     stream : an identifier; a request with that of the contributor's last stream continues its counts
     ends : whether metadata marks the ends of frames, so that a frame may have several batches; else, without steps,
         each batch is a frame
-    memory : whether to request shared memory
     """
 
     kind: str = GRADIENTS
     contributor: str | None = None
     first: int | None = None
     ends: bool = False
-    memory: bool = False
     stream: str | None = None
 
     def descriptor(self) -> flight.FlightDescriptor:
@@ -87,8 +83,7 @@ class PutRequest:
                 raise UsageError(f"{word}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        ends, memory = (bool(said[kind].get(word, False)) for word in ("ends", "memory"))
-        return cls(kind, contributor, first, ends, memory, stream)
+        return cls(kind, contributor, first, bool(said[kind].get("ends", False)), stream)
 
 
 @dataclass(frozen=True)
@@ -124,36 +119,17 @@ class Ack:
         return cls(**{word: value for word, value in said["ack"].items() if word in cls.__dataclass_fields__})
 
 
-class Place(NamedTuple):
-    """The location of a batch in shared memory: an Arrow IPC stream with schema and dictionaries."""
-
-    offset: int
-    length: int
-
-
-class Columns(NamedTuple):
-    """The locations of a batch's columns in shared memory, in Arrow's layout: numbers without nulls."""
-
-    num_rows: int
-    places: tuple[Place, ...]
-
-
 class Words(NamedTuple):
     """The metadata that a producer sends with a batch.
 
-    ends : whether it ends its frame; number : of that frame, if given; place : location of the batch, if not inline
+    ends : whether it ends its frame; number : of that frame, if given
     """
 
     ends: bool = False
     number: int | None = None
-    place: Place | Columns | None = None
 
     def encoded(self) -> bytes:
-        said: dict[str, Any] = {END: self.ends or None, FRAME: self.number}
-        if isinstance(self.place, Columns):
-            said[COLUMNS] = [self.place.num_rows, *self.place.places]
-        else:
-            said[PLACE] = self.place
+        said = {END: self.ends or None, FRAME: self.number}
         return encoded({word: value for word, value in said.items() if value is not None})
 
 
@@ -175,23 +151,7 @@ def read_words(metadata: Any) -> Words:
     except _NO_JSON:
         said = {}
     number = said.get(FRAME)
-    return Words(bool(said.get(END)), number if type(number) is int else None, _place(said))
-
-
-def _place(said: Mapping[str, Any]) -> Place | Columns | None:
-    whole, columns = said.get(PLACE), said.get(COLUMNS)
-    if _are_numbers(whole, 2):
-        return Place(*whole)
-    if not isinstance(columns, list) or not _are_numbers(columns[:1], 1):
-        return None
-    num_rows, *places = columns
-    if not all(_are_numbers(place, 2) for place in places):
-        return None
-    return Columns(num_rows, tuple(Place(*place) for place in places))
-
-
-def _are_numbers(said: Any, count: int) -> TypeGuard[list[int]]:
-    return isinstance(said, list) and [type(one) for one in said] == [int] * count
+    return Words(bool(said.get(END)), number if type(number) is int else None)
 
 
 def encoded(said: Mapping[str, Any]) -> bytes:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -16,7 +15,6 @@ from penstock.errors import StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
 from penstock.io.flight.messages import Ack, PutRequest, Words, decoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
-from penstock.io.flight.shm_ring import Room
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -41,11 +39,8 @@ class Producer:
         broken connections and restarts of the service
     """
 
-    def __init__(
-        self, connection: Connection, contributor: str, first: int | None, window_bytes: int, share_memory: bool
-    ) -> None:
+    def __init__(self, connection: Connection, contributor: str, first: int | None, window_bytes: int) -> None:
         self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
-        self._share_memory = share_memory
         self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
         self._patience = Patience(connection.patience_s)
         self._kept: dict[int, _Numbered] = {}  # by number, ascending
@@ -145,13 +140,7 @@ class Producer:
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
         client, options = self._connection.opened()
-        request = PutRequest(
-            contributor=self._contributor,
-            first=position + 1,
-            ends=True,
-            memory=self._share_memory,
-            stream=self._identifier,
-        )
+        request = PutRequest(contributor=self._contributor, first=position + 1, ends=True, stream=self._identifier)
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema)
 
@@ -186,7 +175,6 @@ class _PutStream:
         self._over = self._ended = False
         self.acked: Ack | None = None
         self._heard: Ack | None = None
-        self._room: Room | None = None  # if the service shares memory
         self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
         self._listener.start()
 
@@ -197,22 +185,9 @@ class _PutStream:
             if self._ended:
                 raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
             for piece in before:
-                self._send(piece, Words())
-            self._send(last, Words(ends=True, number=frame.number))
+                self._writer.write_batch(piece)
+            self._writer.write_with_metadata(last, Words(ends=True, number=frame.number).encoded())
         self.next = frame.number + 1
-
-    def _send(self, batch: pa.RecordBatch, words: Words) -> None:
-        room = self._room
-        parcel = None if room is None else room.parcel(batch)
-        if room is None or parcel is None:
-            self._writer.write_with_metadata(batch, words.encoded())
-            return
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or room.has(parcel.size))
-            if self._is_over:
-                raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
-            place = room.put(parcel)
-        self._writer.write_metadata(words._replace(place=place).encoded())
 
     def end(self) -> None:
         """Close the sending side."""
@@ -251,9 +226,10 @@ class _PutStream:
 
     def _listen(self) -> None:
         try:
-            while (said := self._reader.read()) is not None:
+            while (message := self._reader.read()) is not None:
+                said = decoded(message, "an acknowledgement")
                 with self._changed:
-                    self._take(decoded(said, "an acknowledgement"))
+                    self.acked = Ack.of(said) if "ack" in said else self.acked
                     self._changed.notify_all()
                 if self.acked is not None and self.acked.closing:
                     self.end()  # the service waits for this, and the sending thread may be busy
@@ -262,11 +238,3 @@ class _PutStream:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-
-    def _take(self, said: Mapping[str, Any]) -> None:
-        if "ack" in said:
-            self.acked = Ack.of(said)
-        if "memory" in said:
-            self._room = Room.found(said["memory"])
-        if "taken" in said and self._room is not None:
-            self._room.taken(said["taken"])
