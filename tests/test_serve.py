@@ -34,7 +34,7 @@ def test_frames_of_several_batches_and_of_producers_in_turn():
         a, b = one.producer("a"), two.producer("b")
         for n, piece in enumerate(pieces):
             (a if n % 2 else b).send(piece)
-            until(lambda: service.intake.counters.frames == n + 1)  # noqa: B023
+            until(lambda: service.sequencer.counters.frames == n + 1)  # noqa: B023
         a.close()
         b.close()
         assert service.engine.state_hash() == replayed(FRAMES, num_required=2).state_hash()
@@ -69,10 +69,10 @@ def test_acknowledgements_come_after_the_commit(tmp_path):
         producer = client.producer("w0")
         for each in FRAMES[:4]:
             producer.send(each)
-        until(lambda: service.intake.counters.frames == 4)
+        until(lambda: service.sequencer.counters.frames == 4)
         assert producer.acked.position == 0
         producer.send(FRAMES[4])
-        until(lambda: service.intake.durable_step == 5)
+        until(lambda: service.sequencer.streams.durable_step == 5)
         assert producer.wait().position == 5
         producer.close()
 
@@ -94,7 +94,7 @@ def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):
         assert client.position("w0") == 7
         client.put(FRAMES, "w0", first=1)  # all of them once more
         assert again.state_hash() == replayed(FRAMES).state_hash()
-        assert service.intake.counters.frames == 5
+        assert service.sequencer.counters.frames == 5
 
 
 def test_a_replay_onto_the_checkpoint_of_a_service_keeps_its_positions(tmp_path):
@@ -204,9 +204,9 @@ def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
             )
             assert done.returncode == -signal.SIGKILL
             until(lambda: service.door.num_calls == 0)
-            assert service.intake.position("w0") == 1
+            assert service.sequencer.streams.position("w0") == 1
             with service.engine.gate.still():
-                service.intake._positions.producers["w0"] = 0  # as if it had not been
+                service.sequencer.streams._positions.producers["w0"] = 0  # as if it had not been
         assert service.engine.global_step == 1
         assert service.engine.gate.stale.total == 2
 

@@ -80,10 +80,10 @@ def test_counts_are_those_of_the_frames_up_to_the_position(tmp_path, monkeypatch
         writer, reader = client.do_put(request.descriptor(), FRAMES[0].schema)
         for number in (0, 1, 0, 2):
             writer.write_with_metadata(FRAMES[number], b"penstock.end")
-        until(lambda: service.intake.counters.frames == 4)
+        until(lambda: service.sequencer.counters.frames == 4)
         for number in (3, 0):
             writer.write_with_metadata(FRAMES[number], b"penstock.end")
-        until(lambda: service.intake.counters.frames == 6)
+        until(lambda: service.sequencer.counters.frames == 6)
         may_go_on.set()
         acks = [Ack.of(decoded(reader.read(), "")) for _ in range(2)]
         writer.done_writing()

@@ -110,7 +110,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
         deaf = exchange(service, "deaf")
         for each in FRAMES:
             deaf[1].write_batch(each)
-        until(lambda: service.intake.position("deaf") == 12)
+        until(lambda: service.sequencer.streams.position("deaf") == 12)
 
         def run(name):
             client, writer, reader = exchange(service, name)
@@ -127,7 +127,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
             return acked, rows > 0
 
         assert [done() for done in [in_thread(lambda n=n: run(f"w{n}")) for n in range(3)]] == [(12, True)] * 3
-        assert service.intake.counters.frames == 48
+        assert service.sequencer.counters.frames == 48
         deaf[1].close()
         deaf[0].close()
 
@@ -186,7 +186,7 @@ def test_a_service_that_ends_lets_go_of_a_producer_that_waits_to_send():
         assert service.close(HANG_S)
         with pytest.raises(ps.ServiceError):
             pushed()
-        applied = service.intake.position("w0")
+        applied = service.sequencer.streams.position("w0")
         assert service.engine.state_hash() == replayed(large[:applied]).state_hash()
 
 

@@ -133,8 +133,8 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
                 return client.put([frame(n)], f"w{n}").position
 
         assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
-        assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
-        assert service.intake.num_producers == 100
+        assert (service.sequencer.counters.frames, service.engine.global_step) == (100, 100)
+        assert service.sequencer.streams.num_producers == 100
         until(lambda: service.door.num_calls == 0)
 
 
@@ -161,7 +161,7 @@ def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
         for _ in range(300):
             writer.write_batch(FRAMES[0])
         assert client.put(FRAMES, "w0").position == 6
-        until(lambda: service.intake.position("deaf") == 300)
+        until(lambda: service.sequencer.streams.position("deaf") == 300)
         writer.close()
         del reader
         deaf.close()
@@ -201,7 +201,7 @@ def test_of_names_that_open_at_once_those_that_send_first_are_kept():
         writer, _ = two.connection.opened()[0].do_put(
             PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema
         )
-        until(lambda: service.intake.num_streams == 1)
+        until(lambda: service.sequencer.streams.num_open == 1)
         a.send(FRAMES[0])
         a.close()
         with pytest.raises(flight.FlightServerError, match="'b': positions of 1 producers are kept, and no more"):

@@ -82,7 +82,7 @@ def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
         assert service.producers.held.num_taken < 60_000
         writer.close()
         raw.close()
-        until(lambda: service.intake.position("w0") == 4)
+        until(lambda: service.sequencer.streams.position("w0") == 4)
         engine = ps.Engine(config_of(tables))
         engine.run(iter(each.drop_columns(["unread"]) for each in frames), on_bad_row="drop")
         assert service.engine.state_hash() == engine.state_hash()
@@ -113,7 +113,7 @@ def test_what_frames_of_all_producers_keep_is_bounded_together():
         for client in clients:
             client.close()
         until(lambda: service.door.num_calls == 0)
-        assert (service.producers.held.num_taken, service.intake.counters.frames) == (0, 2)
+        assert (service.producers.held.num_taken, service.sequencer.counters.frames) == (0, 2)
 
 
 def test_metadata_next_to_a_batch_counts_as_kept():

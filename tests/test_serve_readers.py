@@ -30,7 +30,7 @@ def test_a_table_and_rows_are_those_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         at = client.table("user")
-        assert (at.step, at.lineage) == (12, service.intake.lineage)
+        assert (at.step, at.lineage) == (12, service.sequencer.streams.lineage)
         np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
         np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
@@ -97,7 +97,7 @@ def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
         with client.producer("w0") as producer:
             for each in FRAMES[:6]:
                 producer.send(each)
-            until(lambda: service.intake.durable_step == 4 and service.intake.counters.frames == 6)
+            until(lambda: service.sequencer.streams.durable_step == 4 and service.sequencer.counters.frames == 6)
             assert [d.step for d in client.deltas(start.step)] == [4]
         rows = start.rows.copy()
         for delta in client.deltas(start.step):

@@ -44,7 +44,7 @@ class DeltaLog:
     step : the step that the published deltas lead to
     first_step : the step that the retained deltas begin at
     num_bytes : of the retained deltas; created_bytes : of all deltas so far, retained or not
-    Methods may be called from any thread; those that the intake calls, under the gate's lock.
+    Methods may be called from any thread; those that the sequencer calls, under the gate's lock.
     """
 
     def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
@@ -62,7 +62,7 @@ class DeltaLog:
         self.num_bytes = self.created_bytes = 0
         self.is_closed = False
 
-    # ---- called by the intake
+    # ---- called by the sequencer
 
     def stepped(self) -> None:
         if self._deltas is None or (self._per_steps is None and (self._durable or not self._num_following)):

@@ -31,7 +31,7 @@ from penstock.io.storage.descriptors import reserve
 from penstock.service.auth import Doorkeeper
 from penstock.service.delta_log import DeltaLog
 from penstock.service.put_streams import Producers
-from penstock.service.sequencer import Intake
+from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
 
 if TYPE_CHECKING:
@@ -60,14 +60,20 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         door: Doorkeeper,
         *,
         engine: Engine,
-        intake: Intake,
+        sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
         log: DeltaLog,
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
-        self._engine, self._intake, self._producers, self._readers, self._log = engine, intake, producers, readers, log
+        self._engine, self._sequencer, self._producers, self._readers, self._log = (
+            engine,
+            sequencer,
+            producers,
+            readers,
+            log,
+        )
         self._status, self._drain = status, drain
         super().__init__(address.uri, tls_certificates=tls, middleware={DOOR: door})
 
@@ -154,8 +160,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if kind == "position":
             return self._position(decoded(body, "position"))
         if kind == "checkpoint":
-            self._intake.commit()
-            return {"committed_step": self._intake.durable_step}
+            self._sequencer.commit()
+            return {"committed_step": self._sequencer.streams.durable_step}
         if kind == "drain":
             self._drain()
             return {"ending": True}
@@ -167,9 +173,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise UsageError('position: expected {"contributor": NAME}')
         with self._engine.gate.still():
             return {
-                "position": self._intake.position(name),
-                "durable_position": self._intake.durable_position(name),
-                "durable": self._intake.is_durable,
+                "position": self._sequencer.streams.position(name),
+                "durable_position": self._sequencer.streams.durable_position(name),
+                "durable": self._sequencer.streams.is_durable,
             }
 
     # ---- flights

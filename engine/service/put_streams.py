@@ -1,4 +1,4 @@
-"""Streams of gradients from producers: decoded into frames, passed to the intake, and acknowledged."""
+"""Streams of gradients from producers: decoded into frames, passed to the sequencer, and acknowledged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.io.flight.messages import Ack, PutRequest, read_words
 from penstock.io.flight.source import Chunk, chunks_part
 from penstock.io.sources.opening import Source
 from penstock.service.limits import Budget, Limits, Queue
-from penstock.service.sequencer import Intake
+from penstock.service.sequencer import Sequencer
 from penstock.service.streams import Stream
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -34,8 +34,8 @@ class Producers:
     rows, held : budgets of the rows in unfinished frames and of the bytes that these keep in memory
     """
 
-    def __init__(self, intake: Intake, options: ReadOptions, limits: Limits) -> None:
-        self._intake, self._options, self._limits = intake, options, limits
+    def __init__(self, sequencer: Sequencer, options: ReadOptions, limits: Limits) -> None:
+        self._sequencer, self._options, self._limits = sequencer, options, limits
         self.rows, self.held = Budget(limits.queued_rows), Budget(limits.queued_bytes)
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> None:
@@ -46,10 +46,10 @@ class Producers:
         """
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
         with Acks(tell) as acks:
-            stream = self._intake.open(request, acks.put)
+            stream = self._sequencer.open(request, acks.put)
             try:
                 self._apply_all(context, stream, reader, name, request.ends)
-                if self._intake.finish(stream):
+                if self._sequencer.finish(stream):
                     acks.wait_for(stream.position)
                     if acks.last.position < stream.position:
                         raise ServiceError(
@@ -57,11 +57,11 @@ class Producers:
                         )
             except ServiceError:
                 # First acknowledge the last commit, so that the producer gets it before the error.
-                if self._intake.is_closing:
-                    self._intake.ended.wait()
+                if self._sequencer.is_closing:
+                    self._sequencer.ended.wait()
                 raise
             finally:
-                self._intake.close(stream)
+                self._sequencer.close(stream)
 
     def _apply_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
         queue = Queue(self._limits, self.rows, self.held, name)
@@ -70,13 +70,13 @@ class Producers:
             checked = _CheckedReader(context, stream, reader, queue, name, every, ends)
             part = chunks_part(reader, name, checked.read_chunk, ends)
             frames = FrameReader(Source(name, lambda: (each for each in (part,))), self._options)
-            frames.first_bad = self._intake.first_bad
+            frames.first_bad = self._sequencer.first_bad
             with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
-                    self._intake.take(stream, frame)
+                    self._sequencer.take(stream, frame)
                     queue.frame_taken()
         except InputError as error:
-            self._intake.refused(error)
+            self._sequencer.refused(error)
             raise
         finally:
             queue.clear()

@@ -1,4 +1,4 @@
-"""The sequencer of the service: applies the frames of all producers in one order, counts and acknowledges them.
+"""The sequencer of the service: applies the frames of all producers in one order, and commits them.
 
 Frames enter one by one under the gate's lock, so the tables, the positions of the producers and the commits of both
 always agree. No code here waits for a producer or a reader: messages to them are passed to streams, which have
@@ -7,7 +7,6 @@ dedicated threads.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
 from penstock.service.delta_log import DeltaLog
-from penstock.service.streams import Snapshot, Stream
+from penstock.service.streams import Stream, Streams
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
@@ -36,17 +35,17 @@ class Saving:
     resume: bool = False
 
 
-class Intake(CommitListener):
+class Sequencer(CommitListener):
     """The only way for frames into the engine of a service.
 
     rates : learning rates, which the rates of frames are combined with
     log : is notified of steps and commits, under the gate's lock
-    max_producers : names whose positions are stored, each from its first frame
+    max_producers : names whose positions are stored
     failed : called when the service cannot continue, but not by ``end``
     saving : None: no checkpoint
 
     ended : set when no more frames are taken and every applied frame is durable, or the commit has failed
-    error : the error that ended the intake; None if ``end`` did
+    error : the error that ended it; None if ``end`` did
     """
 
     def __init__(
@@ -59,46 +58,21 @@ class Intake(CommitListener):
         saving: Saving | None,
     ) -> None:
         engine.core.check_ready()
-        self._engine, self._rates, self._log, self._max_producers = engine, rates, log, max_producers
-        self._on_failure = failed
+        self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
-        self._streams: set[Stream] = set()
-        self._newest: dict[str, Stream] = {}  # by contributor
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        self._closing = False
-        self._positions = engine.session.positions
-        if saving is None or not saving.resume or self._positions.lineage is None:
-            self._positions.lineage = secrets.token_hex(8)
-        self._durable = self._promised = self._now(copied=True)
+        self.is_closing = False
+        if saving is None or not saving.resume:
+            engine.session.positions.lineage = None
+        self.streams = Streams(engine, max_producers, saving is not None)
         # Set when the commit in flight is durable, when the next one is, and both at the end.
         self._in_flight, self._next_commit = threading.Event(), threading.Event()
         engine.core.start_counting()
         engine.core.rates = rates
         engine.session.count_into(self.counters)
         self._commits = saving and engine.session.commits(saving.folder, saving.every, saving.resume, self)
-
-    @property
-    def lineage(self) -> str:
-        """Return the identifier of this history of steps. Only a restart from the checkpoint keeps it."""
-        assert self._positions.lineage is not None
-        return self._positions.lineage
-
-    @property
-    def durable_step(self) -> int:
-        """Return the global step of the last durable commit."""
-        return self._durable.step
-
-    @property
-    def is_closing(self) -> bool:
-        """Return whether the service is ending, and takes no more frames."""
-        return self._closing
-
-    @property
-    def is_durable(self) -> bool:
-        """Return whether the service has a checkpoint."""
-        return self._commits is not None
 
     # ---- streams
 
@@ -108,21 +82,9 @@ class Intake(CommitListener):
         tell : sends an acknowledgement to the producer; must not block
         Raises UsageError or InputError if the stream cannot begin at its first frame, ServiceError if the service ends.
         """
-        name = request.contributor
         with self._engine.gate.still():
             self._check_open()
-            now = self._now()
-            stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
-            # The first acknowledgement tells a producer which frames to resend.
-            stream.acked, stream.promised = (
-                positions.ack(stream, positions.tally(name, request.stream), self.is_durable)
-                for positions in (self._durable if self.is_durable else now, self._promised)
-            )
-            self._streams.add(stream)
-            if name is not None:
-                self._newest[name] = stream
-            tell(stream.acked)
-        return stream
+            return self.streams.open(request, tell)
 
     def take(self, stream: Stream, frame: Frame) -> None:
         """Apply one frame, or skip it if it was applied before.
@@ -132,15 +94,11 @@ class Intake(CommitListener):
         """
         with self._engine.gate.still():
             self._check_open()
-            self._check_newest(stream)
-            if stream.contributor is not None and stream.next <= self.position(stream.contributor):
+            if self.streams.skips(stream):
                 stream.next += 1
-                self._tell_if_done(stream)
-                return
-            if stream.contributor is not None:
-                self._check_room(stream.contributor)
-            self._apply(stream, _named(frame, stream.contributor))
-            self._tell_if_done(stream)
+            else:
+                self._apply(stream, _named(frame, stream.contributor))
+            self.streams.acknowledge(stream)
 
     def refused(self, error: InputError) -> None:
         """Record a rejected frame: the first error for each reason is reported."""
@@ -154,27 +112,9 @@ class Intake(CommitListener):
 
     def close(self, stream: Stream) -> None:
         with self._engine.gate.still():
-            self._streams.discard(stream)
-            if stream.contributor is not None and self._newest.get(stream.contributor) is stream:
-                del self._newest[stream.contributor]
+            self.streams.close(stream)
 
-    # ---- positions and commits
-
-    def position(self, contributor: str) -> int:
-        """Return the number of a producer's frames that were applied."""
-        return self._positions.producers.get(contributor, 0)
-
-    def durable_position(self, contributor: str) -> int:
-        """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
-        return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
-
-    @property
-    def num_producers(self) -> int:
-        return len(self._positions.producers)
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
+    # ---- commits
 
     def ask_for_commit(self) -> bool:
         """Request a commit. Return False if everything is durable already, or there is no checkpoint."""
@@ -199,16 +139,12 @@ class Intake(CommitListener):
 
     def commit_begins(self) -> None:
         self._in_flight, self._next_commit = self._next_commit, threading.Event()
-        self._promised = self._now(copied=True)
-        for stream in self._streams:
-            stream.promised = self._promised.ack(stream, stream.tally, durable=True)
+        self.streams.commit_begins()
         self._log.commit_begins()
 
     def commit_is_on_disk(self) -> None:
-        self._durable = self._promised
+        self.streams.commit_is_on_disk()
         self._in_flight.set()
-        for stream in self._streams:
-            self._acknowledge(stream, stream.promised)
         self._log.commit_is_on_disk()
 
     def commit_failed(self, error: BaseException) -> None:
@@ -219,9 +155,9 @@ class Intake(CommitListener):
     def end(self) -> None:
         """Take no more frames, commit what was applied, and notify every stream. Raises the error of the commit."""
         with self._engine.gate.still():
-            if self._closing:
+            if self.is_closing:
                 return
-            self._closing = True
+            self.is_closing = True
         try:
             if self._commits is not None:
                 self._commits.end()
@@ -234,9 +170,9 @@ class Intake(CommitListener):
     def _fail(self, error: BaseException) -> None:
         """Stop taking frames and committing, because of an error."""
         with self._engine.gate.still():
-            if self._closing:
+            if self.is_closing:
                 return
-            self._closing, self.error = True, error
+            self.is_closing, self.error = True, error
             if self._commits is not None:
                 self._commits.close()
         self._notify_end()
@@ -246,8 +182,7 @@ class Intake(CommitListener):
         with self._engine.gate.still():
             self._in_flight.set()
             self._next_commit.set()
-            for stream in self._streams:
-                stream.tell(replace(stream.acked, closing=True))
+            self.streams.notify_end()
         self._log.close()
         self.ended.set()
 
@@ -264,12 +199,7 @@ class Intake(CommitListener):
             if self._engine.core.failed is not None:  # else nothing of the frame was applied
                 self._fail(error)
             raise
-        stream.next += 1
-        if stream.contributor is not None:
-            self._positions.producers[stream.contributor] = stream.position
-        stream.tally = stream.tally.plus(taken, not was_admitted)
-        if stream.contributor is not None:
-            self._positions.tallies[stream.contributor] = stream.tally
+        self.streams.count(stream, taken, not was_admitted)
         try:
             if self._engine.global_step != step:
                 self._log.stepped()
@@ -287,53 +217,8 @@ class Intake(CommitListener):
     def _check_open(self) -> None:
         if self.error is not None:
             raise ServiceError(f"the service has failed and ends ({self.error}); send again what was not acknowledged")
-        if self._closing:
+        if self.is_closing:
             raise ServiceError("the service is ending; send again later what was not acknowledged")
-
-    def _check_newest(self, stream: Stream) -> None:
-        if stream.contributor is not None and self._newest.get(stream.contributor) is not stream:
-            raise UsageError(f"another stream of producer '{stream.contributor}' has begun: this one ends")
-
-    def _first(self, request: PutRequest) -> int:
-        """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
-        name, first = request.contributor, request.first
-        if name is None:
-            return 1
-        position = self.position(name)
-        if first is None and position:
-            raise UsageError(
-                f"producer '{name}': {position} of its frames are here already: say the number of the stream's first "
-                f'frame ("first": {position + 1} goes on)'
-            )
-        if first is not None and first > position + 1:
-            raise InputError(
-                f"a gap: frame {first} comes where {position + 1} is next; send from there on",
-                source=f"producer '{name}'",
-            )
-        self._check_room(name)
-        return first or 1
-
-    def _check_room(self, name: str) -> None:
-        """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
-        if name not in self._positions.producers and self.num_producers >= self._max_producers:
-            raise UsageError(f"producer '{name}': positions of {self._max_producers} producers are kept, and no more")
-
-    def _tell_if_done(self, stream: Stream) -> None:
-        """Acknowledge a frame that was applied, if there is no checkpoint to wait for."""
-        if not self.is_durable:
-            self._acknowledge(stream, self._now().ack(stream, stream.tally, durable=False))
-
-    def _acknowledge(self, stream: Stream, ack: Ack) -> None:
-        if ack.position > stream.acked.position:
-            stream.acked = ack
-            stream.tell(ack)
-
-    def _now(self, copied: bool = False) -> Snapshot:
-        """Return the current positions. copied : whether later changes must not show in them"""
-        positions, tallies = self._positions.producers, self._positions.tallies
-        if copied:
-            positions, tallies = dict(positions), dict(tallies)
-        return Snapshot(self._engine.global_step, self._engine.gate.num_accumulated, positions, tallies)
 
 
 def _named(frame: Frame, contributor: str | None) -> Frame:

@@ -1,4 +1,4 @@
-"""The Flight service: an engine with its intake, its readers and its Flight server, from the first call to the end."""
+"""The Flight service: an engine with its sequencer, readers and Flight server, from the first call to the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
 from penstock.service.limits import Limits
 from penstock.service.put_streams import Producers
-from penstock.service.sequencer import Intake, Saving
+from penstock.service.sequencer import Saving, Sequencer
 from penstock.service.subscriptions import Readers
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class Service:
         self.engine, self.limits = engine, limits
         self.wants_to_end = threading.Event()
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None)
-        self.intake = Intake(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
-        self.producers = Producers(self.intake, reading, limits)
-        self.readers = Readers(engine, self.intake, self.log, limits)
+        self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
+        self.producers = Producers(self.sequencer, reading, limits)
+        self.readers = Readers(engine, self.sequencer, self.log, limits)
         self.connections = Connections(limits)
         self.door = Doorkeeper(tokens, limits.calls, self.connections)
         self._started_s = time.monotonic()
         self._watched = ExitStack()
-        self._watched.enter_context(engine.watch.run(self.intake.counters, lambda: None, self.intake.first_bad))
+        self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
         engine.watch.queued_rows = lambda: self.producers.rows.num_taken
         try:
             self._server = FlightServer(
@@ -75,7 +75,7 @@ class Service:
                 tls or [],
                 self.door,
                 engine=engine,
-                intake=self.intake,
+                sequencer=self.sequencer,
                 producers=self.producers,
                 readers=self.readers,
                 log=self.log,
@@ -83,7 +83,7 @@ class Service:
                 drain=self.wants_to_end.set,
             )
         except BaseException as error:
-            self.intake.end()
+            self.sequencer.end()
             self._watched.close()
             self.connections.close()
             if isinstance(error, pa.ArrowException | flight.FlightError | OSError):
@@ -96,9 +96,9 @@ class Service:
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
         try:
-            self.intake.end()
-            if self.intake.error is not None:
-                raise self.intake.error
+            self.sequencer.end()
+            if self.sequencer.error is not None:
+                raise self.sequencer.error
         finally:
             self._watched.close()
 
@@ -122,21 +122,21 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
-        intake, log, counters = self.intake, self.log, self.intake.counters
+        sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
         with self.engine.gate.still():
             return {
                 "global_step": self.engine.global_step,
-                "committed_step": intake.durable_step if intake.is_durable else None,
+                "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
-                "lineage": intake.lineage,
+                "lineage": sequencer.streams.lineage,
                 "rows": counters.rows,
                 "frames": counters.frames,
                 "stale": counters.stale,
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
-                "producers": intake.num_producers,
-                "streams": intake.num_streams,
+                "producers": sequencer.streams.num_producers,
+                "streams": sequencer.streams.num_open,
                 "queued_rows": self.producers.rows.num_taken,
                 "queued_bytes": self.producers.held.num_taken,
                 "connections": self.connections.num_open,

@@ -18,7 +18,7 @@ from penstock.errors import DeltasGoneError, UsageError
 from penstock.io.flight.messages import DELTAS, TABLE, encoded
 from penstock.service.delta_log import DeltaLog
 from penstock.service.limits import Limits
-from penstock.service.sequencer import Intake
+from penstock.service.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -39,8 +39,8 @@ class Answer(NamedTuple):
 class Readers:
     """Answers the requests of readers."""
 
-    def __init__(self, engine: Engine, intake: Intake, log: DeltaLog, limits: Limits) -> None:
-        self._engine, self._intake, self._log, self._limits = engine, intake, log, limits
+    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
+        self._engine, self._sequencer, self._log, self._limits = engine, sequencer, log, limits
 
     def get(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
         """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
@@ -65,14 +65,14 @@ class Readers:
 
     @property
     def delta_schema(self) -> pa.Schema:
-        said = {**(self._log.schema.metadata or {}), b"penstock.lineage": self._intake.lineage.encode()}
+        said = {**(self._log.schema.metadata or {}), b"penstock.lineage": self._sequencer.streams.lineage.encode()}
         return self._log.schema.with_metadata(said)
 
     def _deltas(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
         since, lineage, follow = asked.get("since"), asked.get("lineage"), asked.get("follow", False)
         if since is not None and type(since) is not int:
             raise UsageError(f"since: expected a step, got {since!r}")
-        if lineage is not None and lineage != self._intake.lineage:
+        if lineage is not None and lineage != self._sequencer.streams.lineage:
             raise DeltasGoneError(
                 "this service's state is another one than that of the step asked for (it was restarted without its "
                 "checkpoint, or with another one); take the tables anew, and go on from their step"
@@ -117,7 +117,7 @@ class Readers:
                 f"table '{name}': {created:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
                 "are kept: start the service with a larger --delta-memory"
             )
-        end = {"step": until, "lineage": self._intake.lineage}
+        end = {"step": until, "lineage": self._sequencer.streams.lineage}
         yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
 
     def _pass(self, name: str, again: bool) -> Generator[tuple[pa.RecordBatch, bytes], None, int]:
@@ -148,9 +148,9 @@ class Readers:
 
     def _settle(self, step: int) -> None:
         """Wait until the deltas up to the step of the last block are published, and durable with a checkpoint."""
-        if self._intake.is_durable:
+        if self._sequencer.streams.is_durable:
             if self._log.step < step:
-                self._intake.ask_for_commit()
+                self._sequencer.ask_for_commit()
                 self._log.wait_for(step)
             return
         with self._engine.gate.still():
