@@ -203,7 +203,7 @@ def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
                 [sys.executable, "-c", DIES, service.address.uri, tmp_path / "log"], check=False, timeout=HANG_S
             )
             assert done.returncode == -signal.SIGKILL
-            until(lambda: service.door.num_calls == 0)
+            until(lambda: service.admission.num_calls == 0)
             assert service.sequencer.streams.position("w0") == 1
             with service.engine.gate.still():
                 service.sequencer.streams._positions.producers["w0"] = 0  # as if it had not been

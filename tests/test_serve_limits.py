@@ -29,7 +29,7 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         for token in ("s3cret", "second"):
             with client_of(service, token=token) as client:
                 assert client.status()["frames"] == 0
-        assert service.door.num_refused >= 3
+        assert service.admission.num_refused >= 3
 
 
 def test_a_token_may_stand_in_the_environment(monkeypatch):
@@ -99,7 +99,7 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
             writer.write_batch(part)
         refused(writer, reader, flight.FlightServerError, "a frame of more than 100 rows")
         client.close()
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert service.producers.rows.num_taken == 0
         assert service.engine.global_step == 0
 
@@ -120,7 +120,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
             writer.close()
         for client in clients:
             client.close()
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert service.producers.rows.num_taken == 0
 
 
@@ -135,7 +135,7 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
         assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
         assert (service.sequencer.counters.frames, service.engine.global_step) == (100, 100)
         assert service.sequencer.streams.num_producers == 100
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
 
 
 def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():

@@ -93,7 +93,7 @@ def test_a_frame_that_keeps_too_much_is_refused():
     with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
         writer, reader = begin(raw, [frame(n, rows=5000, step=0) for n in range(15)])
         refused(writer, reader, flight.FlightServerError, "a frame of more than 1,048,576 bytes.*--queued-memory")
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert (service.producers.held.num_taken, service.producers.rows.num_taken) == (0, 0)
         assert service.engine.global_step == 0
 
@@ -112,7 +112,7 @@ def test_what_frames_of_all_producers_keep_is_bounded_together():
             writer.close()
         for client in clients:
             client.close()
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert (service.producers.held.num_taken, service.sequencer.counters.frames) == (0, 2)
 
 

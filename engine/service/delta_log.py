@@ -86,13 +86,19 @@ class DeltaLog:
 
     # ---- called for readers
 
-    def publish_all(self) -> None:
-        """Publish all changes since the last delta, unless a commit has to come first. Under the gate's lock."""
-        if self._deltas is None:
-            self._restart()
-        elif not self._durable:
-            self.commit_begins()
-            self.commit_is_on_disk()
+    def publish_all(self) -> int:
+        """Publish all changes since the last delta, unless a commit has to come first.
+
+        Returns the step that the next delta begins at.
+        """
+        with self._engine.gate.still():
+            if self._deltas is None:
+                self._restart()
+            elif not self._durable:
+                self.commit_begins()
+                self.commit_is_on_disk()
+            # If more changed than is retained, the next deltas begin at ``first_step``.
+            return max(self.step, self.first_step)
 
     @contextmanager
     def followed(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.io.storage.descriptors import reserve
-from penstock.service.auth import Doorkeeper
-from penstock.service.delta_log import DeltaLog
+from penstock.service.auth import CallAdmission
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
@@ -44,7 +43,7 @@ ACTIONS = {
     "checkpoint": "commit now; answers when it is on disk",
     "drain": "take no frames any more, commit, and end",
 }
-DOOR = "door"
+ADMISSION = "admission"
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -57,31 +56,24 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self,
         address: Address,
         tls: list[tuple[bytes, bytes]],
-        door: Doorkeeper,
+        admission: CallAdmission,
         *,
         engine: Engine,
         sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
-        log: DeltaLog,
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
-        self._engine, self._sequencer, self._producers, self._readers, self._log = (
-            engine,
-            sequencer,
-            producers,
-            readers,
-            log,
-        )
+        self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
         self._status, self._drain = status, drain
-        super().__init__(address.uri, tls_certificates=tls, middleware={DOOR: door})
+        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
     @contextmanager
     def _serving(self, context: Any) -> Iterator[None]:
         """Serve an admitted call in the block, on a thread that may be new."""
         with _answering():
-            context.get_middleware(DOOR).comes_from(context.peer())
+            context.get_middleware(ADMISSION).set_peer(context.peer())
             reserve.open(self._engine.core.tables.prepare_thread)
             yield
 
@@ -92,7 +84,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = PutRequest.of(descriptor)
             if request.kind != GRADIENTS:
                 raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
-            self._producers.put(context, request, reader, lambda said: writer.write(encoded(said)))
+            self._producers.put(context, request, reader, writer.write)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):
@@ -103,15 +95,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _exchange(self, context: Any, request: PutRequest, reader: Any, writer: Any) -> None:
         """Read gradients; write deltas, with acknowledgements as metadata between them."""
-        with self._engine.gate.still():
-            self._log.publish_all()
-            since = max(self._log.step, self._log.first_step)
+        since = self._readers.log.publish_all()
         writer.begin(self._readers.delta_schema)
         writing, over = threading.Lock(), threading.Event()
 
-        def tell(said: Mapping[str, Any]) -> None:
+        def send(message: bytes) -> None:
             with writing:
-                writer.write_metadata(encoded(said))
+                writer.write_metadata(message)
 
         def feed() -> None:
             """Write deltas until the producer's stream ends."""
@@ -128,10 +118,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         feeding = threading.Thread(target=feed, name="penstock-exchange", daemon=True)
         feeding.start()
         try:
-            self._producers.put(context, request, reader, tell)
+            self._producers.put(context, request, reader, send)
         finally:
             over.set()
-            self._log.wake_readers()
+            self._readers.log.wake_readers()
             feeding.join()
         if failed:
             raise failed[0]
@@ -230,7 +220,7 @@ def _answering() -> Iterator[None]:
 def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
     has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
     with _answering():
-        for batch, said in answer.messages:
+        for batch, metadata in answer.messages:
             # pyarrow sends a generator's batch without its dictionaries, and a stream's with them.
             whole = flight.RecordBatchStream(pa.Table.from_batches([batch], answer.schema))
-            yield whole if has_dictionary else (batch, said)
+            yield whole if has_dictionary else (batch, metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.flight.messages import Ack, PutRequest, read_words
+from penstock.io.flight.messages import Ack, PutRequest, read_metadata
 from penstock.io.flight.source import Chunk, chunks_part
 from penstock.io.sources.opening import Source
 from penstock.service.limits import Budget, Limits, Queue
 from penstock.service.sequencer import Sequencer
 from penstock.service.streams import Stream
 
-Tell = Callable[[Mapping[str, Any]], None]
+Send = Callable[[bytes], None]
 
 # gRPC reports a broken connection and the end of its stream in no fixed order.
 BREAK_IS_REPORTED_AFTER_S = 0.05
@@ -38,14 +38,14 @@ class Producers:
         self._sequencer, self._options, self._limits = sequencer, options, limits
         self.rows, self.held = Budget(limits.queued_rows), Budget(limits.queued_bytes)
 
-    def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, tell: Tell) -> None:
+    def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, send: Send) -> None:
         """Read a stream to its end, and send acknowledgements up to the last one.
 
-        tell : sends a message to the producer; may block until the producer reads it
+        send : sends a message to the producer; may block until the producer reads it
         Raises UsageError or InputError if the stream is invalid, ServiceError if the service ends or is full.
         """
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
-        with Acks(tell) as acks:
+        with Acks(send) as acks:
             stream = self._sequencer.open(request, acks.put)
             try:
                 self._apply_all(context, stream, reader, name, request.ends)
@@ -90,7 +90,7 @@ class Producers:
 class _CheckedReader:
     """Reads a producer's stream, and checks batches before the frame reader gets them.
 
-    every_batch : whether every batch ends its frame; metadata : whether metadata marks the ends of frames
+    every_batch : whether every batch ends its frame; marks_ends : whether metadata marks the ends of frames
     """
 
     context: flight.ServerCallContext
@@ -99,7 +99,7 @@ class _CheckedReader:
     queue: Queue
     name: str
     every_batch: bool
-    metadata: bool
+    marks_ends: bool
 
     def read_chunk(self, columns: list[str]) -> Chunk:
         """Return the next batch, with the columns in use. Raises StopIteration at the end."""
@@ -108,13 +108,13 @@ class _CheckedReader:
         except StopIteration:
             self._check_end()
             raise
-        words = read_words(chunk.app_metadata)
-        if words.number is not None and self.stream.contributor is not None and words.number != self.stream.next:
-            raise InputError(f"frame {words.number} came where frame {self.stream.next} is next", source=self.name)
+        metadata = read_metadata(chunk.app_metadata)
+        if metadata.number is not None and self.stream.contributor is not None and metadata.number != self.stream.next:
+            raise InputError(f"frame {metadata.number} came where frame {self.stream.next} is next", source=self.name)
         if chunk.data is None:
-            return Chunk(None, words.ends)
-        waits = chunk.data.num_rows > 0 and not words.ends and not self.every_batch
-        return Chunk(self.queue.admit(chunk.data, columns, waits), words.ends)
+            return Chunk(None, metadata.ends)
+        waits = chunk.data.num_rows > 0 and not metadata.ends and not self.every_batch
+        return Chunk(self.queue.admit(chunk.data, columns, waits), metadata.ends)
 
     def _check_end(self) -> None:
         """Raise ServiceError if the connection broke, InputError if the stream ended inside a frame."""
@@ -123,18 +123,18 @@ class _CheckedReader:
         left = f"; {self.queue.num_rows} rows of a frame that is not whole are left out"
         if self.context.is_cancelled():
             raise ServiceError(f"{self.name}: the connection broke off{left if self.queue.num_rows else ''}")
-        if self.metadata and self.queue.num_rows:
+        if self.marks_ends and self.queue.num_rows:
             raise InputError(f"the stream ended inside a frame{left}", source=self.name)
 
 
 class Acks:
     """Sends acknowledgements to a producer, on a dedicated thread, so that a slow producer delays no other.
 
-    tell : sends a message; of several queued acknowledgements, only the newest
+    send : sends a message; of several queued acknowledgements, only the newest
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._changed = threading.Condition()
         self._over = self._is_disconnected = False
         self.last = self._sent = Ack(0, False, 0)
@@ -168,7 +168,7 @@ class Acks:
                     return
                 self._sent = ack = self.last
             try:
-                self._tell(ack.said())
+                self._send(ack.encoded())
             except (pa.ArrowException, flight.FlightError, OSError):  # the producer has disconnected
                 with self._changed:
                     self._is_disconnected = True

@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.service.auth import Doorkeeper
+from penstock.service.auth import CallAdmission
 from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
@@ -64,7 +64,7 @@ class Service:
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log, limits)
         self.connections = Connections(limits)
-        self.door = Doorkeeper(tokens, limits.calls, self.connections)
+        self.admission = CallAdmission(tokens, limits.calls, self.connections)
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
@@ -73,12 +73,11 @@ class Service:
             self._server = FlightServer(
                 address,
                 tls or [],
-                self.door,
+                self.admission,
                 engine=engine,
                 sequencer=self.sequencer,
                 producers=self.producers,
                 readers=self.readers,
-                log=self.log,
                 status=self.status,
                 drain=self.wants_to_end.set,
             )
@@ -108,7 +107,7 @@ class Service:
         grace_s : how long to wait for calls
         Returns whether that succeeded. Otherwise gRPC still serves a call, which only the end of the process ends.
         """
-        has_left = self.door.wait_until_empty(grace_s)
+        has_left = self.admission.wait_until_empty(grace_s)
         leaving = threading.Thread(target=self._server.shutdown, name="penstock-shutdown", daemon=True)
         leaving.start()
         if has_left:  # the last answers may still be in flight
@@ -140,7 +139,7 @@ class Service:
                 "queued_rows": self.producers.rows.num_taken,
                 "queued_bytes": self.producers.held.num_taken,
                 "connections": self.connections.num_open,
-                "calls": self.door.num_calls,
-                "refused": self.door.num_refused,
+                "calls": self.admission.num_calls,
+                "refused": self.admission.num_refused,
                 "seconds": time.monotonic() - self._started_s,
             }

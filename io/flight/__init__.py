@@ -185,10 +185,10 @@ class Client:
         blocks: list[Float32] = []
         rows: Float32 | None = None
         for chunk in self.connection.get({TABLE: name}):
-            said = decoded(chunk.app_metadata, "a table's metadata")
-            if "step" in said:
-                return TableAt(np.concatenate(blocks) if rows is None else rows, said["step"], said["lineage"])
-            if not said["changed"]:
+            metadata = decoded(chunk.app_metadata, "a table's metadata")
+            if "step" in metadata:
+                return TableAt(np.concatenate(blocks) if rows is None else rows, metadata["step"], metadata["lineage"])
+            if not metadata["changed"]:
                 blocks.append(_matrix(chunk.data))
                 continue
             rows = np.concatenate(blocks) if rows is None else rows

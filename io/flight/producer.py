@@ -13,13 +13,13 @@ import pyarrow.flight as flight
 
 from penstock.errors import StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
-from penstock.io.flight.messages import Ack, PutRequest, Words, decoded
+from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
 # After so long without an expected acknowledgement, the producer requests a commit.
-ASK_AFTER_S = 0.2
+COMMIT_AFTER_S = 0.2
 
 
 class _Numbered(NamedTuple):
@@ -43,8 +43,8 @@ class Producer:
         self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
         self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
         self._patience = Patience(connection.patience_s)
-        self._kept: dict[int, _Numbered] = {}  # by number, ascending
-        self._kept_bytes = 0
+        self._buffer: dict[int, _Numbered] = {}  # by number, ascending
+        self._buffered_bytes = 0
         self._stream: _PutStream | None = None
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
@@ -62,28 +62,28 @@ class Producer:
         check_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in cut(batch)]
         size = sum(batch.nbytes for batch in batches)
-        while not self._is_done() and self._kept_bytes + size > self._window_bytes:
-            self._go_on()
-            self._hear(ask=True)
+        while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
         self._last += 1
-        self._kept[self._last] = _Numbered(self._last, pieces, size)
-        self._kept_bytes += size
-        self._go_on()
+        self._buffer[self._last] = _Numbered(self._last, pieces, size)
+        self._buffered_bytes += size
+        self._send_buffer()
         return self._last
 
     def wait(self) -> Ack:
         """Wait until everything that was sent is durable."""
         while not self._is_done():
-            self._go_on()
-            self._hear(ask=True)
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
         return self.acked
 
     def close(self) -> None:
         """Wait for the last acknowledgement, and end."""
         try:
             while not self._is_done():
-                self._go_on().end()  # which also requests a commit
-                self._hear(ask=False)
+                self._send_buffer().end()  # which also requests a commit
+                self._wait_for_ack(commits=False)
         finally:
             self._drop()
 
@@ -101,29 +101,29 @@ class Producer:
     def _is_done(self) -> bool:
         """Return whether everything that was sent is acknowledged."""
         if self._stream is not None:
-            self._forget(self._stream)
-        return not self._kept
+            self._release(self._stream)
+        return not self._buffer
 
-    def _go_on(self) -> _PutStream:
+    def _send_buffer(self) -> _PutStream:
         """Send all buffered frames, over a new connection if the old one broke."""
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
                 for number in range(stream.next, self._last + 1):
-                    stream.write(self._kept[number])
+                    stream.write(self._buffer[number])
                 stream.check()
-                self._forget(stream)
+                self._release(stream)
                 return stream
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
                 self._patience.wait(self._connection.passing(error))
 
-    def _hear(self, ask: bool) -> None:
-        """Wait for a message. ask : request a commit if there is none"""
+    def _wait_for_ack(self, commits: bool) -> None:
+        """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
         stream = self._stream
         assert stream is not None
-        if stream.hear(ASK_AFTER_S if ask else None):
-            self._forget(stream)
+        if stream.wait_beyond(self.acked.position, COMMIT_AFTER_S if commits else None):
+            self._release(stream)
         elif stream.acked is not None and stream.acked.durable:
             self._connection.act("checkpoint")
 
@@ -133,7 +133,7 @@ class Producer:
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
         position = self._position("position")
-        first = next(iter(self._kept), self._last + 1)
+        first = next(iter(self._buffer), self._last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
@@ -144,21 +144,21 @@ class Producer:
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema)
 
-    def _forget(self, stream: _PutStream) -> None:
+    def _release(self, stream: _PutStream) -> None:
         """Drop acknowledged frames from the buffer."""
         if stream.acked is None:
             return
         if stream.acked.position > self.acked.position:
             self._patience.good()
         self.acked = stream.acked
-        while self._kept and (number := next(iter(self._kept))) <= self.acked.position:
-            self._kept_bytes -= self._kept.pop(number).num_bytes
+        while self._buffer and (number := next(iter(self._buffer))) <= self.acked.position:
+            self._buffered_bytes -= self._buffer.pop(number).num_bytes
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-            self._forget(stream)  # its last message may have arrived while it was closed
+            self._release(stream)  # its last message may have arrived while it was closed
 
 
 class _PutStream:
@@ -174,7 +174,6 @@ class _PutStream:
         self._writing = threading.Lock()
         self._over = self._ended = False
         self.acked: Ack | None = None
-        self._heard: Ack | None = None
         self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
         self._listener.start()
 
@@ -186,7 +185,7 @@ class _PutStream:
                 raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
             for piece in before:
                 self._writer.write_batch(piece)
-            self._writer.write_with_metadata(last, Words(ends=True, number=frame.number).encoded())
+            self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
         self.next = frame.number + 1
 
     def end(self) -> None:
@@ -196,12 +195,12 @@ class _PutStream:
                 self._ended = True
                 self._writer.done_writing()
 
-    def hear(self, timeout_s: float | None) -> bool:
-        """Wait for a message or the end of the stream. Return False after the timeout."""
+    def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
+        """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
         with self._changed:
-            came = self._changed.wait_for(lambda: self.acked is not self._heard or self._over, timeout_s)
-            self._heard = self.acked
-            return came
+            return self._changed.wait_for(
+                lambda: self._is_over or (self.acked is not None and self.acked.position > position), timeout_s
+            )
 
     @property
     def _is_over(self) -> bool:
@@ -227,9 +226,9 @@ class _PutStream:
     def _listen(self) -> None:
         try:
             while (message := self._reader.read()) is not None:
-                said = decoded(message, "an acknowledgement")
+                fields = decoded(message, "an acknowledgement")
                 with self._changed:
-                    self.acked = Ack.of(said) if "ack" in said else self.acked
+                    self.acked = Ack.of(fields) if "ack" in fields else self.acked
                     self._changed.notify_all()
                 if self.acked is not None and self.acked.closing:
                     self.end()  # the service waits for this, and the sending thread may be busy

@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
 from penstock.io.flight.connection import Address, dial
-from penstock.io.flight.messages import flight_errors, from_flight, read_words
+from penstock.io.flight.messages import flight_errors, from_flight, read_metadata
 from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors
 
 
@@ -91,7 +91,7 @@ def chunks_part(
 
     def unchecked(columns: list[str]) -> Chunk:
         chunk = reader.read_chunk()
-        return Chunk(chunk.data, read_words(chunk.app_metadata).ends)
+        return Chunk(chunk.data, read_metadata(chunk.app_metadata).ends)
 
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0
