@@ -53,6 +53,12 @@ def replayed(frames, config=None, **arguments):
     return engine
 
 
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
 @contextmanager
 def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_S, **arguments):
     """A service that listens, and ends in order."""
@@ -97,12 +103,6 @@ def refused(writer, reader, error, match):
     with pytest.raises(error, match=match) as caught:
         writer.close()
     assert "Traceback" not in str(caught.value)
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 class Process:

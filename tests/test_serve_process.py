@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from ipc import write
 from limits import HANG_S, until
 from services import Process, config_of, frame, free_port, replayed
 
@@ -72,19 +72,13 @@ def started(script, *words):
     return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    config_of().save(path)
-    return path
+CONFIG = config_of()
 
 
 @pytest.fixture
 def frames(tmp_path):
     made = [frame(n) for n in range(NUM_FRAMES)]
-    with pa.OSFile(str(tmp_path / "log"), "wb") as file, pa.ipc.new_stream(file, made[0].schema) as log:
-        for each in made:
-            log.write_batch(each)
+    write(tmp_path / "log", made)
     return made
 
 

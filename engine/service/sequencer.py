@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.commit_session import CommitListener
+from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.store import Folder
 from penstock.errors import InputError, ServiceError, UsageError
 from penstock.frames import Frame
@@ -72,7 +72,9 @@ class Sequencer(CommitListener):
         engine.core.start_counting()
         engine.core.rates = rates
         engine.session.count_into(self.counters)
-        self._commits = saving and engine.session.commits(saving.folder, saving.every, saving.resume, self)
+        self._commits: CommitSession | None = None
+        if saving is not None:
+            self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
 
     # ---- streams
 
