@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from penstock.checkpoint.incremental import Contents, Saved, Saver
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
 from penstock.pyx import dirty_bits as kernel
-from penstock.pyx import reference
 from penstock.touched_rows import TouchedRows
 
 ROWS = 30

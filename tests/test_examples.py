@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import reference
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.pyx import reference
 
 USER = [[0, 2], [], [4], [1, 1, 3]]
 GRADIENTS = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
