@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Int64
+from penstock.frames import Int64
+from penstock.validation import MASKED, is_masked
 
 Array = npt.NDArray[Any]
 

@@ -19,8 +19,8 @@ from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
 from penstock.errors import InputError, StateError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Float32, Int64
+from penstock.frames import Float32, Int64
+from penstock.validation import MASKED, is_masked
 
 UInt32 = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]

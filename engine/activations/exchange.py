@@ -29,10 +29,10 @@ from penstock.activations.nesting import features_of, leaves, name_of, structure
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.frames import Frame, Rows
+from penstock.frames import Float32, Frame, Int64, Rows
 from penstock.gate import Gate
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Float32, Int64, Lookups, combine, not_finite
+from penstock.tables.combiners import Lookups, combine, not_finite
+from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 

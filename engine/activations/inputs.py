@@ -15,8 +15,9 @@ from penstock.activations.batch_shape import PAD, check_num_samples, num_samples
 from penstock.activations.coo import by_sample, is_coo, places
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Float32, Int64, Lookups, gains
+from penstock.frames import Float32, Int64
+from penstock.tables.combiners import Lookups, gains
+from penstock.validation import MASKED, is_masked
 
 Array = npt.NDArray[Any]
 DEFAULT_COMBINER = "sum"  # as in TensorFlow's enqueue ops, if the configuration specifies none
