@@ -45,14 +45,14 @@ class Budget:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self.num_taken = 0
+        self.num_used = 0
 
     def change(self, by: int) -> bool:
         """Take units, or release them if ``by`` is negative. Return False, and take nothing, if there is no room."""
         with self._lock:
-            if by > 0 and self.num_taken + by > self._most:
+            if by > 0 and self.num_used + by > self._most:
                 return False
-            self.num_taken += by
+            self.num_used += by
             return True
 
 
@@ -90,16 +90,16 @@ class Queue:
         if self.num_bytes + num_bytes > most:
             raise self._too_large(f"a frame of more than {most:,} bytes; this service takes no more (--queued-memory)")
         if not self._rows.change(batch.num_rows):
-            raise self._full(f"{self._rows.num_taken:,} rows", "--max-queued-rows")
+            raise self._full(f"{self._rows.num_used:,} rows", "--max-queued-rows")
         self.num_rows += batch.num_rows
         if not self._held.change(num_bytes):
-            raise self._full(f"{self._held.num_taken:,} bytes", "--queued-memory")
+            raise self._full(f"{self._held.num_used:,} bytes", "--queued-memory")
         self.num_bytes += num_bytes
         self._last = (batch.num_rows, num_bytes) if waits else (0, 0)
         self._num_batches += 1
         return batch
 
-    def frame_taken(self) -> None:
+    def frame_applied(self) -> None:
         """Release the rows of a completed frame, except those of the last batch: it may begin another frame."""
         self._keep(*self._last)
 

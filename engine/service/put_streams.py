@@ -73,10 +73,10 @@ class Producers:
             frames.first_bad = self._sequencer.first_bad
             with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
-                    self._sequencer.take(stream, frame)
-                    queue.frame_taken()
+                    self._sequencer.push(stream, frame)
+                    queue.frame_applied()
         except InputError as error:
-            self._sequencer.refused(error)
+            self._sequencer.rejected(error)
             raise
         finally:
             queue.clear()
