@@ -24,7 +24,7 @@ from penstock.io.flight.connection import Address, Connection, Patience
 from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
-from penstock.masked_arrays import MASKED, is_masked
+from penstock.validation import MASKED, is_masked
 
 Float32 = npt.NDArray[np.float32]
 
