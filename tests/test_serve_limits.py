@@ -87,7 +87,7 @@ def test_a_message_that_is_too_large_is_refused():
             client.put([frame(1, rows=1000)], "w0")
         client.put(FRAMES[1:], "w0")
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
 
 
 def test_a_frame_without_end_is_refused_when_it_is_too_long():
@@ -100,7 +100,7 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
         refused(writer, reader, flight.FlightServerError, "a frame of more than 100 rows")
         client.close()
         until(lambda: service.admission.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
         assert service.engine.global_step == 0
 
 
@@ -112,7 +112,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for n, client in enumerate(clients[:2]):
             writers.append(client.do_put(PutRequest(contributor=f"w{n}").descriptor(), part.schema))
             writers[n][0].write_batch(part)
-            until(lambda: service.producers.rows.num_taken == 20 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.budget.num_rows == 20 * (n + 1))  # noqa: B023
         writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
         writer.write_batch(part)
         refused(writer, reader, flight.FlightUnavailableError, "40 rows wait in unfinished frames of all producers")
@@ -121,7 +121,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for client in clients:
             client.close()
         until(lambda: service.admission.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
 
 
 def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
