@@ -106,7 +106,7 @@ def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
     assert other.take_gradient(1, timeout=0) == 1.0
 
 
-def test_closing_serves_nobody():
+def test_closing_serves_no_taker():
     acc = ps.ConditionalAccumulator()
     acc.apply_gradient(1.0)
     first, second = acc.take_gradient_async(2), acc.take_gradient_async(1)
@@ -115,7 +115,7 @@ def test_closing_serves_nobody():
     assert concurrent.futures.wait([first, second], timeout=0).not_done == set()
 
 
-def test_what_hangs_on_a_future_may_use_the_accumulator():
+def test_a_callback_of_a_future_may_use_the_accumulator():
     acc = ps.ConditionalAccumulator()
     acc.take_gradient_async(1).add_done_callback(lambda done: acc.apply_gradient(done.result() * 2, local_step=1))
     acc.apply_gradient(4.0)
@@ -127,7 +127,7 @@ def test_what_hangs_on_a_future_may_use_the_accumulator():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("tf_compat", [False, True])
-def test_state_goes_on_where_it_was_taken(dtype, tf_compat):
+def test_a_restored_state_continues_the_sums(dtype, tf_compat):
     rng = np.random.default_rng(5)
     make = lambda: ps.SparseConditionalAccumulator(dtype, (None, 2, 2), tf_compat=tf_compat)  # noqa: E731
     unbroken, first, second = make(), make(), make()

@@ -123,7 +123,7 @@ def test_shards_are_shaped_as_the_bulk_ops_do(golden):
     assert len(cases) == 18
 
 
-def test_what_the_graph_checks_of_rates_tables_and_modes(golden):
+def test_learning_rates_tables_and_modes_are_checked_as_in_tensorflows_graph(golden):
     one = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
     for case in golden("op_shapes"):
         if "learning_rate_shapes" in case:

@@ -48,7 +48,7 @@ def test_an_error_inside_leaves_everything_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_whatever_operation_fails_the_file_is_old_or_new_and_the_error_names_it(tmp_path, use, number):
+def test_if_any_operation_fails_the_file_is_old_or_new_and_the_error_names_it(tmp_path, use, number):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     use(failing(number, errno.EIO))
@@ -59,7 +59,7 @@ def test_whatever_operation_fails_the_file_is_old_or_new_and_the_error_names_it(
     assert path.read_bytes() == (b"new" if number == 5 else b"old")  # renamed, only not known to be on disk
 
 
-def test_a_write_that_takes_less_is_gone_on_with(tmp_path, use):
+def test_a_short_write_is_continued(tmp_path, use):
     use(Watched(lambda n, name, args: (lambda file, data: os.write(file, data[:1])) if name == "write" else None))
     write(tmp_path / "file", b"abc")
     assert (tmp_path / "file").read_bytes() == b"abc"

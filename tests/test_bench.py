@@ -135,7 +135,7 @@ def test_the_reference_sums_in_float64():
     assert (sums.dtype, sums.tolist()) == (np.float64, [[4.0], [4.0]])
 
 
-def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path):
+def test_a_peer_that_is_wrong_or_fails_is_reported_and_not_timed(workload, tmp_path):
     def fails(state, ids, grads):
         raise RuntimeError("no such kernel\nand more")
 
@@ -237,7 +237,7 @@ def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
 # ---- over the network
 
 
-def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
+def test_doput_is_compared_with_a_replay_which_is_no_peer(workload):
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
     assert not run["failed"]
@@ -246,7 +246,7 @@ def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
     assert not peers_of(run)
 
 
-def test_a_service_that_does_not_come_up_is_a_result_and_not_a_hang(workload, monkeypatch):
+def test_a_service_that_does_not_start_is_a_result_and_not_a_hang(workload, monkeypatch):
     monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)

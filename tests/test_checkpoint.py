@@ -38,7 +38,7 @@ def small_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("frames", [0, 1, 4, 18])
-def test_a_restored_engine_goes_on_as_if_nothing_had_been(tmp_path, frames):
+def test_a_restored_engine_continues_with_the_same_bits(tmp_path, frames):
     engine = engine_of()
     engine.run(iter(LOG[:frames] or LOG[:1]), limit=frames)
     engine.save(tmp_path / "c")
@@ -66,7 +66,7 @@ def test_on_any_number_of_devices_and_with_either_sharding(tmp_path, mesh_of, de
     assert other.state_hash() == unbroken()
 
 
-def test_frames_that_are_held_one_by_one_come_back_one_by_one(tmp_path):
+def test_frames_buffered_one_by_one_are_restored_one_by_one(tmp_path):
     config = config_of(accumulate=False)
     engine = engine_of(config)
     engine.run(iter(LOG[:8]))
@@ -102,7 +102,7 @@ def test_any_optimizer_lazy_or_not(tmp_path, optimizer, small_blocks):
     assert other.state_hash() == unbroken(config=config)
 
 
-def test_the_seed_comes_back_with_the_state(tmp_path):
+def test_the_seed_is_restored_with_the_state(tmp_path):
     engine_of(seed=7).save(tmp_path)
     other = ps.Engine.restore(tmp_path)
     assert (other.seed, other.state_hash()) == (7, engine_of(seed=7).state_hash())
@@ -147,7 +147,7 @@ def test_a_table_may_grow_and_its_new_rows_start_as_they_would(tmp_path):
         (ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="user")], o.SGD(1.0)), "'item' is in the check"),
     ],
 )
-def test_what_may_not_change_is_refused_by_name(tmp_path, config, message):
+def test_changes_that_a_checkpoint_does_not_allow_are_refused_by_name(tmp_path, config, message):
     engine_of().save(tmp_path)
     with pytest.raises(StateError, match=message):
         ps.Engine.restore(tmp_path, config=config)
@@ -161,7 +161,7 @@ def test_a_gate_of_another_kind_is_refused(tmp_path):
         ps.Engine.restore(tmp_path, reduction="sum")
 
 
-def test_what_only_python_holds_has_to_be_given_again(tmp_path):
+def test_schedules_have_to_be_given_again_on_restore(tmp_path):
     config = config_of(optimizer=o.Adagrad(lambda step: 0.1))
     engine_of(config).save(tmp_path)
     with pytest.raises(StateError, match=r"holds the schedule of tag 0, which no file can; give config="):
@@ -259,7 +259,7 @@ def test_another_source_is_refused_by_name_and_nothing_is_applied(tmp_path, batc
     assert (everything(engine), commits(folder)) == before
 
 
-def test_a_source_that_is_left_out_is_missed_by_name(tmp_path):
+def test_a_missing_source_is_named_on_resume(tmp_path):
     logs = [write(tmp_path / f"{n}.arrows", log_of([n])) for n in range(2)]
     engine_of().run(logs, checkpoint=tmp_path / "c")
     with pytest.raises(StateError, match=r"1\.arrows: the checkpoint holds 3 frames of it, and it is not among"):
@@ -278,7 +278,7 @@ def test_every_whole_frame_before_a_bad_row_is_committed(tmp_path):
     assert other.state_hash() == unbroken()
 
 
-def test_counters_go_on_over_all_runs(tmp_path):
+def test_counters_add_up_over_all_runs(tmp_path):
     engine = engine_of()
     log = write(tmp_path / "log.arrows", LOG)
     engine.run(log, limit=10, checkpoint=tmp_path / "c")
@@ -290,7 +290,7 @@ def test_counters_go_on_over_all_runs(tmp_path):
 # ---- where a checkpoint may go
 
 
-def test_a_folder_that_holds_a_checkpoint_is_only_gone_on_with(tmp_path):
+def test_a_folder_that_holds_a_checkpoint_can_only_be_resumed(tmp_path):
     engine_of().run(iter(LOG[:3]), checkpoint=tmp_path)
     with pytest.raises(UsageError, match="holds a checkpoint; resume it"):
         engine_of().run(iter(LOG), checkpoint=tmp_path)
@@ -298,7 +298,7 @@ def test_a_folder_that_holds_a_checkpoint_is_only_gone_on_with(tmp_path):
         engine_of().run(iter(LOG), checkpoint=tmp_path, resume=True)
 
 
-def test_what_was_loaded_or_applied_since_the_restore_is_in_the_next_commit(tmp_path):
+def test_rows_loaded_or_applied_since_the_restore_are_in_the_next_commit(tmp_path):
     engine_of(num_required=1).run(iter(LOG[:3]), checkpoint=tmp_path)
     engine = ps.Engine.restore(tmp_path)
     engine.load_parameters("item", np.zeros((ROWS, 2)))
@@ -316,7 +316,7 @@ def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("path", [3, None, b"c"])
-def test_what_is_no_path_is_refused_in_one_line(path):
+def test_arguments_that_are_no_path_are_refused(path):
     engine = engine_of()
     says = rf"expected a path, got {path!r}"
     for call in (engine.save, engine.write_tables, engine.read_tables, ps.Engine.restore):
@@ -328,7 +328,7 @@ def test_what_is_no_path_is_refused_in_one_line(path):
         engine.run(iter([]), deltas=3)
 
 
-def test_two_writers_do_not_meet(tmp_path):
+def test_a_second_writer_of_a_checkpoint_is_refused(tmp_path):
     engine = engine_of()
     engine.save(tmp_path)
 
@@ -363,7 +363,7 @@ def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_what_is_saved_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
+def test_a_save_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
     log = [each.drop_columns(["step"]) for each in LOG]  # no frame is stale, which would hide that it came twice
     saving = {"checkpoint": tmp_path / "a", "every": 1} if checkpoint else {}
     engine = engine_of(num_required=1)
@@ -377,7 +377,7 @@ def test_what_is_saved_between_two_deltas_counts_the_frame_that_made_them(tmp_pa
         assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
 
 
-def test_a_run_beside_one_that_commits_leaves_its_position_alone(tmp_path):
+def test_a_run_during_one_that_commits_leaves_its_position_alone(tmp_path):
     engine = engine_of(num_required=1)
     # The last deltas come after the last frame and before the last commit.
     for _ in engine.stage(iter(LOG[:9]), checkpoint=tmp_path / "a", every=1, per_steps=100):

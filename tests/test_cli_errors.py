@@ -124,7 +124,7 @@ def test_bad_row_of_parquet_is_named_by_its_row_in_the_file(config, tmp_path, re
     assert f"{path}: row 9, column 'id'" in refused(3, "replay", config, path)
 
 
-def test_a_misspelt_file_is_answered_with_the_one_beside_it(config, tmp_path, refused):
+def test_a_misspelt_file_name_suggests_the_nearest_one(config, tmp_path, refused):
     (tmp_path / "monday.arrows").touch()
     assert f"did you mean '{tmp_path / 'monday.arrows'}'?" in refused(3, "replay", config, tmp_path / "mondya.arrows")
     assert "give an Arrow or Parquet file" in refused(3, "replay", config, tmp_path / "x")

@@ -63,14 +63,14 @@ def test_a_data_set_goes_in_and_a_data_set_comes_out(tmp_path):
     assert staged == pa.Table.from_batches(engine_of().stage(LOG, **WHOLE)).to_pydict()
 
 
-def test_a_block_stage_goes_on_from_block_to_block():
+def test_a_block_stage_continues_from_block_to_block():
     stage = shipped(ps.BlockStage(config_of(), num_required=3, **WHOLE))
     deltas = [stage(pa.Table.from_batches(LOG[first : first + 4])) for first in range(0, len(LOG), 4)]
     assert bytes_of(batch for each in deltas for batch in each.to_batches()) == wanted()
     assert shipped(stage)(LOG[0]).num_rows == 0  # the copy has an engine of its own, whose gate waits for three
 
 
-def test_its_schema_is_known_before_there_is_an_engine_and_wrong_slots_are_told():
+def test_its_schema_is_known_before_there_is_an_engine_and_wrong_slots_are_refused():
     function = ps.stage_fn(config_of(), op=True, **WHOLE)
     assert function.schema.equals(engine_of().stage([], op=True, **WHOLE).schema)
     with pytest.raises(ps.UsageError, match="no table has a slot 'momenta'"):

@@ -56,7 +56,7 @@ def test_a_stale_frame_is_dropped_whole_and_counted_and_one_without_a_step_never
     assert (column(engine)[0], engine.gate.stale.total, engine.global_step) == (-3.0, 1, 3)
 
 
-def test_what_the_gate_holds_stays_for_the_next_run():
+def test_accumulated_frames_stay_for_the_next_run():
     engine = zeroed(engine_of(num_required=3))
     first = engine.run([batch([0]), batch([0])])
     assert (first.steps, first.pending, column(engine)[0]) == (0, 2, 0.0)
@@ -148,7 +148,7 @@ def test_apply_refuses_a_frame_whole():
     assert (engine.state_hash(), engine.gate.num_accumulated) == (before, 0)
 
 
-def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
+def test_an_engine_refuses_use_after_a_failed_step(monkeypatch):
     engine = zeroed(engine_of(tables=("t", "u")))
     monkeypatch.setattr(
         engine.core.tables._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))

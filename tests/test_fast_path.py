@@ -140,5 +140,5 @@ def test_most_logs_are_plain():
     ],
     ids=["null id", "null step", "null gradient", "null value", "int32", "lists", "dim", "float64", "table"],
 )
-def test_what_is_not_plain_is_decoded_the_long_way(of):
+def test_batches_that_are_not_plain_take_the_general_decoder(of):
     assert not is_plain(of)

@@ -69,7 +69,7 @@ def small_disk(harness):
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_is_full_stops_the_run_and_with_more_room_it_goes_on(harness, small_disk):
+def test_a_run_stopped_by_a_full_disk_resumes_with_more_room(harness, small_disk):
     argv = harness.argv("disk/run")
     answer = harness.run(argv)
     assert (answer["code"], answer["err"].count("\n")) == (6, 1)
@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_stops_the_run_and_with_more_room_it_goes_on(harness
 # ---- our own log, delivered twice, in another order, with a gap
 
 
-def test_what_is_delivered_again_is_recognised_and_left_out(harness):
+def test_frames_delivered_again_are_skipped(harness):
     argv = harness.argv("twice")
     for _ in range(2):
         answer = harness.run(argv)

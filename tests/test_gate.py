@@ -26,7 +26,7 @@ def nothing():
 # ---- the rule
 
 
-def test_the_clock_is_the_gates_own():
+def test_the_gate_uses_the_clock_it_is_given():
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
     gate.take(2, lambda num: num)
@@ -35,7 +35,7 @@ def test_the_clock_is_the_gates_own():
     assert "1 waiting to take, the first for 3.5 s; 1 stale, the last 3.5 s ago: step -1 from 'late'" in gate.explain()
 
 
-def test_the_standing_taker_steps_aside_while_somebody_queues():
+def test_the_standing_taker_waits_for_queued_takers():
     opened, gate = [], Gate(2)
     gate.open_into(opened.append)
     ticket = gate.take(3, lambda num: num)
@@ -51,7 +51,7 @@ def test_the_standing_taker_steps_aside_while_somebody_queues():
     assert (opened, gate.global_step, gate.num_accumulated) == ([2], 2, 0)
 
 
-def test_where_producing_fails_the_gate_has_not_opened():
+def test_the_gate_stays_closed_if_producing_fails():
     def fail(num):
         raise MemoryError(f"no room for {num}")
 
@@ -63,7 +63,7 @@ def test_where_producing_fails_the_gate_has_not_opened():
     assert (next_one.result(0), gate.global_step) == (1, 1)
 
 
-def test_where_adding_fails_nothing_is_counted():
+def test_a_frame_that_cannot_be_added_is_not_counted():
     def fail():
         raise MemoryError
 
@@ -86,7 +86,7 @@ def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
     assert (gate.num_accumulated, gate.global_step) == (1, 0)
 
 
-def test_what_runs_inside_may_look_and_is_refused_to_change():
+def test_callbacks_inside_the_gate_may_read_and_not_change_it():
     gate, seen = Gate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
     assert seen == ["0 frames in; global step 0; no taker is waiting"]
@@ -243,7 +243,7 @@ def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
     assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
 
 
-def test_nobody_takes_from_the_engines_gate():
+def test_taking_from_the_engines_gate_is_refused():
     """A taker would count a step, and leave what the stores hold to the next one."""
     engine = engine_of(num_required=3)
     engine.gate.push({"t": ([1], [[2.0, 2.0]])})

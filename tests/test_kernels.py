@@ -296,7 +296,7 @@ def test_another_dtype_is_refused_and_nothing_is_counted():
         Accumulator(2, np.float16)
 
 
-def test_memory_held_is_told_and_handed_over_by_drain():
+def test_nbytes_counts_buffers_that_drain_hands_over():
     accumulator = Accumulator(8)
     add(accumulator, [(np.arange(10_000), np.ones((10_000, 8), np.float32))], 0)
     before = accumulator.nbytes

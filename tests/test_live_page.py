@@ -54,7 +54,7 @@ def live(url):
         return json.load(answer)
 
 
-def test_what_the_page_draws_is_told_as_plain_values(replaying):
+def test_live_json_has_the_values_of_the_page(replaying):
     told = live(replaying)
     assert told["metrics"]["penstock_required_frames"] == 3
     assert told["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}

@@ -141,7 +141,7 @@ def test_a_log_of_a_later_version_is_refused():
 # ---- writers that end early
 
 
-def test_what_was_written_before_a_kill_is_a_cut_log(tmp_path):
+def test_a_log_of_a_killed_writer_is_truncated(tmp_path):
     code = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])

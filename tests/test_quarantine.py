@@ -24,7 +24,7 @@ def replay(config, capsys):
     return lambda *words: outcome(capsys, "replay", config, *words)
 
 
-def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
+def test_every_kind_of_bad_row_is_quarantined_unchanged(replay, tmp_path):
     log = write(
         tmp_path / "log.arrows",
         [
@@ -141,7 +141,7 @@ def test_a_parquet_source_has_rows_and_no_batches(replay, tmp_path):
     assert (row["batch"], row["row_index"]) == (None, 2)
 
 
-def test_one_frame_is_one_batch_however_it_came(replay, tmp_path):
+def test_one_frame_is_one_batch_of_the_quarantine(replay, tmp_path):
     log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(0, BAD, GOOD), batch(1, BAD), batch(2, GOOD)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     assert [one.num_rows for one in read(tmp_path / "bad.arrows")] == [2, 1]
@@ -154,7 +154,7 @@ def test_many_bad_rows_of_one_frame_are_still_one_batch(replay, tmp_path):
     assert one.column("id").to_pylist() == list(range(50, 10_050))
 
 
-def test_a_stale_frame_has_its_bad_rows_put_aside_too(replay, tmp_path):
+def test_bad_rows_of_a_stale_frame_are_quarantined(replay, tmp_path):
     log = write(tmp_path / "log.arrows", [batch(5, GOOD), batch(0, BAD)])
     _, report, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     assert (report["stale"], report["dropped"]) == (1, {"id_out_of_range": 1})
@@ -195,19 +195,19 @@ def test_an_existing_file_is_not_touched(replay, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
-def test_what_is_no_way_to_treat_bad_rows_is_said(given, replay, tmp_path):
+def test_unknown_values_of_on_bad_row_are_refused(given, replay, tmp_path):
     code, said, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
     assert (code, "on_bad_row" in said["error"]) == (2, True)
 
 
-def test_where_nothing_can_be_written_is_said_before_the_work(replay, tmp_path):
+def test_an_unwritable_quarantine_is_an_error_before_the_run(replay, tmp_path):
     log = write(tmp_path / "log.arrows", [batch(0, GOOD)])
     (tmp_path / "file").write_text("")
     code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'file' / 'bad.arrows'}")
     assert (code, "directory" in said["error"]) == (6, True)
 
 
-def test_a_mended_file_is_replayed_a_frame_per_batch_and_never_stale(replay, config, tmp_path):
+def test_a_repaired_quarantine_is_replayed_one_frame_per_batch_and_never_stale(replay, config, tmp_path):
     log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(5, BAD), batch(6, BAD, BAD)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     mended = []
@@ -225,7 +225,7 @@ def out_of(config, tmp_path):
     return tmp_path / "tables"
 
 
-def test_an_unmended_file_is_refused_for_the_same_reasons(replay, config, tmp_path, capsys):
+def test_an_unrepaired_quarantine_is_refused_for_the_same_reasons(replay, config, tmp_path, capsys):
     log = write(tmp_path / "log.arrows", [batch(0, BAD, ("user", 1, [1.0]), ("user", 1, None))])
     file = tmp_path / "bad.arrows"
     _, first, _ = replay(log, "--on-bad-row", f"quarantine={file}")
@@ -235,7 +235,7 @@ def test_an_unmended_file_is_refused_for_the_same_reasons(replay, config, tmp_pa
     assert "[id_out_of_range]" in capsys.readouterr().out
 
 
-def test_inspect_says_what_is_in_it(replay, tmp_path, call):
+def test_inspect_counts_the_reasons_of_a_quarantine(replay, tmp_path, call):
     log = write(tmp_path / "log.arrows", [batch(3, BAD, ("user", 1, [1.0]), ("user", 98, [1.0, 1.0]))])
     file = tmp_path / "bad.arrows"
     replay(log, "--on-bad-row", f"quarantine={file}")
@@ -245,7 +245,7 @@ def test_inspect_says_what_is_in_it(replay, tmp_path, call):
     assert part["reasons"] == {"id_out_of_range": 2, "length_mismatch": 1}
 
 
-def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
+def test_a_quarantine_on_a_full_disk_is_exit_6(replay, monkeypatch, tmp_path):
     log = write(tmp_path / "log.arrows", [batch(step, GOOD, BAD) for step in range(9)])
     file = tmp_path / "bad.arrows"
     monkeypatch.setattr(atomic_files, "operations", failing(2, errno.ENOSPC, also_after=True))

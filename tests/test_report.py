@@ -77,7 +77,7 @@ def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_p
     assert json.loads((tmp_path / "page" / "report.json").read_text())["live"]["moments"][-1]["norms"] == {}
 
 
-def test_what_did_not_happen_has_no_plot(tmp_path):
+def test_an_empty_run_has_no_plots(tmp_path):
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("dynamic { tag: 0 }", "constant: 0.1"))
     empty = write(tmp_path / "empty.arrows", [], schema=frame().schema)
     words = ["replay", str(tmp_path / "t.pbtxt"), empty, "--report", str(tmp_path / "page")]

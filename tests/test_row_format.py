@@ -285,7 +285,7 @@ def test_many_small_updates_move_a_weight_of_16_bits():
     assert abs(engine.lookup("t", range(700)).mean() - (1 - 64 * 2.0**-11)) < 1e-3
 
 
-def test_a_checkpoint_of_16_bits_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_checkpoint_of_16_bits_continues_with_the_same_bits(tmp_path):
     engine = trained(engine_of(), 2)
     engine.save(tmp_path / "c")
     restored = Engine.restore(tmp_path / "c")
@@ -311,7 +311,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
         assert engine.core.tables.table("t").variant == settings_.get("VARIANT", "xla")
 
 
-def test_what_is_no_variant_is_refused_by_name(monkeypatch):
+def test_an_unknown_variant_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
     with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, sparsecore, got 'cuda'"):
         engine_of("")

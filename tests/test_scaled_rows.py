@@ -89,7 +89,7 @@ def test_a_product_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_
     assert is_valid(accumulator, [(ids, np.ones((5, dim), np.float32), samples, gains)], 0, 2)
 
 
-def test_a_sample_that_nobody_looks_up_is_not_looked_at():
+def test_gradients_of_samples_without_lookups_are_not_validated():
     gradients = np.float32([[1], [np.nan]])
     _, sums, _ = drained(Accumulator(1), [(np.array([4]), gradients, np.zeros(1, np.int64), np.float32([0.5]))], 1)
     assert sums.tolist() == [[0.5]]

@@ -53,7 +53,7 @@ def limited(most, *words):
     return ["bash", "-c", f'ulimit -n {most}; exec "$@"', "bash", *map(str, words)]
 
 
-def test_more_connections_than_descriptors_keep_nobody_out_and_no_commit_back(tmp_path, strangers, many_descriptors):
+def test_more_connections_than_descriptors_block_neither_clients_nor_commits(tmp_path, strangers, many_descriptors):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--checkpoint", tmp_path / "c", "--every", "1"]
     with Process(tmp_path / "c.pbtxt", *words, under=limited(1024)) as service:
@@ -165,7 +165,7 @@ def test_callers_that_do_not_leave_are_cut_off():
     raw.close()
 
 
-def test_what_is_to_be_written_at_the_end_waits_for_no_caller(tmp_path, strangers):
+def test_final_writes_do_not_wait_for_open_calls(tmp_path, strangers):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--out", tmp_path / "out", "--checkpoint", tmp_path / "c", "--grace", "600", "--json"]
     with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=HANG_S) as client:

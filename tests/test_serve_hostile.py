@@ -62,7 +62,7 @@ def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
-def test_what_fails_after_a_frame_is_in_does_not_let_it_in_again(monkeypatch):
+def test_an_error_after_a_frame_is_applied_does_not_apply_it_again(monkeypatch):
     """The client sends again what it heard nothing of: a frame in the tables must be one that is counted."""
     with service_of() as service, client_of(service) as client:
         watch, failures = service.engine.watch, [MemoryError("no room to look closer")]
@@ -146,7 +146,7 @@ def test_deltas_from_beyond_all_numbers_are_refused(since):
         list(client.deltas(since))
 
 
-def test_brackets_in_brackets_are_no_json():
+def test_deeply_nested_json_is_refused():
     deep = b'{"deltas":' + b"[" * 100_000
     with service_of() as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
@@ -161,7 +161,7 @@ def test_brackets_in_brackets_are_no_json():
         raw.close()
 
 
-def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
+def test_a_service_that_ends_releases_a_producer_that_waits_for_room(monkeypatch):
     monkeypatch.setattr(put_streams, "SHARED_BYTES", 1 << 20)
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
@@ -222,7 +222,7 @@ def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tm
     assert restored.state_hash() == replayed([frame(n) for n in range(applied)]).state_hash()
 
 
-def test_a_port_that_another_service_has_is_said_in_one_line(config):
+def test_a_port_in_use_is_exit_6_and_one_line(config):
     with Process(config) as first, Process(config, "--listen", first.uri) as second:
         code, _, err = second.wait()
         assert (code, err.count("\n")) == (6, 1), err
@@ -230,7 +230,7 @@ def test_a_port_that_another_service_has_is_said_in_one_line(config):
 
 
 @pytest.mark.parametrize("broken", ["noise", "the key of another", "only a key"])
-def test_certificates_that_are_none_are_said_before_it_begins(broken, tmp_path, config, capsys):
+def test_invalid_certificates_are_exit_2_before_the_service_starts(broken, tmp_path, config, capsys):
     def made(name):
         new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
         files = [tmp_path / f"{name}.key", tmp_path / f"{name}.cert"]

@@ -60,7 +60,7 @@ def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
                 client.status()
 
 
-def test_beyond_this_machine_nothing_is_open_unless_it_is_said():
+def test_addresses_beyond_loopback_need_tls_and_a_token():
     outside = Address("0.0.0.0", 1, False)
     with pytest.raises(ps.UsageError, match=r"it lacks encryption .* and a token \(--token-file\)"):
         check_protected(outside, False, insecure=False)
@@ -134,7 +134,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         assert service.producers.rows.num_taken == 0
 
 
-def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
+def test_a_hundred_clients_at_once_are_served_or_retry():
     """Eight at a time: the others try again until they get in, and every frame is applied once."""
     with service_of(limits=Limits(calls=8)) as service:
 
@@ -148,7 +148,7 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
         until(lambda: service.door.num_calls == 0)
 
 
-def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
+def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     rows, wide = 4000, 64
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, wide, name="user", optimizer=ps.SGD(0.1))])
     gradient = pa.FixedSizeListArray.from_arrays(np.ones(rows * wide, np.float32), wide)
@@ -164,7 +164,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
         raw.close()
 
 
-def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
+def test_a_producer_that_reads_no_acknowledgements_does_not_block_others():
     with service_of() as service, client_of(service) as client:
         deaf = flight.connect(service.address.uri)
         writer, reader = deaf.do_put(PutRequest(contributor="deaf").descriptor(), FRAMES[0].schema)

@@ -55,7 +55,7 @@ def frames_for(tables):
 
 
 @pytest.mark.parametrize("tables", [("user",), ("user", "item")])
-def test_what_goes_through_memory_ends_as_a_replay_of_it(tables, small):
+def test_a_put_through_shared_memory_gives_the_state_of_a_replay(tables, small):
     frames = FRAMES if len(tables) == 1 else frames_for(tables)
     with service_of(ps.Engine(config_of(tables))) as service, client_of(service) as client:
         with client.producer("w0") as producer:
@@ -79,7 +79,7 @@ def test_small_batches_and_those_beyond_the_memory_go_with_their_message(small):
         assert service.engine.state_hash() == replayed(frames).state_hash()
 
 
-def test_it_can_be_left_out_on_either_side():
+def test_shared_memory_can_be_disabled_on_either_side():
     with service_of() as service, client_of(service, share_memory=False) as client:
         client.put(FRAMES, "w0")
         assert shared(client)["batches"] == 0
@@ -154,7 +154,7 @@ def damaged():
 
 
 @pytest.mark.parametrize("kind", ["zeros", "noise", "empty", "schema", "bomb"])
-def test_what_is_no_batch_of_the_stream_is_refused(kind):
+def test_bytes_that_are_no_batch_of_the_stream_are_refused(kind):
     content, said = damaged()[kind]
     with service_of() as service, client_of(service) as client:
         raw = Raw(service)
@@ -165,7 +165,7 @@ def test_what_is_no_batch_of_the_stream_is_refused(kind):
         assert client.put(FRAMES[:2], "w0").position == 2
 
 
-def test_what_a_producer_changes_after_it_was_taken_changes_nothing():
+def test_a_producers_later_writes_to_shared_memory_change_nothing():
     first, second = FRAMES[0].slice(0, 5000), FRAMES[0].slice(5000)
     with service_of() as service:
         raw = Raw(service)

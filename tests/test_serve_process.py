@@ -147,7 +147,7 @@ def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, fra
     np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
 
 
-def test_its_last_words_count_stale_frames(config):
+def test_the_final_report_of_a_service_counts_stale_frames(config):
     with Process(config) as service:
         with connect(service.uri) as client:
             client.put([frame(0, step=0)], "w0")
@@ -184,12 +184,12 @@ def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
         (["--max-calls", "0"], "expected at least 1"),
     ],
 )
-def test_what_makes_no_service_is_said_before_it_begins(config, words, said, capsys):
+def test_wrong_flags_of_serve_are_exit_2_before_it_starts(config, words, said, capsys):
     assert main(["serve", str(config), *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_said(config, capsys):
+def test_a_port_in_use_is_exit_6(config, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -101,7 +101,7 @@ def test_a_frame_that_keeps_too_much_is_refused():
         assert service.engine.global_step == 0
 
 
-def test_what_frames_of_all_producers_keep_is_bounded_together():
+def test_queued_bytes_of_all_producers_are_bounded_together():
     part = [frame(0, rows=3000, step=0)]
     with service_of(limits=Limits(queued_bytes=MB // 4)) as service:
         clients = [flight.connect(service.address.uri) for _ in range(3)]

@@ -154,7 +154,7 @@ def test_no_batches_at_all_are_no_frames():
 
 
 @pytest.mark.parametrize("thing", [None, 7, b"bytes", {"id": []}, object()], ids=lambda t: type(t).__name__)
-def test_what_is_no_source_is_refused(thing):
+def test_arguments_that_are_no_source_are_refused(thing):
     with pytest.raises(InputError, match=f"expected a path, '-', a URI, .* got {type(thing).__name__}"):
         open_source(thing)
 
@@ -267,7 +267,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_neither_arrow_nor_parquet_is_told(tmp_path, what):
+def test_a_file_that_is_neither_arrow_nor_parquet_is_refused(tmp_path, what):
     content, message = OTHERS[what]
     path = tmp_path / "x"
     path.write_bytes(content)

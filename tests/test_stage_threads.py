@@ -155,7 +155,7 @@ def test_the_last_commit_holds_no_step_that_was_not_handed_out(tmp_path):
     assert ps.Engine.restore(tmp_path).global_step <= last < engine.global_step
 
 
-def test_a_file_of_deltas_goes_on_after_a_run_during_which_a_thread_stepped(tmp_path):
+def test_a_delta_file_continues_after_a_run_with_steps_of_another_thread(tmp_path):
     log = [batch(NEVER_STALE + n, rows=400) for n in range(12)]
     engine, over = engine_of(num_required=1), threading.Event()
     saving = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
