@@ -184,7 +184,7 @@ cdef class Accumulator:
         self.map._give_out(num_indices)
 
     def get_state(self):
-        """What has been summed and not drained, as arrays that are copies."""
+        """Return copies of the sums that are not drained yet."""
         held = self.sums()
         return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
                 "counts": self.counts(), "frames": np.concatenate([self._frames(p) for p in range(self.num_parts)])}
