@@ -5,10 +5,9 @@ import itertools
 
 import pyarrow as pa
 import pyarrow.ipc
-from ipc import stream
+from ipc import log, stream
 
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.log import LogWriter
 
 SIZES = {"user": (50, 2), "item": (50, 2)}
 PAIRS = pa.list_(pa.float32(), 2)
@@ -30,14 +29,6 @@ def batch_of(step, names=("user", "item"), rows=3):
 
 
 BATCHES = [batch_of(0), batch_of(1, ("item", "user")), batch_of(2, rows=1)]
-
-
-def log_of(batches=BATCHES, schema=None):
-    sink = io.BytesIO()
-    with LogWriter(sink, schema or batches[0].schema) as log:
-        for batch in batches:
-            log.write(batch)
-    return sink.getvalue()
 
 
 def read(source, **options):
@@ -69,7 +60,7 @@ def messages(content):
     return content[: ends[0]], pieces, content[ends[-1] :]
 
 
-LOG, WANTED = log_of(), read(io.BytesIO(stream(BATCHES)))[0]
+LOG, WANTED = log(BATCHES), read(io.BytesIO(stream(BATCHES)))[0]
 # For what is done to every bit or byte.
 FEW = [b.drop_columns(["note"]) for b in BATCHES[:2]]
-SMALL, SMALL_WANTED = log_of(FEW), read(io.BytesIO(stream(FEW)))[0]
+SMALL, SMALL_WANTED = log(FEW), read(io.BytesIO(stream(FEW)))[0]

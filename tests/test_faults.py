@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 from checkpoints import FORMAT_2, FORMAT_2_WHOLE
-from faults.harness import Harness, deliver, write_log
+from faults.harness import Harness, deliver
+from ipc import log
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_log_whose_numbers_do_not_follow_is_named_and_the_frames_before_are_ke
     harness, change, order, problem, tmp_path
 ):
     path = tmp_path / "log.arrows"
-    write_log(path, harness.batches)
+    path.write_bytes(log(harness.batches))
     deliver(path, order(list(range(len(harness.batches)))))
     argv = harness.argv(change.replace(" ", "-"), log=path)
     answer = harness.run(argv)

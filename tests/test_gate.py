@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from engines import batch, frame, zeroed
-from limits import HANG_S
+from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.gate import Gate
@@ -132,24 +132,6 @@ def gradient(rng):
     return ids, np.repeat(rng.integers(-9, 10, (30, 1)), 2, 1).astype(np.float32)
 
 
-def in_threads(*calls):
-    failures = []
-
-    def guarded(call):
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_S)
-    assert failures == []
-    assert not any(thread.is_alive() for thread in threads)
-
-
 @pytest.mark.parametrize("num_required", [1, 3])
 def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once(num_required):
     engine = engine_of(num_required=num_required)
@@ -182,7 +164,9 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
             looks.append(engine.lookup("t", range(50)).sum())
             engine.state_hash()
 
-    in_threads(*(lambda w=w: pusher(w) for w in range(3)), *(lambda w=w: runner(w) for w in (3, 4)), looker)
+    calls = [*(lambda w=w: pusher(w) for w in range(3)), *(lambda w=w: runner(w) for w in (3, 4)), looker]
+    for ended in [in_thread(call) for call in calls]:
+        ended()
     engine.flush()
     for name, sums in wanted.items():
         assert engine.lookup(name, range(50))[:, 0].tolist() == (-sums).tolist()

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from checkpoints import config_of, log_of
+from ipc import log
 from quarantines import read
-
-from penstock.io.log import LogWriter
 
 HERE = Path(__file__).resolve().parent
 STEPS = 16
@@ -50,7 +49,7 @@ class Harness:
         config_of().save(self.config)
         self.tables = sorted(f"{table}.parquet" for table in config_of().table_names)
         self.batches = [with_bad_row(batch) for batch in log_of(range(STEPS))]
-        write_log(self.log, self.batches)
+        self.log.write_bytes(log(self.batches))
         cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
         names = {"DIR": "JAX_COMPILATION_CACHE_DIR"}
         settings = {names.get(key, f"JAX_PERSISTENT_CACHE_{key}"): value for key, value in cache.items()}
@@ -156,15 +155,6 @@ def with_bad_row(batch):
 def batches_in(path):
     """Every batch that has rows, as bytes: the deltas of one run and of two in a row are cut alike."""
     return [batch.serialize().to_pybytes() for batch in read(path) if batch.num_rows]
-
-
-def write_log(path, batches, order=None):
-    """Our own log of these batches; order : of the messages as they are delivered, by number."""
-    with LogWriter(path, batches[0].schema) as log:
-        for batch in batches:
-            log.write(batch)
-    if order is not None:
-        deliver(path, order)
 
 
 def deliver(path, order):
