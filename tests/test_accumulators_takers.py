@@ -22,7 +22,7 @@ def test_a_stale_drop_is_counted_by_producer_and_by_lateness():
     assert acc.stale.by_lateness == {1: 1, 2: 2, 128: 1}  # above 64: the next power of two
 
 
-def test_it_explains_what_a_take_waits_for():
+def test_explain_names_the_reason_for_a_wait():
     acc = ps.ConditionalAccumulator()
     assert acc.explain() == "0 gradients in; global step 0; no taker is waiting"
     acc.apply_gradient(1.0, contributor="a")
@@ -77,7 +77,7 @@ def test_a_taker_in_the_middle_that_gives_up_is_skipped():
     assert concurrent.futures.wait([first, second, third], timeout=0).not_done == set()
 
 
-def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
+def test_closing_wakes_every_taker_and_gradients_can_still_be_saved():
     outcomes = []
 
     def taker():

@@ -28,7 +28,7 @@ def test_a_file_appears_whole_and_on_disk(tmp_path, use):
     assert watched.calls == ["create", "write", "sync", "rename", "sync_folder"]
 
 
-def test_until_then_the_one_before_it_is_there(tmp_path):
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_files.appearing(path) as file:
@@ -65,7 +65,7 @@ def test_a_short_write_is_continued(tmp_path, use):
     assert (tmp_path / "file").read_bytes() == b"abc"
 
 
-def test_a_disk_that_fills_up_in_the_middle(tmp_path, use):
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path, use):
     use(short_write(2))
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "file")
@@ -83,7 +83,7 @@ def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use
     assert watched.calls.count("write") <= 6
 
 
-def test_a_long_file_is_on_its_way_to_the_disk_before_its_end(tmp_path, use):
+def test_a_long_file_is_written_to_disk_along_the_way(tmp_path, use):
     asked = []
 
     class Asked(atomic_files.Operations):
@@ -107,11 +107,11 @@ def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
     assert watched.calls == ["make_folder", "sync_folder"] * 2
 
 
-def test_a_file_where_a_folder_is_wanted(tmp_path):
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(NotADirectoryError, match="a"):
         atomic_files.make_folders(tmp_path / "a" / "b")
 
 
-def test_removing_what_is_gone_is_fine(tmp_path):
+def test_removing_a_missing_file_is_no_error(tmp_path):
     atomic_files.remove(tmp_path / "nothing")

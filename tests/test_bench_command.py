@@ -101,7 +101,7 @@ def test_a_peer_that_kills_its_process_is_reported_and_the_rest_is_measured(monk
     assert found.failed == []
 
 
-def test_our_own_death_fails_the_case(monkeypatch):
+def test_a_killed_measurement_of_penstock_fails_the_case(monkeypatch):
     monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
     found = runner.run(plan())
     assert found.failed == ["w1/sgd"]

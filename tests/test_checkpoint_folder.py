@@ -142,7 +142,7 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     assert caught.value.filename == str(folder / ".lock")
 
 
-def test_two_files_that_changed_places(folder):
+def test_swapped_data_files_are_detected(folder):
     two, three = folder / "00000002.delta", folder / "00000003.delta"
     data = two.read_bytes()
     two.write_bytes(three.read_bytes())
@@ -150,7 +150,7 @@ def test_two_files_that_changed_places(folder):
     assert str(two) in refused(folder)
 
 
-def test_a_manifest_under_another_name(folder):
+def test_a_renamed_manifest_is_refused(folder):
     (folder / "00000002.commit").rename(folder / "00000009.commit")
     assert "00000009.commit: is commit 2 under another name" in refused(folder)
 
@@ -260,7 +260,7 @@ def test_records_of_any_arrays_are_read_back_and_are_little_endian(tmp_path_fact
     assert not any(dtype.startswith(">") for _, dtype, _ in header["arrays"])
 
 
-def test_a_data_file_of_another_kind(tmp_path):
+def test_a_data_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "data").write_bytes(b"PAR1" * 10)
     with pytest.raises(StateError, match="not a data file of this version"):
         list(read_records(tmp_path / "data"))

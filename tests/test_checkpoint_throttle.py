@@ -41,7 +41,7 @@ def reaches(done, count):
     return len(done) == count
 
 
-def test_nothing_is_done_that_no_step_allowed(worker):
+def test_a_commit_writes_only_as_much_as_steps_allow(worker):
     pace = Pace()
     done, _ = worker(pace)
     assert reaches(done, 0)

@@ -207,7 +207,7 @@ def test_columns_are_mapped_to_roles_by_name_and_one_may_have_two():
 @pytest.mark.parametrize(
     ("name", "role"), [("grad", "gradient"), ("Gradients", "gradient"), ("ID", "id"), ("ids", "id")]
 )
-def test_a_near_miss_is_suggested(name, role):
+def test_a_misspelt_column_suggests_its_role(name, role):
     batch = batch_of(**{role: None, name: batch_of()[role]})
     assert f"no column '{role}' for the role '{role}'; did you mean --column {role}={name}? (the stream has: " in str(
         error_of([batch])

@@ -90,7 +90,7 @@ def test_taken_rows_equal_the_twin_for_any_budget(marks, stride, data):
 
 
 @pytest.mark.parametrize("row", [-1, 9, -(2**63), 2**63 - 1])
-def test_a_row_that_there_is_not_marks_nothing(row):
+def test_ids_outside_the_table_mark_no_row(row):
     marks, ids = np.full(9, kernel.WAITING, np.uint8), np.array([3, row], np.int64)
     with pytest.raises(IndexError, match=f"id {row} of a table of 9 rows"):
         kernel.change(marks, ids, np.empty(2, np.int64))

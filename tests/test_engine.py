@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.pyx.frame_accumulate import Intake
 
 
-def test_an_engine_shows_its_tables_step_and_devices(mesh_of):
+def test_repr_of_an_engine_names_tables_step_and_devices(mesh_of):
     engine = engine_of(tables=("t", "u"), mesh=mesh_of(3))
     engine.apply({"u": frame([1])})
     assert repr(engine) == "Engine(tables: t, u; step 1; 3 cpu)"
@@ -39,7 +39,7 @@ def test_a_frame_without_rows_counts_for_the_gate():
     assert (engine.global_step, column(engine, "u")[1]) == (1, -1.0)
 
 
-def test_one_gate_for_all_tables():
+def test_all_tables_share_one_gate():
     engine = zeroed(engine_of(num_required=2, tables=("t", "u")))
     engine.apply({"t": frame([1])})
     assert (engine.gate.num_accumulated, column(engine)[1]) == (1, 0.0)

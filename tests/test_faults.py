@@ -19,13 +19,13 @@ def harness(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_killed_at_a_random_moment(harness, number):
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_state(harness, number):
     harness.check(f"moment:{number}")
 
 
 @pytest.mark.parametrize("kind", ["kill", "kill-half", "eio", "enospc", "short"])
 @pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
-def test_a_file_operation_is_the_last_one_or_fails(harness, kind, number):
+def test_a_run_ended_at_a_file_operation_resumes_to_the_same_state(harness, kind, number):
     assert harness.check(f"{kind}:{number}")
 
 

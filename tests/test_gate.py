@@ -175,7 +175,7 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
     assert len(looks) == 20
 
 
-def test_pushing_is_applying():
+def test_push_applies_a_frame():
     engine = engine_of()
     engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
     assert engine.lookup("t", [1]).tolist() == [[-2, -2]]

@@ -85,7 +85,7 @@ def test_polars_loses_the_schemas_metadata_and_table_says_it(gradients):
     assert engine.state_hash() == wanted.state_hash()
 
 
-def test_polars_batches_mean_nothing(gradients):
+def test_batches_of_polars_are_no_frames(gradients):
     pl = pytest.importorskip("polars")
     frame = pl.from_arrow(gradients.drop_columns("step"))
     with pytest.raises(ps.PenstockError, match="contribution"):

@@ -90,7 +90,7 @@ def test_the_report_and_the_tables_are_those_of_drop(replay, quarantined, tmp_pa
 
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.int8(), pa.uint16()])
-def test_an_id_of_any_integer_type_is_carried(kind, quarantined, file):
+def test_ids_of_any_integer_type_are_quarantined(kind, quarantined, file):
     largest = 2**64 - 1 if kind == pa.uint64() else 100
     quarantined(batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind))
     found = [(row["id"], row["id_text"]) for row in rows_of(file)]
@@ -108,7 +108,7 @@ def test_an_id_of_any_integer_type_is_carried(kind, quarantined, file):
     ],
     ids=str,
 )
-def test_a_gradient_of_any_type_is_carried(kind, quarantined, file):
+def test_gradients_of_any_type_are_quarantined(kind, quarantined, file):
     storage = getattr(kind, "storage_type", kind)
     one, nan = (0x3F80, 0x7FC0) if storage.value_type == pa.uint16() else (np.float16(1), np.float16("nan"))
     values = pa.array([[one, one], [one, nan], None, [one, None], [one, one]], storage)
@@ -120,7 +120,7 @@ def test_a_gradient_of_any_type_is_carried(kind, quarantined, file):
     assert rest == [None, [1, None], [1, 1]]
 
 
-def test_without_bad_rows_the_file_is_there_and_empty(quarantined, tmp_path):
+def test_a_quarantine_without_bad_rows_is_an_empty_file(quarantined, tmp_path):
     for name in ("bad.arrows", "bad.arrow"):
         assert quarantined(batch(0, GOOD), file=tmp_path / name)[0] == 0
         assert rows_of(tmp_path / name) == []

@@ -124,7 +124,7 @@ def test_ids_are_counted_exactly():
     assert len(uses.growth) <= 400
 
 
-def test_curves_of_ids_say_shares():
+def test_curves_of_ids_are_shares_in_percent():
     times = np.array([1, 6, 2, 1])
     assert frequencies(times) == [(1.0, 0.6), (2.0, 0.2), (3.0, 0.1), (4.0, 0.1)]
     assert covered(times) == [(25.0, 60.0), (50.0, 80.0), (75.0, 90.0), (100.0, 100.0)]

@@ -132,7 +132,7 @@ def test_an_update_of_lines_moves_no_table(mesh_of):
     assert table.pointers() == pointers
 
 
-def test_the_bits_of_what_stands_for_nothing_are_kept_out_of_a_table(mesh_of):
+def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     table = table_of(mesh_of, rule_of("assign"), 100, 8)
     values = np.full((100, 8), UNTOUCHED, np.int32).view(np.float32)
     table.write(np.arange(100), values)

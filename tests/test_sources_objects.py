@@ -30,7 +30,7 @@ class Producer:
         return self._reader.__arrow_c_stream__(requested_schema)
 
 
-def test_objects_in_memory():
+def test_arrow_objects_in_memory_are_sources():
     for source in (
         TABLE,
         TABLE.to_reader(),
@@ -55,7 +55,7 @@ def dataset(tmp_path):
     return pyarrow.dataset.dataset(tmp_path)
 
 
-def test_datasets_and_scanners(dataset):
+def test_datasets_and_scanners_are_sources(dataset):
     for _ in range(2):  # a dataset may be read again
         assert frames_of(dataset) == FRAMES
     assert frames_of(dataset.scanner()) == FRAMES
@@ -64,7 +64,7 @@ def test_datasets_and_scanners(dataset):
     assert frames_of([dataset, TABLE]) == FRAMES * 2
 
 
-def test_batches_of_a_dataset_mean_nothing(dataset):
+def test_batches_of_a_dataset_are_no_frames(dataset):
     plain = dataset.scanner(columns=["id", "gradient"])
     frames, text = until_error(plain)
     assert frames == []

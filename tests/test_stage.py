@@ -38,7 +38,7 @@ def open_files():
 # ---- what comes out
 
 
-def test_the_schema_is_the_contracts_and_says_more_on_request():
+def test_options_extend_the_schema_of_deltas():
     engine = engine_of()
     assert engine.stage(LOG).schema.names == ["table", "step", "id", "row"]
     schema = engine.stage(LOG, op=True, **WHOLE).schema

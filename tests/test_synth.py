@@ -213,11 +213,11 @@ def test_no_rows_make_a_whole_log_without_frames(tmp_path, suffix):
     assert frames(written) == []
 
 
-def test_one_id(tmp_path):
+def test_a_vocabulary_of_one_gives_one_id(tmp_path):
     assert set(columns(write(tmp_path / "log.arrows", vocabulary=1).log)[0]) == {0}
 
 
-def test_a_steep_zipf_has_one_id(tmp_path):
+def test_a_steep_zipf_gives_one_id(tmp_path):
     assert len(set(columns(write(tmp_path / "log.arrows", alpha=500.0).log)[0])) == 1
 
 
