@@ -37,3 +37,18 @@ def log(batches, schema=None):
         for batch in batches:
             writer.write(batch)
     return sink.getvalue()
+
+
+def messages(content):
+    """Every batch with the dictionaries before it, and what stands before and after them."""
+    reader = pa.BufferReader(content)
+    stream = pa.ipc.open_stream(reader)
+    ends = [reader.tell()]
+    while True:
+        try:
+            stream.read_next_batch()
+        except StopIteration:
+            break
+        ends.append(reader.tell())
+    pieces = [content[a:b] for a, b in itertools.pairwise(ends)]
+    return content[: ends[0]], pieces, content[ends[-1] :]

@@ -1,10 +1,8 @@
 """Small logs of our own, and how tests read them."""
 
 import io
-import itertools
 
 import pyarrow as pa
-import pyarrow.ipc
 from ipc import log, stream
 
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -43,21 +41,6 @@ def read(source, **options):
         for f in reader
     ]
     return frames, reader.verified
-
-
-def messages(content):
-    """Every batch with the dictionaries before it, and what stands before and after them."""
-    reader = pa.BufferReader(content)
-    stream = pa.ipc.open_stream(reader)
-    ends = [reader.tell()]
-    while True:
-        try:
-            stream.read_next_batch()
-        except StopIteration:
-            break
-        ends.append(reader.tell())
-    pieces = [content[a:b] for a, b in itertools.pairwise(ends)]
-    return content[: ends[0]], pieces, content[ends[-1] :]
 
 
 LOG, WANTED = log(BATCHES), read(io.BytesIO(stream(BATCHES)))[0]

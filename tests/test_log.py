@@ -7,8 +7,8 @@ import zlib
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from ipc import log, stream, write
-from logs import BATCHES, LOG, SIZES, SMALL, WANTED, messages, read
+from ipc import log, messages, stream, write
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, read
 
 from penstock.cli.main import main
 from penstock.io.decoding.reader import FrameReader, ReadOptions

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from ipc import log, stream
-from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, messages, read
+from ipc import log, messages, stream
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, read
 
 from penstock.errors import InputError, TruncatedInputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-import subprocess
 import threading
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import Process, client_of, config_of, frame, in_thread, replayed, service_of
+from services import Process, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
 
 import penstock as ps
 from penstock.cli.main import main
@@ -231,16 +230,10 @@ def test_a_port_in_use_is_exit_6_and_one_line(config):
 
 @pytest.mark.parametrize("broken", ["noise", "the key of another", "only a key"])
 def test_invalid_certificates_are_exit_2_before_the_service_starts(broken, tmp_path, config, capsys):
-    def made(name):
-        new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-        files = [tmp_path / f"{name}.key", tmp_path / f"{name}.cert"]
-        subprocess.run([*new, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
-        return files
-
-    try:
-        (key, cert), (other, _) = made("a"), made("b")
-    except FileNotFoundError:
-        pytest.skip("needs openssl to make a certificate")
+    for folder in (tmp_path / "one", tmp_path / "another"):
+        folder.mkdir()
+        self_signed(folder)
+    cert, key, other = (tmp_path / name for name in ("one/cert.pem", "one/key.pem", "another/key.pem"))
     if broken == "noise":
         cert.write_text("nothing")
     cert, key = {"the key of another": (cert, other), "only a key": (key, key)}.get(broken, (cert, key))

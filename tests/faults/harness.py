@@ -5,7 +5,6 @@ its files of deltas and of bad rows. The first of the two commands has --resume 
 """
 
 import errno
-import itertools
 import json
 import os
 import random
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from checkpoints import config_of, log_of
-from ipc import log
+from ipc import log, messages
 from quarantines import read
 
 HERE = Path(__file__).resolve().parent
@@ -159,15 +158,5 @@ def batches_in(path):
 
 def deliver(path, order):
     """Put the batches of a log that lies there into another order: repeated, missing, swapped."""
-    with pa.OSFile(str(path), "rb") as file:
-        reader = pa.ipc.open_stream(file)
-        ends = [file.tell()]
-        while True:
-            try:
-                reader.read_next_batch()
-            except StopIteration:
-                break
-            ends.append(file.tell())
-    data = path.read_bytes()
-    pieces = [data[start:stop] for start, stop in itertools.pairwise(ends)]
-    path.write_bytes(data[: ends[0]] + b"".join(pieces[n] for n in [*order, len(pieces) - 1]) + data[ends[-1] :])
+    head, pieces, end = messages(path.read_bytes())
+    path.write_bytes(head + b"".join(pieces[n] for n in [*order, len(pieces) - 1]) + end)
