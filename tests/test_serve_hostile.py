@@ -8,14 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import HANG_S, until
-from services import Process, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
+from limits import HANG_S, in_thread, until
+from services import Process, client_of, config_of, frame, replayed, self_signed, service_of
 
 import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
 from penstock.io.flight.messages import PutRequest, decoded
-from penstock.service import put_streams
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -106,7 +105,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
         deaf = exchange(service, "deaf")
         for each in FRAMES:
             deaf[1].write_batch(each)
-        until(lambda: service.intake.position("deaf") == 12)
+        until(lambda: service.sequencer.streams.position("deaf") == 12)
 
         def run(name):
             client, writer, reader = exchange(service, name)
@@ -123,7 +122,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
             return acked, rows > 0
 
         assert [done() for done in [in_thread(lambda n=n: run(f"w{n}")) for n in range(3)]] == [(12, True)] * 3
-        assert service.intake.counters.frames == 48
+        assert service.sequencer.counters.frames == 48
         deaf[1].close()
         deaf[0].close()
 
@@ -160,8 +159,7 @@ def test_deeply_nested_json_is_refused():
         raw.close()
 
 
-def test_a_service_that_ends_releases_a_producer_that_waits_for_room(monkeypatch):
-    monkeypatch.setattr(put_streams, "SHARED_BYTES", 1 << 20)
+def test_a_service_that_ends_releases_a_producer_that_waits_to_send():
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends
@@ -183,7 +181,7 @@ def test_a_service_that_ends_releases_a_producer_that_waits_for_room(monkeypatch
         assert service.close(HANG_S)
         with pytest.raises(ps.ServiceError):
             pushed()
-        applied = service.intake.position("w0")
+        applied = service.sequencer.streams.position("w0")
         assert service.engine.state_hash() == replayed(large[:applied]).state_hash()
 
 
