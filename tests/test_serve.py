@@ -170,7 +170,7 @@ def test_bad_rows_can_be_dropped_and_are_counted():
         assert client.status()["dropped"] == {"id_out_of_range": 1}
 
 
-def test_stale_frames_count_as_taken():
+def test_stale_frames_advance_the_position():
     with service_of() as service, client_of(service) as client:
         client.put([frame(0, step=0), frame(1, step=0), frame(2, step=1)], "w0")
         status = client.status()

@@ -144,14 +144,14 @@ for n in range(3):
 
 
 @pytest.mark.parametrize(("held", "code"), [(4, 0), (0, 1)])
-def test_a_file_is_written_with_descriptors_of_the_reserve(tmp_path, held, code):
+def test_reserved_descriptors_let_a_file_be_written_when_others_run_out(tmp_path, held, code):
     command = limited(64, sys.executable, "-c", OUT_OF_DESCRIPTORS, tmp_path, held)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("Too many open files\n", code), done.stderr
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == ([b"whole"] * 3 if held else [])
 
 
-def test_callers_that_do_not_leave_are_cut_off():
+def test_open_calls_are_cancelled_after_the_grace_period():
     with service_of(grace_s=0) as service, client_of(service) as client:  # which says whether they could be
         client.put(FRAMES[:1], "w0")
         raw = flight.connect(service.address.uri)

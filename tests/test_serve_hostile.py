@@ -42,7 +42,7 @@ def test_steps_that_go_backwards_are_stale_as_in_a_replay():
         assert service.engine.state_hash() == replayed(frames).state_hash()
 
 
-def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
+def test_two_producers_of_one_name_apply_every_frame_once():
     with service_of() as service:
         start = threading.Barrier(2)
 
@@ -139,7 +139,7 @@ def test_ten_million_ids_are_refused_before_they_are_read():
 
 
 @pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
-def test_deltas_from_beyond_all_numbers_are_refused(since):
+def test_deltas_since_steps_out_of_range_are_refused(since):
     with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
         list(client.deltas(since))
 

@@ -32,7 +32,7 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         assert service.admission.num_refused >= 3
 
 
-def test_a_token_may_stand_in_the_environment(monkeypatch):
+def test_the_token_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "s3cret")
     with service_of(tokens=(b"s3cret",)) as service, client_of(service) as client:
         assert client.put(FRAMES, "w0").position == 6
@@ -167,7 +167,7 @@ def test_a_producer_that_reads_no_acknowledgements_does_not_block_others():
         deaf.close()
 
 
-def test_positions_are_kept_for_so_many_producers():
+def test_a_producer_beyond_the_limit_is_refused():
     with service_of(limits=Limits(producers=2)) as service, client_of(service) as client:
         for name in ("a", "b", "a"):
             client.put(FRAMES[:1], name)
@@ -175,7 +175,7 @@ def test_positions_are_kept_for_so_many_producers():
             client.put(FRAMES[:1], "c")
 
 
-def test_a_name_that_never_sends_takes_no_place(tmp_path):
+def test_producers_that_send_nothing_do_not_count_toward_the_limit(tmp_path):
     with service_of(limits=Limits(producers=2), folder=tmp_path / "c") as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
         for n in range(5):
@@ -195,7 +195,7 @@ def push(writer):
     writer.close()
 
 
-def test_of_names_that_open_at_once_those_that_send_first_are_kept():
+def test_producers_that_send_first_are_kept_within_the_limit():
     with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
         a = one.producer("a")
         writer, _ = two.connection.opened()[0].do_put(
@@ -221,7 +221,7 @@ def test_of_names_that_open_at_once_those_that_send_first_are_kept():
         (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
     ],
 )
-def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
+def test_invalid_tickets_are_refused_in_one_line(ticket, said):
     with service_of() as service:
         client = flight.connect(service.address.uri)
         with pytest.raises(flight.FlightServerError, match=said) as error:
@@ -243,7 +243,7 @@ def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
         flight.FlightDescriptor.for_path("gradients", "x" * 257),
     ],
 )
-def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
+def test_invalid_descriptors_are_refused(descriptor):
     with service_of() as service:
         client = flight.connect(service.address.uri)
         refused(*client.do_put(descriptor, FRAMES[0].schema), flight.FlightServerError, None)

@@ -133,7 +133,7 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(tmp_p
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
 
 
-def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, frames):
+def test_a_drained_service_writes_its_tables_and_a_report(tmp_path, config, frames):
     with Process(config, "--out", tmp_path / "out") as service:
         with connect(service.uri) as client:
             client.put(frames[:5], "w0")
@@ -158,7 +158,7 @@ def test_the_final_report_of_a_service_counts_stale_frames(config):
     assert "frames    3: 60 rows, 1 step, 2 stale\n" in out
 
 
-def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
+def test_a_drained_service_ends_although_calls_are_open(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")
         raw, _ = client.connection.opened()

@@ -161,7 +161,7 @@ def test_exchange_answers_gradients_with_deltas():
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
-def test_an_exchange_is_asked_for_as_one():
+def test_an_exchange_with_a_descriptor_of_gradients_is_refused():
     with service_of() as service:
         client = flight.connect(service.address.uri)
         writer, reader = client.do_exchange(PutRequest(contributor="w0", first=1).descriptor())
