@@ -184,7 +184,7 @@ cdef class Accumulator:
             self.index.seen = self.seen.bits
 
     def get_state(self):
-        """The sums that have not been drained, as arrays that are copies."""
+        """Return copies of the sums that are not drained yet."""
         held, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
         return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
                 "counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}

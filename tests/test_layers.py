@@ -110,7 +110,7 @@ def test_a_module_imports_only_what_its_room_may(module, path):
             assert top in room[2], f"{module} ({room[0]}) may not import {imported}"
 
 
-def test_inside_the_package_nothing_is_imported_from_its_front():
+def test_no_module_imports_the_top_level_package():
     for module, path in modules():
         if path.suffix == ".py":
             for node in ast.walk(ast.parse(path.read_text())):
@@ -145,7 +145,7 @@ def private_accesses(path):
             yield ast.unparse(node)
 
 
-def test_no_module_reaches_into_what_another_keeps_private():
+def test_no_module_uses_private_names_of_another():
     found = {
         f"{path.relative_to(ROOT)}: {access}"
         for _, path in modules()

@@ -37,7 +37,7 @@ def resident(process):
     return int(line.split()[1]) << 10
 
 
-def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
+def test_a_queued_row_does_not_retain_its_whole_message(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
     rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(40)]
     with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
@@ -58,7 +58,7 @@ def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fixed", "lists", "dictionary", "bad row"])
-def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
+def test_copied_rows_give_the_same_state(monkeypatch, kind):
     monkeypatch.setattr(limits, "WORTH_COPYING", 0)
     tables = ("user", "item") if kind == "dictionary" else ("user",)
     names = pa.DictionaryArray.from_arrays(np.arange(20, dtype=np.int32) % 2, pa.array(tables * 2)[:2])
@@ -89,7 +89,7 @@ def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
         assert service.producers.budget.num_bytes == 0
 
 
-def test_a_frame_that_keeps_too_much_is_refused():
+def test_a_frame_larger_than_the_queued_memory_is_refused():
     with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
         writer, reader = begin(raw, [frame(n, rows=5000, step=0) for n in range(15)])
         refused(writer, reader, flight.FlightServerError, "a frame of more than 1,048,576 bytes.*--queued-memory")
@@ -98,7 +98,7 @@ def test_a_frame_that_keeps_too_much_is_refused():
         assert service.engine.global_step == 0
 
 
-def test_what_frames_of_all_producers_keep_is_bounded_together():
+def test_queued_bytes_of_all_producers_are_bounded_together():
     part = [frame(0, rows=3000, step=0)]
     with service_of(limits=Limits(queued_bytes=MB // 4)) as service:
         clients = [flight.connect(service.address.uri) for _ in range(3)]
@@ -116,7 +116,7 @@ def test_what_frames_of_all_producers_keep_is_bounded_together():
         assert (service.producers.budget.num_bytes, service.sequencer.counters.frames) == (0, 2)
 
 
-def test_metadata_next_to_a_batch_counts_as_kept():
+def test_metadata_of_a_batch_counts_as_queued_bytes():
     """It lies in the same message."""
     batch = frame(0, step=0)
     with service_of() as service, flight.connect(service.address.uri) as raw:
