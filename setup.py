@@ -85,14 +85,13 @@ HEADERS = [
     f"pyx/{h}.h"
     for h in (
         "parallel_for",
-        "scaled_row_kernels",
-        "scaled_row_kernels_body",
         "key_table",
         "pages",
         "philox",
         "row_kernels",
         "row_kernels_body",
         "rule",
+        "update_equations",
         "update_rules",
         "vectors",
         "xla_ffi",

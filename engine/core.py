@@ -196,11 +196,17 @@ class EngineCore:
         with self.still():
             for store in self.pipeline.stores.values():
                 store.accumulator.start_counting()
+            for table in self.tables.dynamic.values():
+                table.start_counting()
 
     def table_reports(self) -> dict[str, TableReport]:
         """Return the rows and distinct ids that entered every table's sums since ``start_counting``."""
         counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
-        return {name: TableReport(of.num_rows, of.num_distinct) for name, of in counted.items()}
+        keys = {}
+        if self.tables.dynamic:  # a step on another thread is between its plan and its changes
+            with self.gate.still():
+                keys = {name: table.report() for name, table in self.tables.dynamic.items()}
+        return {name: TableReport(of.num_rows, of.num_distinct, keys.get(name)) for name, of in counted.items()}
 
     # ---- tables
 
@@ -216,6 +222,8 @@ class EngineCore:
         with self.still(), self._whole():
             for observer in reversed(self.observers):
                 observer.before_load()
+            for table in self.tables.dynamic.values():
+                table.forget_changes()
             write()
             for observer in self.observers:
                 for name, of_table in ids.items():
@@ -261,7 +269,7 @@ class EngineCore:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
         step, observers = self.gate.global_step, self.observers
-        self.tables.plan(lambda name: self.pipeline.stores[name].look(), step)
+        self.tables.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
         coalesced = self.tables.located(self.pipeline.drain())
         for observer in reversed(observers):
             observer.before_step(coalesced)

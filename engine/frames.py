@@ -69,6 +69,7 @@ class Frame:
     bad_rows : the dropped rows as Arrow record batches, if they are to be quarantined
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
+    time : seconds, of the stream's column ``time``; None: it has none
     fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all
     """
 
@@ -83,6 +84,7 @@ class Frame:
     audit: Callable[[], Frame] | None = None
     truncated: int = 0
     fingerprint: str | None = None
+    time: int | None = None
 
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""
@@ -100,7 +102,7 @@ class SummedArrays:
     def __init__(self, ids: Int64, sums: Float32, rows: Int64 | None = None) -> None:
         self.ids, self.sums, self.rows, self.num_ids = ids, sums, rows, len(ids)
 
-    def __iter__(self) -> Iterator[Array]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.ids, self.sums))
 
     @property

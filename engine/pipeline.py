@@ -106,6 +106,7 @@ class Pipeline:
     threads : tables are coalesced in parallel, and large blocks in parts; results do not depend on it
 
     last_rates : learning rates of the last frame added, if it had any
+    time : the largest time of any frame added; None: no frame had one
 
     Call every method under the gate's lock.
     """
@@ -121,6 +122,7 @@ class Pipeline:
         self._last: tuple[int | None, Contributor] | None = None
         self.last_rates: tuple[float, ...] | None = None
         self._num_added = 0
+        self.time: int | None = None
 
     def add(self, frame: Frame, begin: Callable[[], None]) -> None:
         """Add a frame to the sums, or nothing of it.
@@ -158,6 +160,8 @@ class Pipeline:
         for table in self._apart:
             if table in rows:
                 self.stores[table].end()
+        if frame.time is not None:
+            self.time = frame.time if self.time is None else max(self.time, frame.time)
         self._num_added += 1
         self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
 
@@ -172,11 +176,13 @@ class Pipeline:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state next to the stores, as plain data: frames added, and the fields of the last one."""
-        return {"num_admitted": self._num_added, "last": self._last and [*self._last, self.last_rates]}
+        state = {"num_admitted": self._num_added, "last": self._last and [*self._last, self.last_rates]}
+        return state if self.time is None else {**state, "time": self.time}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``get_state`` returned, or its copy through JSON."""
         self._num_added = int(state["num_admitted"])
+        self.time = state.get("time")
         self._last = self.last_rates = None
         if state["last"] is not None:
             step, contributor, rates = state["last"]

@@ -99,6 +99,7 @@ class SourceRun:
             on_bad_row=mode,
             gradient_dtype=options.gradient_dtype,
             allow_missing_end=options.allow_missing_end,
+            needs_time=core.config.needs_time,
             unseen=True,
         )
         self._reader = open_reader(source, read)

@@ -12,14 +12,48 @@ from penstock.frames import Frame
 
 
 @dataclass(frozen=True)
+class KeyReport:
+    """The keys of a dynamic table at the end of a run, and what became of keys during it.
+
+    keys : keys with a row; expired_waiting : those of them that are expired and wait for their sweep
+    waiting : keys that wait for admission; directory_bytes : memory of keys and waiting keys
+    admitted, expired, evicted : in the run: keys at its start + admitted - expired - evicted = keys
+    returned : expired keys that occurred again before their sweep; rejected : keys that were due and found no room
+    unadmitted_rows : gradient rows of keys that were not admitted, which are lost
+    """
+
+    keys: int
+    expired_waiting: int
+    waiting: int
+    directory_bytes: int
+    admitted: int
+    expired: int
+    evicted: int
+    returned: int
+    rejected: int
+    unadmitted_rows: int
+
+
+@dataclass(frozen=True)
 class TableReport:
     """The counts of one table.
 
-    rows : gradient rows that entered the gate; distinct : distinct ids among them
+    rows : gradient rows that entered the gate; distinct : distinct ids among them, 0 for a dynamic table
+    keys : of a dynamic table; None: it is not dynamic
     """
 
     rows: int
     distinct: int
+    keys: KeyReport | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, without ``keys`` if the table is not dynamic."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> TableReport:
+        keys = plain.get("keys")
+        return cls(**{**plain, "keys": None if keys is None else KeyReport(**keys)})
 
 
 @dataclass(frozen=True)
@@ -50,11 +84,11 @@ class ProcessReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        return {**vars(self), "tables": {name: asdict(table) for name, table in self.tables.items()}}
+        return {**vars(self), "tables": {name: table.to_dict() for name, table in self.tables.items()}}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ProcessReport:
-        return cls(**{**plain, "tables": {name: TableReport(**of) for name, of in plain["tables"].items()}})
+        return cls(**{**plain, "tables": {name: TableReport.from_dict(of) for name, of in plain["tables"].items()}})
 
 
 def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], Counter[str]]:
@@ -125,7 +159,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers, as ``--json`` prints them."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        tables = {name: asdict(table) for name, table in self.tables.items()}
+        tables = {name: table.to_dict() for name, table in self.tables.items()}
         return {**plain, "tables": tables, "processes": [process.to_dict() for process in self.processes]}
 
 

@@ -102,6 +102,18 @@ cdef class Directory:
             n += self.shards.each[s].young.size + self.shards.each[s].old.size
         return n
 
+    @property
+    def num_expired_now(self):
+        """Keys with a row that are expired and wait for their sweep."""
+        cdef Shards* of = &self.shards
+        cdef Py_ssize_t at, n = 0
+        self.settle()
+        if of.policy.expire_after >= 0:
+            with nogil:
+                for at in range(of.num_shards * <Py_ssize_t>of.slots):
+                    n += of.entries[at].value >= 0 and is_expired(of, &of.entries[at], of.clock)
+        return n
+
     def rows(self, const id_t[::1] keys not None, bint expired=False):
         """Return the row of every key, -1 where it has none: int32 (n,). keys : int64 (n,)
 

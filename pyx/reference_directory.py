@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +29,8 @@ def mixed(key: int, salt: int) -> int:
     return x ^ (x >> 31)
 
 
-class Record(NamedTuple):
+@dataclass(frozen=True)
+class Record:
     """A key with a row, or a candidate."""
 
     last: int

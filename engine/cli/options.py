@@ -205,6 +205,7 @@ def read_options(args: argparse.Namespace, config: EmbeddingConfig, rates: Learn
         table=args.table,
         columns=columns_of(args),
         gradient_dtype=args.gradient_dtype,
+        needs_time=config.needs_time,
         **others,
     )
 

@@ -109,7 +109,7 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
         return None
     given: dict[str, Any] = {}
     for name, message, field, values in _FIELDS:
-        if message and not settings.dynamic.HasField(message):  # type: ignore[arg-type]
+        if message and not settings.dynamic.HasField(message):
             continue
         source = getattr(settings.dynamic, message) if message else settings.dynamic
         number = getattr(source, field)

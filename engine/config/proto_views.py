@@ -53,6 +53,12 @@ class MessageView:
                 ranges[settings.name] = ANY_UINT64 if is_unsigned else ANY_INT64, ranges[settings.name][1]
         return MappingProxyType(ranges)
 
+    @property
+    def needs_time(self) -> bool:
+        """Whether the clock of a dynamic table is the time of the stream's rows."""
+        settings = [table.dynamic for table in self._message.table if table.HasField("dynamic")]
+        return any(dynamic.expire.clock == DynamicSettings.Expire.TIME for dynamic in settings)
+
     @cached_property
     def num_tags(self) -> int:
         """The number of values that each step supplies: learning rates and step counters."""

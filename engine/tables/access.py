@@ -124,7 +124,7 @@ class TableAccess:
         """
         with self.core.still():
             tables = dict.fromkeys(self.core.config.table_names)
-            self.core.load(self.core.tables.reading(place("directory", directory)), tables)
+            self.core.load(self.core.tables.reading(place("directory", directory), self.global_step), tables)
 
     def warmup(self) -> int:
         """Compile every program that steps, lookups and checkpoints need; return their number.

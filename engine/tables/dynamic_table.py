@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.directory import Directory
 from penstock.pyx.directory_plan import Plan
+from penstock.stats import KeyReport
 from penstock.tables.initializers import scattered_rows
 from penstock.validation import MASKED, is_masked
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
+MAX_STEP = 2**32 - 2
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -36,6 +39,7 @@ class DynamicTable:
     table : on the devices; seed : of the initial rows, the hash and admission by chance
 
     run : runs tasks on the engine's threads; None: on the caller's
+    id_range : ANY_INT64 or ANY_UINT64
     changed : the keys that the last step or load removed, then those whose rows it changed: int64 (n,)
     before : which of them had a row before: bool (n,)
     num_removed : how many it removed
@@ -58,10 +62,46 @@ class DynamicTable:
             evict=settings.evict,
             half_life=settings.half_life,
         )
+        self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
-        self.changed, self.before, self.num_removed = _NO_KEYS, np.zeros(0, bool), 0
+        self.forget_changes()
+        self.start_counting()
+
+    # ---- counts
+
+    def start_counting(self) -> None:
+        """Reset the counts of the previous run."""
+        self._counted_before = self._counted()
+
+    def report(self) -> KeyReport:
+        """Return the keys now, and what became of keys since ``start_counting``."""
+        directory = self.directory
+        counts = {name: number - self._counted_before[name] for name, number in self._counted().items()}
+        num_bytes = directory.nbytes + directory.candidate_bytes
+        return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
+
+    def _counted(self) -> dict[str, int]:
+        directory = self.directory
+        return {
+            "admitted": directory.num_admitted,
+            "expired": directory.num_expired,
+            "evicted": directory.num_evicted,
+            "returned": directory.num_returned,
+            "rejected": directory.num_rejected,
+            "unadmitted_rows": directory.unadmitted_rows,
+        }
 
     # ---- a step
+
+    def clock_at(self, step: int, time: int | None) -> int:
+        """Return the clock of a step. Raises StateError if it does not fit."""
+        if self.settings.clock == "time":
+            return self.directory.clock if time is None else time
+        if not 0 <= step <= MAX_STEP:
+            raise StateError(
+                f"table '{self.spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
+            )
+        return step
 
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
         """Decide what an opening does; nothing changes yet.
@@ -70,8 +110,8 @@ class DynamicTable:
         Raises CapacityError if a new key finds no room and the settings say so.
         """
         keys, rows = _joined([one.ids for frame in frames for one in frame.summed]), None
-        counted = [one.rows for frame in frames for one in frame.summed if one.num_ids]
-        if counted and counted[0] is not None:
+        counted = [one.rows for frame in frames for one in frame.summed if one.rows is not None]
+        if counted:
             rows = _joined(counted)
         if len(frames) > 1:
             keys, at = np.unique(keys, return_inverse=True)
@@ -99,7 +139,11 @@ class DynamicTable:
             found.append(Coalesced(tuple(summed)))
         return found
 
-    def begin_step(self) -> None:
+    def forget_changes(self) -> None:
+        """Begin a step or a load."""
+        self.changed, self.before, self.num_removed = _NO_KEYS, np.zeros(0, bool), 0
+
+    def carry_out(self) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
         plan = self._plan
         assert plan is not None
@@ -112,9 +156,9 @@ class DynamicTable:
         had_row = np.ones(len(plan.keys), bool)
         had_row[fresh] = False
         has_row = plan.found >= 0
-        self.num_removed = len(removed)
-        self.changed = np.concatenate([removed, plan.keys[has_row]])
-        self.before = np.concatenate([np.ones(len(removed), bool), had_row[has_row]])
+        self.num_removed += len(removed)
+        self.changed = np.concatenate([self.changed, removed, plan.keys[has_row]])
+        self.before = np.concatenate([self.before, np.ones(len(removed), bool), had_row[has_row]])
         plan.commit()
         self._plan = None
 
@@ -157,19 +201,18 @@ class DynamicTable:
 
         Raises CapacityError; nothing has changed then.
         """
-        clock = max(self.directory.clock, step) if self.settings.clock == "steps" else self.directory.clock
-        plan = Plan(self.directory, keys, clock=clock, step=step, admit_all=True, run=self.run)
+        plan = Plan(self.directory, keys, clock=self.clock_at(step, None), step=step, admit_all=True, run=self.run)
         if plan.num_rejected:
             plan.cancel()
             self._refuse(plan.num_rejected)
         self._plan = plan
-        self.begin_step()
+        self.carry_out()
         for part, rows in values.items():
             self._table.write(plan.found.astype(np.int64), rows, part)
 
     def valid_keys(self, keys: Any) -> Int64:
         """Return keys as int64, those of uint64 keys by their bits. Raises UsageError."""
-        name, settings = self.spec.name, self.settings
+        name = self.spec.name
         if is_masked(keys):
             raise UsageError(f"table '{name}', ids: {MASKED}")
         try:
@@ -180,19 +223,27 @@ class DynamicTable:
             return _NO_KEYS
         if not np.issubdtype(given.dtype, np.integer):
             raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
-        possible = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
-        bad = outside(given, possible)
+        bad = outside(given, self.id_range)
         if bad.any():
-            raise UsageError(f"table '{name}': expected {expected(possible)}, got {given[bad][0]}")
+            raise UsageError(f"table '{name}': expected {expected(self.id_range)}, got {given[bad][0]}")
         return given.astype(np.int64)
 
     def as_given(self, keys: Int64) -> npt.NDArray[Any]:
         """Return keys in their type."""
         return keys.view(np.uint64) if self.settings.key_type == "uint64" else keys
 
-    def stream(self, part: int = 0) -> Iterator[Float32]:
+    def sorted(self) -> tuple[npt.NDArray[Any], Callable[[int], Iterator[Float32]]]:
+        """Return the keys, ascending, without expired ones, and a function that yields one part of their rows."""
+        state = self.directory.state(expired=False)
+        keys = self.as_given(state["key"])
+        order = np.argsort(keys)
+        return keys[order], partial(self._blocks, state["row"][order].astype(np.int64))
+
+    def stream(self, part: int) -> Iterator[Float32]:
         """Yield one part of the rows in order of the mixed key, in blocks, without those of expired keys."""
-        rows = self.directory.state(expired=False)["row"].astype(np.int64)
+        return self._blocks(self.directory.state(expired=False)["row"].astype(np.int64), part)
+
+    def _blocks(self, rows: Int64, part: int) -> Iterator[Float32]:
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             yield self._table.read(rows[first : first + _ROWS_AT_ONCE], part)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
-from penstock.errors import ConfigError, UsageError, listed
+from penstock.errors import CapacityError, ConfigError, StateError, UsageError, listed
 from penstock.frames import Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
 from penstock.tables.dynamic_table import DynamicTable
@@ -57,16 +57,15 @@ class TableSet:
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends
-        from penstock.bridge.device_tables import check_memory, make_mesh
-        from penstock.bridge.sharding import Layout
-        from penstock.bridge.table_group import Wanted, make_tables
+        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.sharding import Layout, TableDefinition
 
         self.specs = {spec.name: spec for spec in config.tables}
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
-        outside, mesh = mesh, make_mesh(mesh)
+        user_mesh, mesh = mesh, make_mesh(mesh)
         self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
@@ -86,15 +85,23 @@ class TableSet:
             for name, spec in self.specs.items()
         }
         check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
-        wanted = [
-            Wanted(layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate))
+        definitions = [
+            TableDefinition(
+                layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
+            )
             for name, spec in self.specs.items()
         ]
-        self._together = make_tables(mesh, wanted, outside, threads)
-        made = {name: table for together in self._together for name, table in together.tables.items()}
-        self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
+        self._groups = backends.create_tables(mesh, definitions, threads)
+        created = {
+            layout.name: DeviceTable(group, member, user_mesh)
+            for group in self._groups
+            for member, layout in enumerate(group.layouts)
+        }
+        self._tables = {name: created[name] for name in self.specs}
         self.dynamic = {
-            name: DynamicTable(spec, made[name], seed) for name, spec in self.specs.items() if spec.dynamic is not None
+            name: DynamicTable(spec, created[name], seed)
+            for name, spec in self.specs.items()
+            if spec.dynamic is not None
         }
         for name, spec in self.specs.items():
             if name not in self.dynamic:
@@ -128,13 +135,15 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def plan(self, look: Callable[[str], tuple[list[Coalesced], Int64 | None]], step: int) -> None:
+    def plan(
+        self, look: Callable[[str], tuple[list[Coalesced], Int64 | None]], step: int, time: int | None = None
+    ) -> None:
         """Decide which keys of dynamic tables get and lose rows in a step. look : ``TableStore.look`` of a table
 
-        Raises CapacityError; nothing has changed then.
+        time : the largest of any frame so far, if frames have times. Raises CapacityError; nothing has changed then.
         """
         for name, table in self.dynamic.items():
-            table.plan(*look(name), clock=step, step=step)
+            table.plan(*look(name), table.clock_at(step, time), step)
 
     def located(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
         """Return the sums of the planned step by row, where they were by key."""
@@ -148,19 +157,20 @@ class TableSet:
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
         for table in self.dynamic.values():
-            table.begin_step()
-        for together in self._together:
-            turns: list[list[tuple[str, Coalesced, float]]] = []
-            for name in together.tables:
-                several = coalesced.get(name)
+            table.forget_changes()
+            table.carry_out()
+        for group in self._groups:
+            applications: list[list[tuple[int, Sequence[Any], float]]] = []
+            for member, layout in enumerate(group.layouts):
+                several = coalesced.get(layout.name)
                 if several is None:
                     continue
-                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
-                    if turn == len(turns):
-                        turns.append([])
-                    turns[turn].append((name, rows, self._rate(name, rates)))
-            for turn, brought in enumerate(turns):
-                together.apply(brought, step, turn)
+                for number, rows in enumerate(several or self._of_no_rows.get(layout.name, ())):
+                    if number == len(applications):
+                        applications.append([])
+                    applications[number].append((member, rows.summed, self._rate(layout.name, rates)))
+            for number, updates in enumerate(applications):
+                group.apply(updates, step, number)
 
     def _rate(self, name: str, rates: tuple[float, ...]) -> float:
         spec = self.specs[name]
@@ -170,7 +180,7 @@ class TableSet:
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
-        return sum(together.warm() for together in self._together)
+        return sum(group.warm() for group in self._groups)
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
@@ -187,7 +197,7 @@ class TableSet:
 
         Raises OSError if no descriptor is left.
         """
-        from penstock.bridge.thread_setup import prepare_thread
+        from penstock.bridge.device_tables import prepare_thread
 
         prepare_thread()
 
@@ -282,32 +292,40 @@ class TableSet:
         """Write one Parquet file per table, all of them or none; return their paths."""
         with TablesWriter(Path(directory)) as writer:
             for name, table in self._tables.items():
-                slots = list(self.parts(name))[1:]
-                blocks = zip(*(table.stream(part) for part in range(table.num_parts)), strict=True)
-                writer.write(name, table.layout.dim, slots, blocks)
+                slots, dynamic = list(self.parts(name))[1:], self.dynamic.get(name)
+                keys, stream = (None, table.stream) if dynamic is None else dynamic.sorted()
+                blocks = zip(*(stream(part) for part in range(table.num_parts)), strict=True)
+                writer.write(name, table.layout.dim, slots, blocks, keys)
         return writer.written
 
-    def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
+    def reading(self, directory: str | os.PathLike[str], step: int) -> Callable[[], None]:
         """Return a callable that sets every row in the files of ``write``, or all rows from an Orbax checkpoint.
 
         Parquet files are checked for presence and columns now, and row by row when the callable runs.
+        step : the current one
         """
         if is_orbax(directory):
+            for name in self.dynamic:
+                self.whole(name)
             return partial(self._set_whole, self._rows_of_orbax(directory))
         for name, table in self._tables.items():
             check_table(Path(directory), name, table.layout.dim, self._columns(name))
-        return partial(self._read_parquet, Path(directory))
+        return partial(self._read_parquet, Path(directory), step)
 
     def _columns(self, name: str) -> list[str]:
         """Return the columns of a table's file, in the order of the table's parts."""
         return ["row", *list(self.parts(name))[1:]]
 
-    def _read_parquet(self, directory: Path) -> None:
+    def _read_parquet(self, directory: Path, step: int) -> None:
         for name, table in self._tables.items():
-            columns, layout = self._columns(name), table.layout
-            for ids, found in read_table(directory, name, layout.vocabulary_size, layout.dim, columns):
-                for column, values in found.items():
-                    table.write(ids, values, columns.index(column))
+            columns, dynamic = self._columns(name), self.dynamic.get(name)
+            size = table.layout.vocabulary_size if dynamic is None else dynamic.id_range
+            for ids, found in read_table(directory, name, size, table.layout.dim, columns):
+                values = {columns.index(column): rows for column, rows in found.items()}
+                try:
+                    self.set_rows(name, ids, values, step)
+                except CapacityError as error:  # after other rows were set
+                    raise StateError(f"{directory}: {error}") from None
 
     def _rows_of_orbax(self, directory: str | os.PathLike[str]) -> dict[str, Tree]:
         tree = load_tree(directory)

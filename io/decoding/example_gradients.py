@@ -89,6 +89,8 @@ class ExampleBatch:
     ends : int64, shape (examples + 1,), gradient rows before each example
     """
 
+    times: Int64 | None = None  # example streams have no column for it
+
     def __init__(
         self,
         uses: Sequence[FeatureUses],

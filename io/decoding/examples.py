@@ -74,7 +74,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         field_of(schema, source, feature.path, feature.path)  # one column has this name
         _check(feature, schema.field(feature.path), options, source)
     first = schema.field(known[0].path)
-    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:]}
+    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:-1]}
     return ExampleRoles(
         **fields,
         id=first,

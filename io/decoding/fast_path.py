@@ -29,6 +29,7 @@ class PlainRows:
 
     contributors: tuple[Codes, list[Any]] | None = None
     rates: Float32 | None = None
+    times: Int64 | None = None
     no_step: Broken | None = None
     no_rates: Broken | None = None
     _decoded: Decoded | None
@@ -87,6 +88,8 @@ class PlainColumns:
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
     """Return None if no batch of these roles is plain. table : of rows that name none"""
     if roles.table is not None or roles.contributor is not None or roles.learning_rates is not None or roles.bfloat16:
+        return None
+    if roles.time is not None:
         return None
     gradient = roles.gradient.type
     numbers = [field.type for field in (roles.id, roles.step) if field is not None]

@@ -21,7 +21,7 @@ from penstock.frames import Frame, Rows
 from penstock.io.decoding.bad_rows import bad_rows
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import REASONS, Content, explain, find_bad_rows
+from penstock.io.decoding.rows import MAX_TIME, REASONS, Content, explain, find_bad_rows
 from penstock.io.decoding.schema import Roles
 
 Key = tuple[int | None, Any]  # step, contributor
@@ -104,6 +104,7 @@ class Held:
     aside: list[pa.RecordBatch] = field(default_factory=list)
     rates: tuple[float, ...] | None = None
     truncated: int = 0
+    time: int | None = None
 
     def copy(self) -> Held:
         """Return an independent copy."""
@@ -124,6 +125,7 @@ class Held:
             bad_rows=tuple(self.aside),
             audit=audit,
             truncated=self.truncated,
+            time=self.time,
         )
 
 
@@ -191,6 +193,8 @@ class FrameBuilder:
             held.key, held.source = piece.key, piece.place.source
         if piece.decoded.rates is not None:
             self._take_rates(held, piece)
+        if piece.decoded.times is not None:
+            _take_time(held, piece, piece.decoded.times[piece.units])
         held.num_rows += piece.stop - piece.start
         held.num_units += piece.num_units
         held.truncated += piece.decoded.truncated(piece.units)
@@ -232,6 +236,23 @@ class FrameBuilder:
             problem = f"learning rates change inside a frame: {wanted.tolist()}, then {rates[row].tolist()}"
             raise piece.place.error(piece.units.start + row, problem, roles.learning_rates.name)
         held.rates = tuple(wanted.tolist())
+
+
+def _take_time(held: Held, piece: Piece, times: Int64) -> None:
+    """Take the time of a frame, which all of its rows must have."""
+    assert piece.roles.time is not None
+    column = piece.roles.time.name
+    first = int(times[0]) if held.time is None else held.time
+    for bad, problem in (
+        (times < 0, f"expected seconds from 0 to {MAX_TIME}, constant within a frame, got"),
+        (times != first, f"the time changes inside a frame: {first}, then"),
+    ):
+        if bad.any():
+            row = piece.start + int(np.argmax(bad))
+            value = piece.batch.column(column)[row].as_py()
+            unit = "; are these milliseconds or less?" if value is not None and value > MAX_TIME else ""
+            raise piece.place.error(row, f"{problem} {'null' if value is None else value}{unit}", column)
+    held.time = first
 
 
 def run_keys(decoded: Content, num_rows: int | None = None) -> Iterator[tuple[int, int, Key]]:

@@ -24,6 +24,7 @@ class ReadOptions:
     merge : "step" merges sources that are sorted by step, "round" takes a frame of each source in turn
     on_bad_row : "error" (stop before the frame), "drop" (drop the row, count it) or "quarantine" (also pass it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
+    needs_time : the clock of a dynamic table is the column ``time``
     unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
     """
 
@@ -38,6 +39,7 @@ class ReadOptions:
     on_bad_row: str = "error"
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
+    needs_time: bool = False
     unseen: bool = False
 
     def __post_init__(self) -> None:

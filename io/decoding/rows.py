@@ -45,6 +45,7 @@ REASONS = (
     "length_mismatch",
     "gradient_not_finite",
 )
+MAX_TIME = 2**32 - 2
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -66,6 +67,8 @@ class Content(Protocol):
     def contributors(self) -> tuple[Codes, list[Any]] | None: ...
     @property
     def rates(self) -> Float32 | None: ...
+    @property
+    def times(self) -> Int64 | None: ...
     @property
     def no_step(self) -> Broken | None: ...
     @property
@@ -101,6 +104,7 @@ class Decoded:
     rates: Float32 | None
     no_step: Broken | None = None
     no_rates: Broken | None = None
+    times: Int64 | None = None  # -1 where it is null or no uint32 below the largest
     examples: Int64 | None = None
     told_runs: Runs | None = None  # of the codes, where they are known to be few
 
@@ -213,6 +217,7 @@ def decode_rows(
         no_step=no_step,
         no_rates=no_rates,
         told_runs=told,
+        times=times_of(columns, roles),
     )
 
 
@@ -335,6 +340,15 @@ def steps_of(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | Non
     row = int(np.argmax(bad))
     problem = "expected a step, got null" if null is not None and null[row] else f"expected an int64, got {raw[row]}"
     return steps, Broken(row, problem, roles.step.name)
+
+
+def times_of(columns: Mapping[str, pa.Array], roles: Roles) -> Int64 | None:
+    """Return the time of every row, -1 where it is null or outside of 0 to MAX_TIME."""
+    if roles.time is None:
+        return None
+    raw, null = integers(columns[roles.time.name])
+    bad = (raw < 0) | (raw > MAX_TIME)
+    return np.where(bad if null is None else bad | null, -1, raw).astype(np.int64)
 
 
 def rates_of(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.errors import InputError, UsageError
 from penstock.io.sources.batch import arrow_errors
 
-ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates")
+ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
@@ -27,6 +27,7 @@ WANTED = {
     "step": "an integer (int64)",
     "contributor": "an integer, a string or a dictionary of strings",
     "learning_rates": "a list of float32",
+    "time": "an integer (int64), seconds",
 }
 
 
@@ -42,6 +43,7 @@ class Roles:
     learning_rates: pa.Field | None
     default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
+    time: pa.Field | None = None  # only where a table's clock needs it
 
     def names(self) -> list[str]:
         """Return the names of the columns that are used, each once: a column may play two roles."""
@@ -64,20 +66,29 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def resolve(
-    schema: pa.Schema, source: str, columns: Mapping[str, str] | None = None, gradient_dtype: str | None = None
+    schema: pa.Schema,
+    source: str,
+    columns: Mapping[str, str] | None = None,
+    gradient_dtype: str | None = None,
+    needs_time: bool = False,
 ) -> Roles:
     """Find the roles in a schema and check their types.
 
     columns : role → name, for streams that use other names
     gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
+    needs_time : the column ``time`` must exist; else it is ignored
     Raises InputError naming the column, what was expected and a near miss.
     """
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype)
+        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time)
 
 
-def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None) -> Roles:
-    fields = {role: field_of(schema, source, role, columns.get(role)) for role in ROLES}
+def _resolve(
+    schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None, needs_time: bool
+) -> Roles:
+    roles = [role for role in ROLES if role != "time" or needs_time]
+    required = (*REQUIRED, "time")
+    fields = {role: field_of(schema, source, role, columns.get(role), role in required) for role in roles}
     gradient = fields["gradient"]
     assert gradient is not None
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
@@ -117,15 +128,15 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return folded[near[0]] if near else None
 
 
-def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
-    """Return the field that plays a role, by the default name or ``name``; None if an optional one is absent."""
+def field_of(schema: pa.Schema, source: str, role: str, name: str | None, required: bool = False) -> pa.Field | None:
+    """Return the field that plays a role, by the default name or ``name``; None if one not required is absent."""
     wanted = name if name is not None else role
     found = schema.get_all_field_indices(wanted)
     if len(found) == 1:
         return schema.field(found[0])
     if len(found) > 1:
         raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=wanted)
-    if name is None and role not in REQUIRED:
+    if name is None and not required:
         return None
     hint, has = column_hint(role, schema, wanted), ", ".join(schema.names) or "no columns"
     raise InputError(f"no column '{wanted}' for the role '{role}'{hint} (the stream has: {has})", source=source)
@@ -159,7 +170,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:
-    if role in ("id", "step"):
+    if role in ("id", "step", "time"):
         return bool(pa.types.is_integer(kind))
     if role == "gradient":
         kind = storage_type(kind)

@@ -1,4 +1,6 @@
-"""Tables as Parquet, one file each: ``id`` int64, ``row``, then one column per slot, in id order.
+"""Tables as Parquet, one file each: ``id``, ``row``, then one column per slot, in id order.
+
+``id`` is int64; uint64 in the file of a dynamic table of such keys. A dynamic table's file names its key type.
 
 Reads and writes whole tables only; ``decoding.reader`` reads streams.
 """
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import penstock.interrupts as interrupts
+from penstock.config.id_ranges import expected, outside
 from penstock.errors import InputError
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
 from penstock.io.decoding.schema import is_float_list, storage_type
@@ -48,19 +51,30 @@ class TablesWriter:
         atomic_files.make_folders(self._directory)
         return self
 
-    def write(self, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]) -> None:
+    def write(
+        self,
+        table: str,
+        dim: int,
+        slots: Sequence[str],
+        blocks: Iterable[tuple[Float32, ...]],
+        keys: Int64 | npt.NDArray[np.uint64] | None = None,
+    ) -> None:
         """Write one table to disk. blocks : (weights, slot, …) of rows in id order, each float32 (n, dim).
 
+        keys : the ids of all rows, of a dynamic table; None: 0, 1, 2, …
         Raises OSError.
         """
         path = table_path(self._directory, table)
         unfinished = atomic_files.unfinished(path)
         self._unfinished.append((unfinished, path))
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
-        fields = [pa.field("id", pa.int64(), nullable=False)]
+        metadata = {"penstock.table": table}
+        if keys is not None:
+            metadata["penstock.key_type"] = keys.dtype.name
+        fields = [pa.field("id", pa.int64() if keys is None else pa.from_numpy_dtype(keys.dtype), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
         with atomic_files.written(unfinished, path) as file:
-            _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+            _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -85,13 +99,14 @@ def write_table(
     return writer.written[0]
 
 
-def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
+def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]], keys: Any) -> None:
     with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
         first = 0
         for block in blocks:
             interrupts.check()
             count = len(block[0])
-            columns: list[pa.Array] = [pa.array(np.arange(first, first + count))]
+            ids = np.arange(first, first + count) if keys is None else keys[first : first + count]
+            columns: list[pa.Array] = [pa.array(ids)]
             for values, kind in zip(block, schema.types[1:], strict=True):
                 flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
                 columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
@@ -104,11 +119,12 @@ def read_table(
 ) -> Iterator[tuple[Int64, dict[str, Float32]]]:
     """Yield blocks of (ids, column → float32 (n, dim)) of one table's file.
 
+    vocabulary_size : or ANY_INT64 or ANY_UINT64, for a dynamic table
     columns : "row" and the slots; slots that the file lacks are missing from every block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
     name = str(table_path(directory, table))
-    seen = np.zeros(vocabulary_size, bool)
+    seen = _Seen(vocabulary_size)
     first = 0
     with ExitStack() as stack:
         parquet, wanted = _opened(stack, directory, table, dim, columns)
@@ -121,7 +137,7 @@ def read_table(
                 if batch is None:
                     return
                 batch.validate(full=True)
-            ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
+            ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
             yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
             first += len(ids)
 
@@ -174,22 +190,42 @@ def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: s
     return wanted
 
 
-def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, first: int) -> Int64:
+class _Seen:
+    """The ids of a file so far."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._marks = np.zeros(vocabulary_size, bool) if vocabulary_size > 0 else None
+        self._keys = np.zeros(0, np.int64)
+
+    def again(self, ids: Int64) -> npt.NDArray[np.bool_]:
+        """Return which ids occurred before, here or in an earlier call, and add them."""
+        if self._marks is not None:
+            again = self._marks[ids]
+            self._marks[ids] = True
+        elif len(self._keys) and len(ids) and ids.min() <= self._keys[-1]:
+            again = np.isin(ids, self._keys)
+            self._keys = np.union1d(self._keys, ids)
+        else:  # in a file that was written here keys ascend
+            again = np.zeros(len(ids), bool)
+            self._keys = np.concatenate([self._keys, np.unique(ids)])
+        if not again.any() and not (np.diff(ids) > 0).all():
+            again[:] = True
+            again[np.unique(ids, return_index=True)[1]] = False
+        return again
+
+
+def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source: str, first: int) -> Int64:
     """Marks them as seen. first : row of the file that the column begins with"""
     raw, null = integers(column)
     if null is not None:
         raise InputError("expected an id, got null", source=source, row=first + int(np.argmax(null)), column="id")
-    bad = (raw < 0) | (raw >= len(seen))
+    bad = outside(raw, vocabulary_size)
     if bad.any():
         row = int(np.argmax(bad))
-        wanted = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
+        wanted = f"{expected(vocabulary_size)} ({'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what})"
         raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
     ids = raw.astype(np.int64, copy=False)
-    again = seen[ids]
-    seen[ids] = True
-    if not again.any() and not (np.diff(ids) > 0).all():
-        again[:] = True
-        again[np.unique(ids, return_index=True)[1]] = False
+    again = seen.again(ids)
     if again.any():
         row = int(np.argmax(again))
         raise InputError(f"id {ids[row]} occurs twice", source=source, row=first + row, column="id")
