@@ -118,7 +118,7 @@ cdef class Directory:
         """Return the row of every key, -1 where it has none: int32 (n,). keys : int64 (n,)
 
         expired : also of expired keys that wait for their sweep
-        A plan that was not committed makes no difference, and goes on.
+        A plan that is not committed yet makes no difference and stays open.
         """
         cdef Shards* of = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
@@ -136,7 +136,7 @@ cdef class Directory:
         return found
 
     def records(self, const id_t[::1] keys not None):
-        """Return what is known of every key, as arrays by name: ``row`` int32, -1 where it has none or is expired;
+        """Return the records of keys, as arrays by name: ``row`` int32, -1 where it has none or is expired;
         ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the
         occurrences of a candidate."""
         cdef Shards* of = &self.shards

@@ -58,7 +58,7 @@ class TableAccess:
             return pa.array(np.sort(table.as_given(table.directory.state(expired=False)["key"])))
 
     def records(self, name: str, keys: Any) -> dict[str, npt.NDArray[Any]]:
-        """Return what is known of keys of a dynamic table, as arrays (n,) by name.
+        """Return the records of keys of a dynamic table, as arrays (n,) by name.
 
         present : bool, whether the key has a row; last : int64, the clock when it occurred last, -1: unknown
         count : int64, its count for LFU, 0 without; waiting : int64, occurrences so far of a key that waits for

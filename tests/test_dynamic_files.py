@@ -1,0 +1,78 @@
+"""Tables of dynamic keys in files, in reports, and through features."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dynamic import churning_steps, engine_of, log_of, push
+
+import penstock as ps
+
+BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
+
+
+@pytest.mark.parametrize("key_type", ["int64", "uint64"])
+def test_written_tables_hold_the_keys_and_are_read_again(tmp_path, key_type):
+    engine = engine_of(ps.Dynamic(key_type=key_type), rows=5000)
+    keys = np.random.default_rng(0).integers(0, 2**64, 3000, np.uint64, endpoint=False).view(np.int64)
+    push(engine, keys.view(np.uint64) if key_type == "uint64" else keys)
+    (path,) = engine.write_tables(tmp_path)
+    written = pq.read_table(path)
+    assert written["id"].combine_chunks() == engine.keys("user")
+    assert written.schema.metadata[b"penstock.key_type"] == key_type.encode()
+    again = engine_of(ps.Dynamic(key_type=key_type, min_count=9), rows=5000)
+    again.read_tables(tmp_path)
+    assert again.keys("user") == engine.keys("user")
+    ids = engine.keys("user").to_numpy()
+    assert again.lookup("user", ids).tobytes() == engine.lookup("user", ids).tobytes()
+    assert sorted(column for column in written.schema.names) == ["accumulators", "id", "row"]
+
+
+def test_a_static_table_can_be_read_into_a_dynamic_one(tmp_path):
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 4, name="user", optimizer=ps.Adagrad(0.1))]))
+    static.write_tables(tmp_path)
+    dynamic = engine_of(rows=9)
+    dynamic.read_tables(tmp_path)
+    assert dynamic.keys("user").to_pylist() == list(range(9))
+    assert dynamic.lookup("user", range(9)).tobytes() == static.lookup("user", range(9)).tobytes()
+
+
+def test_a_file_with_a_key_twice_or_too_many_keys_is_refused(tmp_path):
+    engine = engine_of(rows=8)
+    push(engine, range(8))
+    engine.write_tables(tmp_path / "a")
+    table = pq.read_table(tmp_path / "a" / "user.parquet")
+    (tmp_path / "twice").mkdir()
+    pq.write_table(pa.concat_tables([table, table.slice(3, 1)]), tmp_path / "twice" / "user.parquet")
+    with pytest.raises(ps.InputError, match="id 3 occurs twice"):
+        engine_of(rows=9).read_tables(tmp_path / "twice")
+    with pytest.raises(ps.StateError, match="no room for 1 new keys: 0 of 7 rows are in use"):
+        engine_of(rows=7).read_tables(tmp_path / "a")
+
+
+def test_the_report_accounts_for_every_key():
+    engine = engine_of(BITING, rows=32)
+    start = 0
+    for first in (0, 30):
+        log = log_of([[] for _ in range(first)] + churning_steps(60)[first : first + 30])
+        report = engine.run([log])
+        keys = report.tables["user"].keys
+        assert start + keys.admitted - keys.expired - keys.evicted == keys.keys
+        assert keys.keys - keys.expired_waiting == len(engine.keys("user"))
+        assert keys.evicted > 0 < keys.unadmitted_rows
+        assert ps.TableReport.from_dict(report.to_dict()["tables"]["user"]) == report.tables["user"]
+        start = keys.keys
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 4, name="user", optimizer=ps.Adagrad(0.1))]))
+    assert static.run([log_of([[1]])]).to_dict()["tables"] == {"user": {"rows": 1, "distinct": 1}}
+
+
+def test_features_look_up_and_send_gradients_for_any_key():
+    table = ps.TableConfig(8, 4, name="user", dynamic=ps.Dynamic(evict="lru"))
+    config = ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table)}, batch_size=3, optimizer=ps.SGD(1.0))
+    engine = ps.Engine(config)
+    keys = np.array([2**62, -5, 2**62])
+    activations, data = engine.recv_activations({"f": keys})
+    np.testing.assert_array_equal(activations["f"], engine.lookup("user", keys))
+    engine.send_gradients({"f": np.ones((3, 4), np.float32)}, deduplication_data=data)
+    assert engine.keys("user").to_pylist() == [-5, 2**62]
+    np.testing.assert_allclose(engine.lookup("user", [2**62]), activations["f"][:1] - 2, rtol=1e-6)
