@@ -60,12 +60,12 @@ KERNELS = [
     "id_map",
     "id_table",
     "initial_rows",
+    "key_shards",
     "partition",
     "run_lengths",
     "scaled_rows",
     "shard_decisions",
     "update",
-    "virtual_shards",
     "xla_handlers",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}

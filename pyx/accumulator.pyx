@@ -88,7 +88,7 @@ cdef class Accumulator:
         cdef Py_ssize_t per_id = self.row_bytes + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
         per_id += sizeof(index_t) if self.count_rows else 0
         for p in range(self.num_parts):
-            slots += self.parts[p].table.capacity
+            slots += self.parts[p].table.reserved
         return (self.held() * per_id + slots * sizeof(Slot) + (self.map.num_bytes if self.map is not None else 0)
                 + self._pool.num_bytes())
 

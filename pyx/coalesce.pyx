@@ -9,7 +9,7 @@ ahead). A chunk's pointers and indices stay in the first-level cache.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t, index_t
-from .id_table cimport Table, prefetch, slot_of, table_clear, table_insert
+from .id_table cimport Table, prefetch, slot_of, table_clear, table_insert, table_widen
 
 cdef extern from "row_kernels.h":
     int fold_rows_f32(float* sums, long dim, const index_t* order, const float** rows, const float* scales,
@@ -187,6 +187,7 @@ cdef void find_hashed(Part* part, const Index* index, const id_t* ids, Py_ssize_
     cdef Py_ssize_t k
     cdef index_t found
     cdef bint is_new, fresh
+    table_widen(&part.table, part.ids, n)
     for k in range(n):
         if k + AHEAD < n:
             prefetch(&part.table.slots[slot_of(&part.table, ids[k + AHEAD])])

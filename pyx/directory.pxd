@@ -1,7 +1,7 @@
 # What a plan needs of a directory.
 from libc.stdint cimport int64_t
 
-from .virtual_shards cimport Shards
+from .key_shards cimport Shards
 
 
 cdef class Directory:

@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from ._types cimport id_t
 from .id_table cimport prefetch
-from .virtual_shards cimport (
+from .key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shard, Shards, age, candidates_reserve, decayed,
     find, find_candidate, home_of, is_expired, key_find, key_mix, key_unmix, shard_of, shards_free, shards_init,
 )

@@ -10,7 +10,7 @@ from .directory cimport Directory
 from .shard_decisions cimport (
     ADMITTED, CHUNK, Decision, Opening, change, count_chunk, decide, find_chunk, num_chunks, sort_by_shard, unstamp_chunk,
 )
-from .virtual_shards cimport MAX_CLOCK, key_unmix
+from .key_shards cimport MAX_CLOCK, key_unmix
 
 cdef extern from *:
     """

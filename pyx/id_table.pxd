@@ -18,7 +18,8 @@ cdef struct Slot:
 
 cdef struct Table:
     Slot* slots
-    size_t capacity        # a power of two
+    size_t capacity        # slots in use, a power of two
+    size_t reserved        # slots there are, a power of two
     int shift              # 64 - log2(capacity)
     index_t base           # of the indices since the table was last cleared, which moves it: no slot is touched
     index_t num_ids
@@ -36,6 +37,7 @@ cdef int table_init(Table* table, size_t num_ids) except -1 nogil
 cdef void table_free(Table* table) noexcept nogil
 cdef void table_clear(Table* table) noexcept nogil
 cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil
+cdef void table_widen(Table* table, const id_t* ids, size_t num_more) noexcept nogil
 cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil
 
 

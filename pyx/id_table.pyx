@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from libc.stdlib cimport free, malloc
-
 from ._types cimport id_t, index_t
+
+cdef extern from "pages.h":
+    void* penstock_allocate(size_t size) noexcept nogil
+    void penstock_release(void* memory, size_t size) noexcept nogil
 
 
 cdef size_t SMALLEST = 16
@@ -19,7 +21,7 @@ cdef size_t capacity_for(size_t num_ids) noexcept nogil:
 
 
 cdef int table_allocate(Table* table, size_t capacity) except -1 nogil:
-    cdef Slot* slots = <Slot*>malloc(capacity * sizeof(Slot))
+    cdef Slot* slots = <Slot*>penstock_allocate(capacity * sizeof(Slot))
     cdef int bits = 0
     cdef size_t i
     if slots == NULL:
@@ -27,7 +29,7 @@ cdef int table_allocate(Table* table, size_t capacity) except -1 nogil:
     while (<size_t>1 << bits) < capacity:
         bits += 1
     table.slots = slots
-    table.capacity = capacity
+    table.capacity = table.reserved = capacity
     table.shift = 64 - bits
     table.base = table.num_ids = 0
     for i in range(capacity):
@@ -40,14 +42,40 @@ cdef int table_init(Table* table, size_t num_ids) except -1 nogil:
 
 
 cdef void table_free(Table* table) noexcept nogil:
-    free(table.slots)
+    if table.slots != NULL:
+        penstock_release(table.slots, table.reserved * sizeof(Slot))
     table.slots = NULL
 
 
 cdef void table_clear(Table* table) noexcept nogil:
-    # 2**63 indices will not be given out.
+    # 2**63 indices will not be given out. As few slots as the same number of ids needs: they stay in the caches.
+    cdef size_t capacity = min(capacity_for(table.num_ids), table.reserved)
     table.base += table.num_ids
     table.num_ids = 0
+    set_capacity(table, capacity)
+
+
+cdef void set_capacity(Table* table, size_t capacity) noexcept nogil:
+    table.capacity, table.shift = capacity, 64
+    while capacity > 1:
+        capacity //= 2
+        table.shift -= 1
+
+
+cdef void table_widen(Table* table, const id_t* ids, size_t num_more) noexcept nogil:
+    """Use as many of the reserved slots as that many more ids need. ids : those that the table has, by index"""
+    cdef index_t i
+    cdef size_t at, capacity = min(capacity_for(table.num_ids + num_more), table.reserved)
+    if capacity <= table.capacity:
+        return
+    set_capacity(table, capacity)
+    table.base += table.num_ids  # no slot has an id now
+    for i in range(table.num_ids):
+        at = slot_of(table, ids[i])
+        while table.slots[at].index >= table.base:
+            at = (at + 1) & (capacity - 1)
+        table.slots[at].key = ids[i]
+        table.slots[at].index = table.base + i
 
 
 cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
@@ -55,7 +83,7 @@ cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
     cdef Table bigger
     cdef size_t i, at
     cdef size_t capacity = capacity_for(num_ids)
-    if capacity <= table.capacity:
+    if capacity <= table.reserved:
         return 0
     table_allocate(&bigger, capacity)
     for i in range(table.capacity):
@@ -66,7 +94,7 @@ cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
             bigger.slots[at] = table.slots[i]
             bigger.slots[at].index -= table.base
     bigger.num_ids = table.num_ids
-    free(table.slots)
+    penstock_release(table.slots, table.reserved * sizeof(Slot))
     table[0] = bigger
     return 0
 

@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from ._types cimport id_t
-from .virtual_shards cimport KeyRank, Shards
+from .key_shards cimport KeyRank, Shards
 
 cdef enum:
     CHUNK = 1 << 14         # keys of a task

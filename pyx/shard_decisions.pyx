@@ -7,7 +7,7 @@ stamps it, which saves a second pass over memory; ``unstamp_chunk`` takes that b
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from .virtual_shards cimport (
+from .key_shards cimport (
     AHEAD, EVICT_LFU, MAX_CLOCK, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
     candidates_reserve, decayed, find, home_of, is_expired, key_find, key_find_from, key_mix, key_remove, philox_block,
     philox_unit, rank_lowest, shard_of,
