@@ -196,7 +196,7 @@ class Deltas(StepObserver):
         for name, several in coalesced.items():
             touched = self._touched[name]
             if isinstance(touched, TouchedKeys):
-                touched.add(self._dynamic[name].changed, self._dynamic[name].before)
+                touched.add(*self._dynamic[name].changes())
                 continue
             if self._core.tables.specs[name].rule.non_lazy:
                 touched.add_all()
@@ -206,7 +206,7 @@ class Deltas(StepObserver):
     def loaded(self, name: str, ids: Int64 | None) -> None:
         touched = self._touched[name]
         if isinstance(touched, TouchedKeys):
-            touched.add(self._dynamic[name].changed, self._dynamic[name].before)
+            touched.add(*self._dynamic[name].changes())
         elif ids is None:
             touched.add_all()
         else:

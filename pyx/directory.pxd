@@ -1,6 +1,7 @@
 # What a plan needs of a directory.
 from libc.stdint cimport int64_t
 
+from .buffer_pool cimport Pool
 from .key_shards cimport Shards
 
 
@@ -8,4 +9,6 @@ cdef class Directory:
     cdef Shards shards
     cdef public int64_t num_admitted, num_expired, num_evicted, num_returned, num_rejected, unadmitted_rows
     cdef object plan        # the plan that is neither committed nor cancelled
+    cdef Pool pool          # of the arrays of plans
     cdef int settle(self) except -1
+    cpdef array(self, dtype, Py_ssize_t n)

@@ -10,6 +10,7 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from ._types cimport id_t
+from .buffer_pool cimport Block, Pool
 from .id_table cimport prefetch
 from .key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shard, Shards, age, candidates_reserve, decayed,
@@ -49,6 +50,7 @@ cdef class Directory:
         of.policy.expire_after = -1 if expire_after is None else expire_after
         of.policy.half_life = -1 if half_life is None else half_life
         of.policy.sweep_period = MOST_SHARDS
+        self.pool = Pool()
         if shards_init(of, capacity) < 0:
             raise MemoryError(f"cannot allocate a directory of {capacity} keys")
 
@@ -253,6 +255,16 @@ cdef class Directory:
         (self.num_admitted, self.num_expired, self.num_evicted, self.num_returned, self.num_rejected,
          self.unadmitted_rows) = numbers[3:]
         return rows
+
+    cpdef array(self, dtype, Py_ssize_t n):
+        """Return an uninitialized array (n,), whose memory is used again after its last reference."""
+        cdef Block block
+        cdef Py_ssize_t num_bytes = n * np.dtype(dtype).itemsize
+        if n == 0:
+            return np.empty(0, dtype)
+        block = self.pool.take(num_bytes)
+        block.used = num_bytes
+        return block.array(dtype, n)
 
     cdef int settle(self) except -1:
         """Cancel the plan that is neither committed nor cancelled."""

@@ -35,7 +35,7 @@ cdef class Plan:
     run : called with a list of callables, calls each on some thread, and returns when all have returned; None: the
         caller's thread alone
 
-    found : int32 (n,), the row of every key after the commit, -1: none
+    found : int64 (n,), the row of every key after the commit, -1: none
     num_admitted, num_expired, … : keys of this opening; num_returned : expired keys that occur again
 
     Whatever else is done with the directory before ``commit`` cancels the plan. Raises MemoryError or ValueError;
@@ -90,6 +90,11 @@ cdef class Plan:
             free(self.opening.each)
 
     # ---- results
+
+    @property
+    def all_have_rows(self):
+        """Whether every key has a row after the commit."""
+        return self.num_admitted == len(self.order)
 
     @property
     def fresh(self):
@@ -197,12 +202,13 @@ cdef class Plan:
         cdef const id_t[::1] key = keys
         cdef const int64_t[::1] counts
         cdef int32_t[::1] some
+        cdef int64_t[::1] found
         cdef uint32_t[::1] stamps
         cdef Py_ssize_t n = key.shape[0]
         if n >= 2**31:
             raise ValueError(f"expected less than {2**31} keys, got {n}")
         opening.num_keys = n
-        self.keys, self.found = keys, np.empty(n, np.int32)
+        self.keys, self.found = keys, self.directory.array(np.int64, n)
         if n:
             opening.keys = &key[0]
             for number, given in enumerate((rows, frames)):
@@ -216,11 +222,11 @@ cdef class Plan:
                     opening.frames = &counts[0]
                 else:
                     opening.rows = &counts[0]
-            some = self.found
-            opening.found = &some[0]
-            some = self.array(np.empty(n, np.int32))
+            found = self.found
+            opening.found = &found[0]
+            some = self.array(self.directory.array(np.int32, n))
             opening.absent = &some[0]
-            stamps = self.array(np.empty(n, np.uint32))
+            stamps = self.array(self.directory.array(np.uint32, n))
             opening.stamps = &stamps[0]
         some = self.array(np.full(num_chunks(opening), -1, np.int32))
         opening.in_chunk = &some[0]
@@ -242,12 +248,12 @@ cdef class Plan:
         cdef Py_ssize_t[::1] first = self.array(np.zeros(opening.of.num_shards + 2, np.intp))
         for chunk in range(num_chunks(opening)):
             n += opening.in_chunk[chunk]
-        self.order, self.fate = np.empty(n, np.int32), np.empty(n, np.uint8)
+        self.order, self.fate = self.directory.array(np.int32, n), self.directory.array(np.uint8, n)
         opening.first = &first[0]
         if n:
             some = self.order
             opening.order = &some[0]
-            some = self.array(np.zeros(n, np.int32))
+            some = self.array(self.directory.array(np.int32, n))
             opening.total = &some[0]
             fate = self.fate
             opening.fate = &fate[0]

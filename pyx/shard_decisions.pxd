@@ -26,7 +26,7 @@ cdef struct Opening:
     const id_t* keys
     const int64_t* rows     # occurrences of each key, or NULL: 1
     const int64_t* frames
-    int32_t* found          # a row, or below 0
+    int64_t* found          # a row, or below 0
     uint32_t* stamps        # the last clock of every key found, before this one
     int32_t* absent         # positions of the absent keys, chunk by chunk
     int32_t* in_chunk       # how many each chunk has; -1: not looked at

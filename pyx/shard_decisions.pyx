@@ -138,6 +138,7 @@ cdef bint is_admitted(const Opening* opening, const Shard* shard, Py_ssize_t i, 
     cdef int64_t swaps = opening.generation - shard.generation, occurrences = rows_of(opening, i)
     cdef uint64_t[4] words
     cdef KeyEntry* entry
+    total[0] = 0
     if opening.admit_all:
         return True
     if of.policy.by_chance:
@@ -286,7 +287,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
         mixed = mixed_of(opening, i)
         if opening.fate[j] == ADMITTED:
             entry = key_find(entries, of.slots, of.bits, mixed)
-            entry.mixed, entry.value, entry.last = mixed, opening.found[i], <uint32_t>opening.clock
+            entry.mixed, entry.value, entry.last = mixed, <int32_t>opening.found[i], <uint32_t>opening.clock
             of.keys[opening.found[i]] = opening.keys[i]
             if of.counts != NULL:
                 of.counts[opening.found[i]] = 0

@@ -40,9 +40,7 @@ class DynamicTable:
 
     run : runs tasks on the engine's threads; None: on the caller's
     id_range : ANY_INT64 or ANY_UINT64
-    changed : the keys that the last step or load removed, then those whose rows it changed: int64 (n,)
-    before : which of them had a row before: bool (n,)
-    num_removed : how many it removed
+    num_removed : how many keys the last step or load removed
     """
 
     def __init__(self, spec: TableSpec, table: DeviceTable, seed: int) -> None:
@@ -109,10 +107,10 @@ class DynamicTable:
         frames : the sums of the opening, by key; num_frames : of every key of the one Coalesced, in order, if counted
         Raises CapacityError if a new key finds no room and the settings say so.
         """
-        keys, rows = _joined([one.ids for frame in frames for one in frame.summed]), None
+        keys, rows = self._joined([one.ids for frame in frames for one in frame.summed]), None
         counted = [one.rows for frame in frames for one in frame.summed if one.rows is not None]
         if counted:
-            rows = _joined(counted)
+            rows = self._joined(counted)
         if len(frames) > 1:
             keys, at = np.unique(keys, return_inverse=True)
             num_frames = np.bincount(at, minlength=len(keys))
@@ -131,17 +129,29 @@ class DynamicTable:
                     rows = plan.found[np.searchsorted(plan.keys, one.ids)]
                 else:
                     rows, first = plan.found[first : first + one.num_ids], first + one.num_ids
-                admitted = rows >= 0
-                if admitted.all():
-                    summed.append(SummedArrays(rows.astype(np.int64), one.sums))
-                else:
-                    summed.append(SummedArrays(rows[admitted].astype(np.int64), one.sums[admitted]))
+                sums = one.sums
+                if not plan.all_have_rows:
+                    admitted = rows >= 0
+                    rows, sums = rows[admitted], sums[admitted]
+                summed.append(SummedArrays(rows, sums))
             found.append(Coalesced(tuple(summed)))
         return found
 
     def forget_changes(self) -> None:
         """Begin a step or a load."""
-        self.changed, self.before, self.num_removed = _NO_KEYS, np.zeros(0, bool), 0
+        self._carried_out: list[Plan] = []
+        self.num_removed = 0
+
+    def changes(self) -> tuple[Int64, npt.NDArray[np.bool_]]:
+        """Return the keys that the last step or load removed and changed, in this order, plan by plan: int64 (n,); and
+        which of them had a row before."""
+        keys, before = [], []
+        for plan in self._carried_out:
+            had_row, has_row, removed = np.ones(len(plan.keys), bool), plan.found >= 0, plan.removed()[1]
+            had_row[plan.fresh] = False
+            keys += [removed, plan.keys[has_row]]
+            before += [np.ones(len(removed), bool), had_row[has_row]]
+        return np.concatenate([_NO_KEYS, *keys]), np.concatenate([np.zeros(0, bool), *before])
 
     def carry_out(self) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
@@ -149,17 +159,12 @@ class DynamicTable:
         assert plan is not None
         fresh = plan.fresh
         if len(fresh):
-            rows = plan.found[fresh].astype(np.int64)
+            rows = plan.found[fresh]
             for part, values in enumerate(self.initial(plan.keys[fresh])):
                 self._table.write(rows, values, part)
-        _, removed, _ = plan.removed()
-        had_row = np.ones(len(plan.keys), bool)
-        had_row[fresh] = False
-        has_row = plan.found >= 0
-        self.num_removed += len(removed)
-        self.changed = np.concatenate([self.changed, removed, plan.keys[has_row]])
-        self.before = np.concatenate([self.before, np.ones(len(removed), bool), had_row[has_row]])
+        self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
+        self._carried_out.append(plan)
         self._plan = None
 
     def _planned(self, plan: Plan) -> Plan:
@@ -208,7 +213,7 @@ class DynamicTable:
         self._plan = plan
         self.carry_out()
         for part, rows in values.items():
-            self._table.write(plan.found.astype(np.int64), rows, part)
+            self._table.write(plan.found, rows, part)
 
     def valid_keys(self, keys: Any) -> Int64:
         """Return keys as int64, those of uint64 keys by their bits. Raises UsageError."""
@@ -271,6 +276,8 @@ class DynamicTable:
         places[state["row"]] = rows
         return places
 
-
-def _joined(arrays: Sequence[Int64]) -> Int64:
-    return arrays[0] if len(arrays) == 1 else np.concatenate([_NO_KEYS, *arrays])
+    def _joined(self, arrays: Sequence[Int64]) -> Int64:
+        if len(arrays) == 1:
+            return arrays[0]
+        joined: Int64 = self.directory.array(np.int64, sum(map(len, arrays)))
+        return np.concatenate([_NO_KEYS, *arrays], out=joined)
