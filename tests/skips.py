@@ -20,9 +20,9 @@ Outcomes = dict[str, str | None]
 def outcomes(junit_file: str) -> Outcomes:
     found: Outcomes = {}
     for case in ElementTree.parse(junit_file).iter("testcase"):
-        # A skipped module has no class name, and its tests have the module as theirs.
-        module, name = case.get("classname") or case.get("name", ""), case.get("name", "")
-        test = f"{module.replace('.', '/')}.py" + (f"::{name}" if case.get("classname") else "")
+        # The class name is the test's module; a module that was skipped as a whole has none.
+        module, name = case.get("classname", ""), case.get("name", "")
+        test = f"{module.replace('.', '/')}.py::{name}" if module else f"{name.replace('.', '/')}.py"
         skipped = case.find("skipped")
         reason = None
         if skipped is not None and skipped.get("type") != "pytest.xfail":
