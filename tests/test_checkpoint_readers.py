@@ -6,7 +6,6 @@ import pytest
 from checkpoints import LOG, engine_of
 
 import penstock as ps
-from penstock.checkpoint import incremental
 from penstock.checkpoint import store as folders
 from penstock.cli.main import main
 
@@ -17,7 +16,7 @@ def replaced(tmp_path, monkeypatch):
 
     Every commit is a base and only one is kept: the next one removes every file of the last one.
     """
-    monkeypatch.setattr(incremental, "MAX_DELTAS", 0)
+    monkeypatch.setattr(folders, "MAX_DELTAS", 0)
     path, writer = tmp_path / "run", engine_of()
     writer.run(iter(LOG[:3]), checkpoint=path, keep=1)
 
@@ -76,7 +75,7 @@ def test_a_command_that_reads_a_commit_that_is_removed(replaced, moment, command
         assert writer.global_step == 2
 
 
-def test_a_file_that_is_missing_while_nobody_commits_is_still_damage(replaced):
+def test_a_file_missing_without_a_concurrent_commit_is_damage(replaced):
     path, _, _ = replaced
     (path / "00000001.base").unlink()
     with pytest.raises(ps.StateError, match=r"00000001.base: is missing; copy the folder anew"):

@@ -4,21 +4,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import HANG_S, until
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
+from limits import HANG_S, in_thread, until
+from services import client_of, config_of, frame, refused, replayed, self_signed, service_of
 
 import penstock as ps
-from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
-from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import PutRequest, encoded
 from penstock.io.storage import atomic_files
-from penstock.learning_rates import LearningRates
 from penstock.service.auth import check_protected
 from penstock.service.limits import Limits
-from penstock.service.server import Saving, Service
 
 FRAMES = [frame(n) for n in range(6)]
 
@@ -33,10 +29,10 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         for token in ("s3cret", "second"):
             with client_of(service, token=token) as client:
                 assert client.status()["frames"] == 0
-        assert service.door.num_refused >= 3
+        assert service.admission.num_refused >= 3
 
 
-def test_a_token_may_stand_in_the_environment(monkeypatch):
+def test_the_token_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "s3cret")
     with service_of(tokens=(b"s3cret",)) as service, client_of(service) as client:
         assert client.put(FRAMES, "w0").position == 6
@@ -60,7 +56,7 @@ def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
                 client.status()
 
 
-def test_beyond_this_machine_nothing_is_open_unless_it_is_said():
+def test_addresses_beyond_loopback_need_tls_and_a_token():
     outside = Address("0.0.0.0", 1, False)
     with pytest.raises(ps.UsageError, match=r"it lacks encryption .* and a token \(--token-file\)"):
         check_protected(outside, False, insecure=False)
@@ -91,7 +87,7 @@ def test_a_message_that_is_too_large_is_refused():
             client.put([frame(1, rows=1000)], "w0")
         client.put(FRAMES[1:], "w0")
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
 
 
 def test_a_frame_without_end_is_refused_when_it_is_too_long():
@@ -101,13 +97,10 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
         writer, reader = client.do_put(PutRequest(contributor="w0").descriptor(), part.schema)
         for _ in range(6):
             writer.write_batch(part)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError, match="a frame of more than 100 rows"):
-            writer.close()
+        refused(writer, reader, flight.FlightServerError, "a frame of more than 100 rows")
         client.close()
-        until(lambda: service.door.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        until(lambda: service.admission.num_calls == 0)
+        assert service.producers.budget.num_rows == 0
         assert service.engine.global_step == 0
 
 
@@ -119,22 +112,19 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for n, client in enumerate(clients[:2]):
             writers.append(client.do_put(PutRequest(contributor=f"w{n}").descriptor(), part.schema))
             writers[n][0].write_batch(part)
-            until(lambda: service.producers.rows.num_taken == 20 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.budget.num_rows == 20 * (n + 1))  # noqa: B023
         writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
         writer.write_batch(part)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightUnavailableError, match="40 rows wait in unfinished frames of all producers"):
-            writer.close()
+        refused(writer, reader, flight.FlightUnavailableError, "40 rows wait in unfinished frames of all producers")
         for writer, _ in writers:
             writer.close()
         for client in clients:
             client.close()
-        until(lambda: service.door.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        until(lambda: service.admission.num_calls == 0)
+        assert service.producers.budget.num_rows == 0
 
 
-def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
+def test_a_hundred_clients_at_once_are_served_or_retry():
     """Eight at a time: the others try again until they get in, and every frame is applied once."""
     with service_of(limits=Limits(calls=8)) as service:
 
@@ -143,12 +133,12 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
                 return client.put([frame(n)], f"w{n}").position
 
         assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
-        assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
-        assert service.intake.num_producers == 100
-        until(lambda: service.door.num_calls == 0)
+        assert (service.sequencer.counters.frames, service.engine.global_step) == (100, 100)
+        assert service.sequencer.streams.num_producers == 100
+        until(lambda: service.admission.num_calls == 0)
 
 
-def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
+def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     rows, wide = 4000, 64
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, wide, name="user", optimizer=ps.SGD(0.1))])
     gradient = pa.FixedSizeListArray.from_arrays(np.ones(rows * wide, np.float32), wide)
@@ -164,20 +154,20 @@ def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
         raw.close()
 
 
-def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
+def test_a_producer_that_reads_no_acknowledgements_does_not_block_others():
     with service_of() as service, client_of(service) as client:
         deaf = flight.connect(service.address.uri)
         writer, reader = deaf.do_put(PutRequest(contributor="deaf").descriptor(), FRAMES[0].schema)
         for _ in range(300):
             writer.write_batch(FRAMES[0])
         assert client.put(FRAMES, "w0").position == 6
-        until(lambda: service.intake.position("deaf") == 300)
+        until(lambda: service.sequencer.streams.position("deaf") == 300)
         writer.close()
         del reader
         deaf.close()
 
 
-def test_positions_are_kept_for_so_many_producers():
+def test_a_producer_beyond_the_limit_is_refused():
     with service_of(limits=Limits(producers=2)) as service, client_of(service) as client:
         for name in ("a", "b", "a"):
             client.put(FRAMES[:1], name)
@@ -185,7 +175,7 @@ def test_positions_are_kept_for_so_many_producers():
             client.put(FRAMES[:1], "c")
 
 
-def test_a_name_that_never_sends_takes_no_place(tmp_path):
+def test_producers_that_send_nothing_do_not_count_toward_the_limit(tmp_path):
     with service_of(limits=Limits(producers=2), folder=tmp_path / "c") as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
         for n in range(5):
@@ -205,11 +195,13 @@ def push(writer):
     writer.close()
 
 
-def test_of_names_that_open_at_once_those_that_send_first_are_kept():
+def test_producers_that_send_first_are_kept_within_the_limit():
     with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
         a = one.producer("a")
-        writer, _ = two.opened()[0].do_put(PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema)
-        until(lambda: service.intake.num_streams == 1)
+        writer, _ = two.connection.opened()[0].do_put(
+            PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema
+        )
+        until(lambda: service.sequencer.streams.num_open == 1)
         a.send(FRAMES[0])
         a.close()
         with pytest.raises(flight.FlightServerError, match="'b': positions of 1 producers are kept, and no more"):
@@ -229,7 +221,7 @@ def test_of_names_that_open_at_once_those_that_send_first_are_kept():
         (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
     ],
 )
-def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
+def test_invalid_tickets_are_refused_in_one_line(ticket, said):
     with service_of() as service:
         client = flight.connect(service.address.uri)
         with pytest.raises(flight.FlightServerError, match=said) as error:
@@ -251,36 +243,27 @@ def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
         flight.FlightDescriptor.for_path("gradients", "x" * 257),
     ],
 )
-def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
+def test_invalid_descriptors_are_refused(descriptor):
     with service_of() as service:
         client = flight.connect(service.address.uri)
-        writer, reader = client.do_put(descriptor, FRAMES[0].schema)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError) as error:
-            writer.close()
-        assert "Traceback" not in str(error.value)
+        refused(*client.do_put(descriptor, FRAMES[0].schema), flight.FlightServerError, None)
         client.close()
 
 
 def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):
-    engine = ps.Engine(config_of())
-    saving = Saving(Folder(tmp_path / "c"), 3)
-    reading = ReadOptions(engine.config.sizes, unseen=True)
-    service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}), saving=saving)
-    with client_of(service, patience_s=0.2) as client:
-        client.put(FRAMES[:3], "w0")
+    class Full(type(atomic_files.operations)):  # type: ignore[misc]
+        def write(self, *_):
+            raise OSError(28, "No space left on device")
 
-        class Full(type(atomic_files.operations)):  # type: ignore[misc]
-            def write(self, *_):
-                raise OSError(28, "No space left on device")
+    def fill_the_disk():
+        with service_of(folder=tmp_path / "c", every=3) as service, client_of(service, patience_s=0.2) as client:
+            client.put(FRAMES[:3], "w0")
+            monkeypatch.setattr(atomic_files, "operations", Full())
+            with pytest.raises(ps.ServiceError):
+                client.put(FRAMES[3:], "w0")
+            assert service.wants_to_end.wait(HANG_S)
 
-        monkeypatch.setattr(atomic_files, "operations", Full())
-        with pytest.raises(ps.ServiceError):
-            client.put(FRAMES[3:], "w0")
-        assert service.wants_to_end.wait(HANG_S)
-        with pytest.raises(OSError, match="No space left"):
-            service.end()
-        assert service.close(HANG_S)
+    with pytest.raises(OSError, match="No space left"):  # as the service ends
+        fill_the_disk()
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

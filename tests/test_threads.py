@@ -11,7 +11,7 @@ from penstock.pipeline import ROWS_WORTH_SPLITTING
 from penstock.threads import ThreadTeam
 
 
-def test_every_task_is_done_once_and_a_no_of_any_is_told():
+def test_every_task_is_done_once_and_a_failed_one_is_reported():
     crew, done = ThreadTeam(3), []
 
     def task(number, good=True):
@@ -24,7 +24,7 @@ def test_every_task_is_done_once_and_a_no_of_any_is_told():
     crew.close()
 
 
-def test_an_error_comes_out_when_no_task_runs_any_more():
+def test_an_error_is_raised_after_the_last_task_has_ended():
     crew, ended = ThreadTeam(3), []
 
     def fails(together):

@@ -3,7 +3,7 @@
 A lookup is one id of one sample. Its gain multiplies its row in the forward pass and the sample's gradient in the
 backward pass: weight times the combiner's scale of the sample, each rounded to float32, as in TensorFlow's SparseCore
 preprocessing. The gradients of rows are never materialized: ``penstock.pyx.scaled_rows`` computes each while it sums.
-The NumPy references are in ``penstock.pyx.reference``.
+The NumPy references are in ``tests/reference.py``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.frames import Float32, Int64
 from penstock.pyx.scaled_rows import combine as add_rows
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[Any]  # of any integer type
 
