@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz faults bench docs dist proto clean \
+.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults bench docs dist proto clean \
 	tpu-matrix tpu-small
 
 demo: .venv/running
@@ -22,6 +22,7 @@ test: .venv/installed
 # The tests that the last `make test` skipped, with the libraries of .ci/neighbours.txt. A test that is skipped here too
 # is an error, except for the reasons of .ci/skips.txt.
 neighbours: build/neighbours/installed
+	@test -f build/outcomes/test.xml || { echo "no tests were skipped yet: run make test first" >&2; exit 1; }
 	$(BIN)/python tests/skips.py list build/outcomes/test.xml >build/outcomes/skipped.txt
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
@@ -63,6 +64,11 @@ sanitize: .venv/installed
 # `make fuzz ARGS="--cases 500 --seed 7"`; a failing case is kept in build/fuzz, with the command that reproduces it.
 fuzz: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+# 30 small changes of the code, of which the tests must notice 27 (tests/mutations). About 15 minutes; an interrupted
+# command continues. The table is written to tests/mutations/results.txt.
+mutations: .venv/installed
+	PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
 
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
 # one. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
