@@ -154,7 +154,7 @@ class FrameReader:
                 yield Piece(seen, None, start, stop, key, roles, place, batch.data, True)
             return
         if isinstance(roles, ExampleRoles):
-            place = decode_examples(batch.owned(), roles, self.options, place)
+            place = decode_examples(batch.data, roles, self.options, place)
             decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
         else:
             decoded = rows = self._decoded(part, batch, roles)
@@ -170,7 +170,7 @@ class FrameReader:
 
     def _decoded(self, part: Part, batch: Batch, roles: Roles) -> Decoded:
         where = {"source": part.name, "batch": batch.index}
-        return decode_rows(batch.owned(), roles, self._default_table(roles), self.options.num_tags, where)
+        return decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
 
     def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
         if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
