@@ -156,7 +156,6 @@ ROOMS = [
             "penstock.learning_rates",
             "penstock.pipeline",
             "penstock.stats",
-            "penstock.accumulators.table_store",
             "penstock.tables.table_set",
         },
         {"numpy"},
@@ -223,7 +222,6 @@ ROOMS = [
         {"penstock.errors", "penstock.frames", "penstock.validation"},
         {"numpy"},
     ),
-    ("penstock.accumulators.table_store", {"penstock.frames", "penstock.pyx.accumulator"}, {"numpy"}),
     (
         "penstock.accumulators.conditional",
         {"penstock.errors", "penstock.gate", "penstock.accumulators.gradient_checks", "penstock.stats"},
@@ -249,10 +247,10 @@ ROOMS = [
             "penstock.frames",
             "penstock.gate",
             "penstock.pyx.frame_accumulate",
-            "penstock.accumulators.table_store",
+            "penstock.pyx.accumulator",
             "penstock.stats",
             "penstock.errors",
         },
-        set(),
+        {"numpy"},
     ),
 ]
