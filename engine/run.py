@@ -140,25 +140,26 @@ class SourceRun:
         A change may be committed only once its delta was yielded and the next batch requested: that request is the
         consumer's acknowledgement.
         """
-        core, counters, watch = self._core, self._counters, self._telemetry
+        core, counters = self._core, self._counters
+        reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
         with self._opened() as saving:
             try:
                 with closing(self._reader.numbered()) as numbered:
                     frames = islice(numbered, self._limit)
-                    with watch.timed("read"):
+                    with reading:
                         saving.skip(frames, self._limit)
                     while True:
-                        with watch.timed("read"):
+                        with reading:
                             saving.source, frame = next(frames, (0, None))
                         if frame is None:
                             break
-                        with watch.timed("sum"):
+                        with summing:
                             frame, _ = core.push(frame, self._rates, counters)
                         try:
                             if self._deltas is not None:
                                 yield from self._deltas.due()
                         finally:
-                            with watch.timed("save"):
+                            with committing:
                                 saving.advance()
                         self._applied(frame)
                 if self._options.flush:
