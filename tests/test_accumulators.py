@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import penstock as ps
-from penstock.pyx import reference
 
 
 def sparse(**settings):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
 from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
-from penstock.pyx import reference
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))

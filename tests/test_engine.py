@@ -151,7 +151,7 @@ def test_apply_refuses_a_frame_whole():
 def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
     engine = zeroed(engine_of(tables=("t", "u")))
     monkeypatch.setattr(
-        engine.core.tables._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
+        engine.core.tables._groups[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
     )
     with pytest.raises(RuntimeError, match="device lost"):
         engine.apply({"t": frame([1]), "u": frame([1])})

@@ -171,7 +171,7 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
     ids, grads = rng.zipf(1.2, 100_000) % 10, rng.standard_normal((100_000, 2), np.float32)
     engine = zeroed(engine_of(tables=("t", "u"), threads=threads))
     engine.apply({"t": (ids, grads), "u": (ids[::-1].copy(), grads)})
-    from penstock.pyx.reference import coalesce
+    from reference import coalesce
 
     for name, order in (("t", slice(None)), ("u", slice(None, None, -1))):
         unique, sums, _ = coalesce([(ids[order], grads)], 2)

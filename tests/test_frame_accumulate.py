@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import reference
 from accumulate import add, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.frames import Rows
-from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 

@@ -268,7 +268,7 @@ def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeyp
         go_on.wait(HANG_S)
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine.core.tables._together[0], "apply", lost)
+    monkeypatch.setattr(engine.core.tables._groups[0], "apply", lost)
     caught = []
 
     def push(name):

@@ -5,12 +5,12 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference
 from accumulate import add, drain, is_valid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.scaled_rows import combine as add_rows
 from penstock.tables import combiners

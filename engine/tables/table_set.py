@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, listed
-from penstock.frames import Coalesced, Float32, Int64
+from penstock.frames import Array, Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
 from penstock.tables.initializers import start_of
 from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
+
+Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
 
 
 class Configured(Protocol):
@@ -52,16 +53,15 @@ class TableSet:
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends
-        from penstock.bridge.device_tables import check_memory, make_mesh
-        from penstock.bridge.sharding import Layout
-        from penstock.bridge.table_group import Wanted, make_tables
+        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.sharding import Layout, TableDefinition
 
         self.specs = {spec.name: spec for spec in config.tables}
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
-        outside, mesh = mesh, make_mesh(mesh)
+        user_mesh, mesh = mesh, make_mesh(mesh)
         self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
@@ -81,13 +81,19 @@ class TableSet:
             for name, spec in self.specs.items()
         }
         check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
-        wanted = [
-            Wanted(layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate))
+        definitions = [
+            TableDefinition(
+                layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
+            )
             for name, spec in self.specs.items()
         ]
-        self._together = make_tables(mesh, wanted, outside, threads)
-        made = {name: table for together in self._together for name, table in together.tables.items()}
-        self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
+        self._groups = backends.create_tables(mesh, definitions, threads)
+        created = {
+            layout.name: DeviceTable(group, member, user_mesh)
+            for group in self._groups
+            for member, layout in enumerate(group.layouts)
+        }
+        self._tables = {name: created[name] for name in self.specs}
         for name, spec in self.specs.items():
             self._tables[name].fill(self.start_of(spec, seed))
 
@@ -110,7 +116,7 @@ class TableSet:
         """Return which rows of the table this process holds: (first row, stride)."""
         return 0, 1
 
-    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+    def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return this process's share of the accumulated sums of all processes (``TableStore.get_state``)."""
         return sums
 
@@ -124,18 +130,18 @@ class TableSet:
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
-        for together in self._together:
-            turns: list[list[tuple[str, Coalesced, float]]] = []
-            for name in together.tables:
-                several = coalesced.get(name)
+        for group in self._groups:
+            applications: list[list[tuple[int, Sequence[Any], float]]] = []
+            for member, layout in enumerate(group.layouts):
+                several = coalesced.get(layout.name)
                 if several is None:
                     continue
-                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
-                    if turn == len(turns):
-                        turns.append([])
-                    turns[turn].append((name, rows, self._rate(name, rates)))
-            for turn, brought in enumerate(turns):
-                together.apply(brought, step, turn)
+                for number, rows in enumerate(several or self._of_no_rows.get(layout.name, ())):
+                    if number == len(applications):
+                        applications.append([])
+                    applications[number].append((member, rows.summed, self._rate(layout.name, rates)))
+            for number, updates in enumerate(applications):
+                group.apply(updates, step, number)
 
     def _rate(self, name: str, rates: tuple[float, ...]) -> float:
         spec = self.specs[name]
@@ -145,24 +151,21 @@ class TableSet:
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
-        return sum(together.warm() for together in self._together)
+        return sum(group.warm() for group in self._groups)
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
-        for name, several in coalesced.items():
-            if self.specs[name].rule.non_lazy:
-                return True
-            for rows in several:
-                if rows.num_ids:
-                    return True
-        return False
+        return any(
+            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
+            for name, several in coalesced.items()
+        )
 
     def prepare_thread(self) -> None:
         """Allocate the file descriptors that steps on this thread need; call it once per thread.
 
         Raises OSError if no descriptor is left.
         """
-        from penstock.bridge.thread_setup import prepare_thread
+        from penstock.bridge.device_tables import prepare_thread
 
         prepare_thread()
 
@@ -218,8 +221,7 @@ class TableSet:
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
         digest = hashlib.sha256()
-        for name in sorted(self._tables):
-            table = self._tables[name]
+        for name, table in sorted(self._tables.items()):
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
             for part in range(table.num_parts):
                 for block in table.stream(part):
@@ -243,7 +245,7 @@ class TableSet:
         """
         path = Path(directory)
         if is_orbax(path):
-            blocks: Iterable[tuple[str, Int64, Mapping[int, Float32]]] = list(self._orbax_tables(path))
+            blocks: Iterable[Block] = list(self._orbax_tables(path))
         else:
             for name, table in self._tables.items():
                 check_table(path, name, table.layout.dim, self._columns(name))
@@ -259,13 +261,13 @@ class TableSet:
         """Return the columns of a table's file, in the order of the table's parts."""
         return ["row", *list(self.parts(name))[1:]]
 
-    def _parquet_blocks(self, directory: Path) -> Iterator[tuple[str, Int64, Mapping[int, Float32]]]:
+    def _parquet_blocks(self, directory: Path) -> Iterator[Block]:
         for name, table in self._tables.items():
             columns, layout = self._columns(name), table.layout
             for ids, found in read_table(directory, name, layout.vocabulary_size, layout.dim, columns):
                 yield name, ids, {columns.index(column): values for column, values in found.items()}
 
-    def _orbax_tables(self, directory: Path) -> Iterator[tuple[str, Int64, Mapping[int, Float32]]]:
+    def _orbax_tables(self, directory: Path) -> Iterator[Block]:
         tree = load_tree(directory)
         for name, table in self._tables.items():
             parts, size = self.parts(name), table.layout.vocabulary_size
@@ -289,7 +291,7 @@ class TableSet:
         return given.astype(np.int64)
 
 
-def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+def _as_stored(block: Float32, bfloat16: bool) -> Array:
     """Return rows as they are stored, little-endian: float32, or the upper 16 bits of each float32 for bfloat16."""
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
