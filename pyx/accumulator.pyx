@@ -154,7 +154,7 @@ cdef class Accumulator:
         return drained
 
     cpdef tuple sums(self):
-        """Return what has been summed, without handing it over: one ``Sums`` per part, not divided."""
+        """Return the sums, without handing them over: one ``Sums`` per part, not divided."""
         cdef Py_ssize_t p
         cdef Sums sums
         cdef list parts = []
@@ -184,13 +184,13 @@ cdef class Accumulator:
             self.index.seen = self.seen.bits
 
     def get_state(self):
-        """What has been summed and not drained, as arrays that are copies."""
+        """Return copies of the sums that are not drained yet."""
         held, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
         return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
                 "counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}
 
     def set_state(self, state):
-        """Take up what ``get_state`` gave; what is held now is dropped. Frames to come have other numbers."""
+        """Replace the sums by those of ``get_state``. Later frames have other numbers."""
         cdef bint outside
         ids, sums = np.array(state["ids"], np.int64), np.array(state["sums"], self.dtype, order="C")
         if len(np.unique(ids)) != len(ids):

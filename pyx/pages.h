@@ -38,7 +38,7 @@ static inline void *penstock_allocate(size_t size) {
     return memory;
 }
 
-/* The same, zeroed. What is mapped is zero already, and is not touched before it is needed. */
+/* The same, zeroed. Mapped pages are zero already, and are not touched before they are used. */
 static inline void *penstock_allocate_zeroed(size_t size) {
     void *memory = penstock_allocate(size);
     if (memory && size < PENSTOCK_HUGE)

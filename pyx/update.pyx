@@ -53,7 +53,7 @@ cdef int64_t BYTES_AHEAD = 16384
 
 
 cdef class Plan:
-    """What is fixed for a table: its rule, and where its rows live.
+    """Hold the constants of a table: its rule, and where its rows lie.
 
     rule : one of ``rules``
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0

@@ -85,7 +85,7 @@ def test_empty_gradients_count_and_come_back_empty():
     assert acc.global_step == 1
 
 
-def test_what_was_applied_and_what_was_taken_are_the_callers_to_change():
+def test_callers_may_change_applied_and_taken_arrays():
     dense, compat, ours = ps.ConditionalAccumulator(), sparse(tf_compat=True), sparse()
     value, ids, values = np.ones(3, np.float32), np.array([1, 2]), rows(1, 1)
     dense.apply_gradient(value)

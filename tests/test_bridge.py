@@ -184,7 +184,7 @@ def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_me
         Engine(config)
 
 
-def test_what_the_caller_set_for_its_own_programs_does_not_matter(mesh_of):
+def test_settings_of_the_callers_jax_programs_do_not_change_updates(mesh_of):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     config = EmbeddingConfig.from_tables([TableConfig(800, 4, name="t")], Adagrad(0.1))
     ids, grads = some_rows(0, 50, 800, 4)

@@ -133,7 +133,7 @@ def frame(step, size=90, rows=5000):
     return {"t": (rng.permutation(rows)[:size], rng.standard_normal((size, 8), np.float32))}
 
 
-def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monkeypatch, mesh_of):
+def test_an_engine_whose_device_failed_names_the_step_and_refuses_more(monkeypatch, mesh_of):
     engine = engine_of(monkeypatch, mesh=mesh_of(1))
     engine.apply(frame(0))
     table = engine.core.tables.table("t")
@@ -149,7 +149,7 @@ def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monk
         engine.apply(frame(2))
 
 
-def test_what_was_submitted_is_seen_by_who_looks(mesh_of):
+def test_reads_see_every_submitted_step(mesh_of):
     table = table_of(mesh_of, devices=3)
     for step in range(8):
         table.apply(np.arange(10 * step, 10 * step + 10), np.ones((10, 8), np.float32), 0.1)

@@ -100,7 +100,7 @@ def test_a_bad_row_of_any_table_leaves_nothing_behind(table, bad):
     assert [a.num_rows for a in accumulators] == [50] * 4
 
 
-def test_what_does_not_fit_is_refused_and_no_table_has_begun():
+def test_arrays_that_do_not_fit_are_refused_before_any_table():
     accumulators, intake = made(), Intake()
     blocks = [[Rows(np.arange(3), np.ones((3, dim), np.float32))] for _, dim in SIZES]
     blocks[2] = [Rows(np.arange(3), np.ones((3, 4), np.float32))]

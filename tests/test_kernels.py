@@ -138,7 +138,7 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
 
 @pytest.mark.parametrize("dim", [1, 3, 4, 8, 12, 13, 32, 100])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_back(dim, bad):
+def test_a_value_that_is_not_finite_undoes_the_frame(dim, bad):
     rng = np.random.default_rng(dim)
     accumulator = Accumulator(dim, vocabulary_size=50)
     for column in range(dim):
@@ -153,7 +153,7 @@ def test_a_value_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_ba
 
 @pytest.mark.parametrize("bad", [-1, 50, INT64_MAX, -(2**63)])
 @pytest.mark.parametrize("vocabulary", [50, 2**30])
-def test_an_id_outside_the_vocabulary_is_met_and_the_frame_taken_back(bad, vocabulary):
+def test_an_id_outside_the_vocabulary_undoes_the_frame(bad, vocabulary):
     accumulator = Accumulator(1, vocabulary_size=vocabulary)
     bad = vocabulary if bad == 50 else bad
     for at in range(3):
@@ -266,7 +266,7 @@ def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_giv
     assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
 
 
-def test_state_taken_and_given_back_continues_the_same_sum():
+def test_a_restored_state_continues_the_same_sum():
     rng = np.random.default_rng(3)
     frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
     unbroken, first, second = Accumulator(4), Accumulator(4), Accumulator(4)
@@ -296,7 +296,7 @@ def test_another_dtype_is_refused_and_nothing_is_counted():
         Accumulator(2, np.float16)
 
 
-def test_memory_held_is_told_and_handed_over_by_drain():
+def test_nbytes_counts_buffers_that_drain_hands_over():
     accumulator = Accumulator(8)
     add(accumulator, [(np.arange(10_000), np.ones((10_000, 8), np.float32))], 0)
     before = accumulator.nbytes

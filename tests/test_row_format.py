@@ -133,7 +133,7 @@ def test_an_update_of_lines_moves_no_table(mesh_of):
     assert table.pointers() == pointers
 
 
-def test_the_bits_of_what_stands_for_nothing_are_kept_out_of_a_table(mesh_of):
+def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     table = table_of(mesh_of, rule_of("assign"), 100, 8)
     values = np.full((100, 8), UNTOUCHED, np.int32).view(np.float32)
     table.write(np.arange(100), values)
@@ -286,7 +286,7 @@ def test_many_small_updates_move_a_weight_of_16_bits():
     assert abs(engine.lookup("t", range(700)).mean() - (1 - 64 * 2.0**-11)) < 1e-3
 
 
-def test_a_checkpoint_of_16_bits_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_checkpoint_of_16_bits_continues_with_the_same_bits(tmp_path):
     engine = trained(engine_of(), 2)
     engine.save(tmp_path / "c")
     restored = Engine.restore(tmp_path / "c")
@@ -319,7 +319,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
         ("sparsecore", "'sparsecore' is an experiment in bench/experiments/sparsecore .* use 'pallas'"),
     ],
 )
-def test_what_is_no_variant_is_refused_by_name(variant, problem, monkeypatch):
+def test_an_unknown_variant_is_refused_by_name(variant, problem, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     with pytest.raises(ConfigError, match=f"PENSTOCK_VARIANT: {problem}"):
         engine_of("")

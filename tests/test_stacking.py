@@ -278,7 +278,7 @@ def test_any_tables_hold_the_same_rows_stacked_or_not(
     assert engines[0].state_hash() == engines[1].state_hash()
 
 
-def test_what_is_done_to_one_table_leaves_the_others_of_its_stack(mesh_of):
+def test_updating_one_table_leaves_the_others_of_its_stack(mesh_of):
     engine = Engine(config_of(), mesh_of(3))
     before = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
     rows = np.full((90, 8), 7, np.float32)

@@ -320,7 +320,7 @@ def test_where_jaxlib_does_not_take_the_handlers_xla_updates_the_table(monkeypat
     assert table.variant == "xla"
 
 
-def test_what_the_handlers_cannot_do_xla_does(mesh_of):
+def test_rules_without_a_handler_are_updated_by_xla(mesh_of):
     mesh = make_mesh(mesh_of(1))
     program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
     assert not cpu_ffi.possible(mesh, program, 4)
