@@ -91,7 +91,7 @@ class DeltaFile(DeltaWriter):
         committed: Mapping[str, Any] | None = None,
         is_counted: IsCounted = None,
     ) -> None:
-        self._path, self._part = path, part_of(path)
+        self._path = path
         if committed is None:
             check_new(path)
         else:
@@ -99,24 +99,17 @@ class DeltaFile(DeltaWriter):
         kept_bytes = committed["bytes"] if committed else None
         self._growing = GrowingFile(path, kept_bytes, is_counted)
         self.is_new = self._growing.is_new
-        log = LogWriter(self._growing.file, schema, committed if kept_bytes else None)
+        log = LogWriter(self._growing, schema, committed if kept_bytes else None)
         super().__init__(str(path), log, step)
 
     def commit(self) -> Mapping[str, Any]:
         self._growing.commit()
         state = self._log.state
-        tail = _tail(self._part, state["bytes"])
+        tail = _tail(self._growing.part, state["bytes"])
         return {**state, "tail": tail, "step": self._step, "name": self._path.name}
 
     def close(self) -> None:
-        if self._growing.closed:
-            return
-        if not self._growing.gets_name:
-            self._growing.give_up()
-            return
-        with self._all_or_nothing():
-            self._log.close()
-        self._growing.finish()
+        self._growing.end(self._log.close)
 
     def _all_or_nothing(self) -> AbstractContextManager[None]:
         return self._growing.all_or_nothing()

@@ -41,7 +41,7 @@ class TablesWriter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._unfinished: list[tuple[Path, Path]] = []
+        self._files: list[atomic_files.File] = []
         self.written: list[Path] = []
 
     def __enter__(self) -> TablesWriter:
@@ -53,27 +53,26 @@ class TablesWriter:
 
         Raises OSError.
         """
-        path = table_path(self._directory, table)
-        unfinished = atomic_files.unfinished(path)
-        self._unfinished.append((unfinished, path))
+        file = atomic_files.File(table_path(self._directory, table))
+        self._files.append(file)
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         fields = [pa.field("id", pa.int64(), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with atomic_files.written(unfinished, path) as file:
-            _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+        _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+        file.complete()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                for unfinished, path in self._unfinished:
-                    atomic_files.rename(unfinished, path)
-                    self.written.append(path)
+                for file in self._files:
+                    file.appear()
+                    self.written.append(file.path)
                 atomic_files.sync_folder(self._directory)
                 for path in self.written:
                     atomic_files.discard_orphans(path)
         finally:
-            for unfinished, _path in self._unfinished:
-                atomic_files.discard(unfinished)
+            for file in self._files:
+                file.give_up()
 
 
 def write_table(
@@ -198,12 +197,9 @@ def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, 
 
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
-    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(dim)
-    for cause in (lists.null, lists.not_finite()):
-        bad = bad if cause is None else bad | cause
-    if not bad.any():
+    row = lists.first_unlike(dim)
+    if row is None:
         return lists.take(slice(0, lists.num_rows), dim)
-    row = int(np.argmax(bad))
     if lists.null is not None and lists.null[row]:
         got = "null"
     else:
