@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,16 +91,29 @@ class Part:
 Parts = Generator[Part, None, None]
 
 
-@dataclass
 class Source:
-    """Parts in order. ``fraction`` of the bytes read so far, where the length is known.
+    """Parts in order.
 
-    parts : closing the generator closes what is open
+    open_parts : called for every reading; closing the generator closes what is open
     """
 
-    name: str
-    parts: Callable[[], Parts]
-    fraction: Callable[[], float | None] = field(default=lambda: None)
+    def __init__(self, name: str, open_parts: Callable[[], Parts], num_parts: int = 1) -> None:
+        self.name = name
+        self._open_parts, self._num_parts = open_parts, num_parts
+        self._num_read = 0  # parts before this one
+        self._part: Part | None = None
+
+    def parts(self) -> Parts:
+        with closing(self._open_parts()) as parts:
+            for self._num_read, self._part in enumerate(parts):
+                yield self._part
+
+    def fraction(self) -> float | None:
+        """Return the share of the bytes read so far, if the length is known."""
+        inside = 0.0 if self._part is None else self._part.fraction()
+        if inside is None and self._num_parts == 1:
+            return None
+        return (self._num_read + (inside or 0.0)) / self._num_parts
 
 
 def _read_names(field: pa.Field) -> None:
@@ -116,7 +129,7 @@ def _read_names(field: pa.Field) -> None:
 
 
 @contextmanager
-def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterator[None]:
+def arrow_errors(problem: str, source: str, batch: int | None = None, column: str | None = None) -> Iterator[None]:
     """Convert Arrow's errors about damaged bytes to InputError; penstock's errors and interrupts pass."""
     try:
         yield
@@ -124,7 +137,7 @@ def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterato
         raise
     except RAISED as error:
         interrupts.check()  # a signal ends Arrow's network calls with an error
-        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch) from error
+        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch, column=column) from error
 
 
 def reason(error: BaseException) -> str:

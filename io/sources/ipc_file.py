@@ -18,6 +18,7 @@ import pyarrow.ipc
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.decompression_limits import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
+from penstock.io.sources.flatbuffers import Table
 
 MAGIC = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -144,21 +145,5 @@ def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.i
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
     """Return the blocks (message locations) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
-    table = _uint32(footer, 0)
-    vtable = table - struct.unpack_from("<i", footer, table)[0]
-    blocks = []
-    for number in (2, 3):  # Footer: version, schema, dictionaries, recordBatches
-        blocks.append(np.empty(0, _BLOCK))
-        slot = 4 + 2 * number
-        if vtable < 0 or slot + 2 > struct.unpack_from("<H", footer, vtable)[0]:
-            continue
-        offset = struct.unpack_from("<H", footer, vtable + slot)[0]
-        if offset:
-            vector = table + offset + _uint32(footer, table + offset)
-            blocks[-1] = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
-    return blocks
-
-
-def _uint32(data: bytes, at: int) -> int:
-    value: int = struct.unpack_from("<I", data, at)[0]
-    return value
+    root = Table(footer)  # version, schema, dictionaries, recordBatches
+    return [root.vector(number, _BLOCK) if root.field(number) else np.empty(0, _BLOCK) for number in (2, 3)]

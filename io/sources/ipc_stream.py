@@ -90,15 +90,6 @@ class Forward:
     def close(self) -> None:
         self.closed = True  # the stream itself belongs to the caller
 
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
     def _pull(self, num_bytes: int) -> bytes:
         """Read that many bytes, fewer only at the end: a pipe or a socket delivers them in pieces."""
         pieces: list[bytes] = []
@@ -247,12 +238,8 @@ def _check_head(head: bytes, name: str) -> None:
         what = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
     elif len(head) < 8:
         what = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
-    elif 0 < _uint32(head[:4]) < _MAX_SCHEMA_BYTES and _uint32(head[4:]) < _MAX_ROOT:
+    elif 0 < int.from_bytes(head[:4], "little") < _MAX_SCHEMA_BYTES and int.from_bytes(head[4:], "little") < _MAX_ROOT:
         return
     else:
         what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
     raise InputError(what, source=name)
-
-
-def _uint32(data: bytes) -> int:
-    return int.from_bytes(data, "little")

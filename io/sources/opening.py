@@ -74,13 +74,11 @@ def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:
 
 
 def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
-    reading = _Reading(1)
-
     def parts() -> Parts:
         with ExitStack() as stack:
-            yield reading.begin(0, open_part(name, stack))
+            yield open_part(name, stack)
 
-    return Source(name, parts, reading.fraction)
+    return Source(name, parts)
 
 
 def _named_source(text: str, allow_missing_end: bool) -> Source:
@@ -98,14 +96,13 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=text)
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
-    reading = _Reading(len(files))
 
     def parts() -> Parts:
-        for number, (name, at) in enumerate(files):
+        for name, at in files:
             with ExitStack() as stack:
-                yield reading.begin(number, open_file(fs, at, name, stack, allow_missing_end))
+                yield open_file(fs, at, name, stack, allow_missing_end)
 
-    return Source(text, parts, reading.fraction)
+    return Source(text, parts, len(files))
 
 
 def _near(text: str) -> str:
@@ -137,21 +134,3 @@ def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str
     if not inside:
         raise InputError("the directory holds no files", source=name)
     return [(f"{name.rstrip('/')}/{f}", root + f) for f in inside]
-
-
-class _Reading:
-    """The progress of reading a source's parts."""
-
-    def __init__(self, num_parts: int) -> None:
-        self._num_parts, self._done = num_parts, 0
-        self._part: Part | None = None
-
-    def begin(self, number: int, part: Part) -> Part:
-        self._done, self._part = number, part
-        return part
-
-    def fraction(self) -> float | None:
-        inside = 0.0 if self._part is None else self._part.fraction()
-        if inside is None and self._num_parts == 1:
-            return None
-        return (self._done + (inside or 0.0)) / self._num_parts
