@@ -33,12 +33,12 @@ def batch_of(bad, number):
     return pa.RecordBatch.from_arrays(columns, ["id", "gradient", "table", "step"])
 
 
-@pytest.mark.parametrize("unseen", [True, False])
+@pytest.mark.parametrize("unvalidated", [True, False])
 @pytest.mark.parametrize(
     "bad", ["id_null", "id_out_of_range", "unknown_table", "length_mismatch", "gradient_not_finite"]
 )
-def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unseen):
-    monkeypatch.setattr(framing, "UNSEEN_BYTES", 4 * MEGABYTE)
+def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unvalidated):
+    monkeypatch.setattr(framing, "UNVALIDATED_BYTES", 4 * MEGABYTE)
     held = []
 
     def batches():
@@ -46,7 +46,7 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unsee
             yield batch_of(bad, number)
             held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
 
-    options = ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unseen=unseen)
+    options = ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unvalidated=unvalidated)
     tracemalloc.start()
     try:
         (frame,) = [frame.audited() for frame in FrameReader(batches(), options)]
@@ -61,10 +61,10 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unsee
 
 def test_a_long_frame_looked_at_in_pieces_is_the_frame_looked_at_at_once(monkeypatch):
     def frame_of(most):
-        monkeypatch.setattr(framing, "UNSEEN_BYTES", most)
+        monkeypatch.setattr(framing, "UNVALIDATED_BYTES", most)
         kinds = ["id_null", "id_out_of_range", "unknown_table", "gradient_not_finite", "none"]
         batches = [batch_of(kinds[n % 5], n) for n in range(12)]
-        reader = FrameReader(batches, ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unseen=True))
+        reader = FrameReader(batches, ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unvalidated=True))
         (frame,) = [frame.audited() for frame in reader]
         rows = [(block.ids.tolist(), block.gradient(0)[0]) for block in frame.rows["t"]]
         return frame.num_rows, frame.dropped, rows, reader.first_bad

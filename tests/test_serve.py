@@ -180,7 +180,7 @@ def test_a_bad_frame_is_refused_whole_and_the_service_stays_up(bad, said):
 
 def test_bad_rows_can_be_dropped_and_are_counted():
     engine = ps.Engine(config_of())
-    reading = ReadOptions(engine.config.sizes, on_bad_row="drop", unseen=True)
+    reading = ReadOptions(engine.config.sizes, on_bad_row="drop", unvalidated=True)
     service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}))
     with client_of(service) as client:
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")

@@ -266,7 +266,7 @@ def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
 def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):
     engine = ps.Engine(config_of())
     saving = Saving(Folder(tmp_path / "c"), 3)
-    reading = ReadOptions(engine.config.sizes, unseen=True)
+    reading = ReadOptions(engine.config.sizes, unvalidated=True)
     service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}), saving=saving)
     with client_of(service, patience_s=0.2) as client:
         client.put(FRAMES[:3], "w0")

@@ -22,8 +22,8 @@ from penstock.cli.output import Output, check_writable, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
-from penstock.io.decoding.reader import run_keys
-from penstock.io.decoding.rows import decode
+from penstock.io.decoding.frame_columns import Place
+from penstock.io.decoding.rows import decode_rows
 from penstock.io.decoding.schema import Roles, is_list, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
@@ -241,17 +241,18 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     last: Any = None
     reasons: Counter[str] = Counter()
     extra = ["reason"] if is_quarantine(part.schema) else []
-    for batch in part.batches([*roles.names(), *extra]):
+    for batch in part.batches([*roles.names, *extra]):
         interrupts.check()
         batches += 1
         if not batch.data.num_rows:
             continue
         if extra:
             reasons.update(reasons_of(batch.data, part.name))
-        decoded = decode(batch.data, roles, UNNAMED, None, {"source": part.name, "batch": batch.index})
+        place = Place(part.name, batch.index, batch.first_row)
+        decoded = decode_rows(batch.data, roles, roles.default_table or UNNAMED, None, place)
         rows += decoded.num_rows
-        for start, stop, key in run_keys(decoded):
-            if key != last or decoded.steps is None:
+        for start, stop, key in decoded.frame_columns.runs(decoded.num_rows, place):
+            if key != last or decoded.frame_columns.steps is None:
                 for counts in tables.values():
                     counts.end_frame()
                 frames, last = frames + 1, key

@@ -232,7 +232,7 @@ def _reading(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningR
         columns=columns_of(args),
         on_bad_row=args.on_bad_row,
         gradient_dtype=args.gradient_dtype,
-        unseen=True,
+        unvalidated=True,
     )
 
 

@@ -1,6 +1,6 @@
 """The contents of a quarantine: one Arrow batch per frame, with each bad row as in the source and the reason.
 
-Defines columns and types only. ``rows`` finds bad rows; ``storage.quarantine`` writes them.
+Defines columns and types only. ``row_checks`` finds bad rows; ``storage.quarantine`` writes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.io.decoding.columns import Gradients, Int64, Lists
-from penstock.io.decoding.rows import REASONS, Decoded
+from penstock.io.decoding.frame_columns import Place
+from penstock.io.decoding.row_checks import REASONS
+from penstock.io.decoding.rows import RowBatch
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import arrow_errors
 
@@ -49,21 +51,21 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
 
 def bad_rows(
     batch: pa.RecordBatch,
-    decoded: Decoded,
+    decoded: RowBatch,
     roles: Roles,
-    place: tuple[str, int | None, int],
+    place: Place,
     bad: npt.NDArray[np.uint8],
     start: int,
 ) -> list[pa.RecordBatch]:
     """Return the bad ones among the rows from ``start`` on, in order.
 
-    batch : the source of ``decoded``; place : source, batch and the number of its first row
+    batch : the source of ``decoded``
     bad : their reason codes, 0 for a good row
     """
     rows = start + np.flatnonzero(bad)
     codes = bad[bad != 0]
     blocks = range(0, len(rows), _ROWS_AT_ONCE)
-    with arrow_errors("bad rows cannot be put aside", place[0], place[1]):
+    with arrow_errors("bad rows cannot be put aside", place.source, place.batch):
         return [
             _block(batch, decoded, roles, place, rows[at : at + _ROWS_AT_ONCE], codes[at : at + _ROWS_AT_ONCE])
             for at in blocks
@@ -72,24 +74,23 @@ def bad_rows(
 
 def _block(
     batch: pa.RecordBatch,
-    decoded: Decoded,
+    decoded: RowBatch,
     roles: Roles,
-    place: tuple[str, int | None, int],
+    place: Place,
     rows: Int64,
     codes: npt.NDArray[np.uint8],
 ) -> pa.RecordBatch:
-    source, index, first_row = place
     num_rows, at = len(rows), rows if decoded.examples is None else decoded.examples[rows]
     ids, texts = _ids(decoded, rows)
-    steps = pa.nulls(num_rows, pa.int64()) if decoded.steps is None else pa.array(decoded.steps[rows])
+    steps = decoded.frame_columns.steps
     columns = [
-        pa.repeat(source.encode("utf-8", "backslashreplace").decode(), num_rows),
-        pa.array([index] * num_rows, pa.int64()),
-        pa.array(at if index is not None else first_row + at, pa.int64()),
+        pa.repeat(place.source.encode("utf-8", "backslashreplace").decode(), num_rows),
+        pa.array([place.batch] * num_rows, pa.int64()),
+        pa.array(at if place.batch is not None else place.first_row + at, pa.int64()),
         _tables(decoded, rows),
         ids,
         texts,
-        steps,
+        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[rows]),
         pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
         _as_they_came(batch.column(roles.gradient.name), rows, roles.bfloat16)
         if isinstance(decoded.gradients, Lists)
@@ -98,7 +99,7 @@ def _block(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
+def _ids(decoded: RowBatch, rows: Int64) -> tuple[pa.Array, pa.Array]:
     """Return the ids as int64; ids that do not fit are null, and also returned as text."""
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
@@ -107,7 +108,7 @@ def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
     return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
 
 
-def _tables(decoded: Decoded, rows: Int64) -> pa.Array:
+def _tables(decoded: RowBatch, rows: Int64) -> pa.Array:
     names = pa.array(decoded.tables, pa.utf8())
     codes = np.zeros(len(rows), np.int64) if decoded.codes is None else decoded.codes[rows]
     return names.take(pa.array(codes, mask=codes < 0))

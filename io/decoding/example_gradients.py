@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.frames import Rows
-from penstock.io.decoding.columns import Bool, Codes, Float32, Int64, Look
-from penstock.io.decoding.rows import Broken, Decoded
+from penstock.io.decoding.columns import Bool, Float32, Int64, Look
+from penstock.io.decoding.frame_columns import Broken, FrameColumns
+from penstock.io.decoding.rows import RowBatch
 from penstock.tables.combiners import not_finite
 
 
@@ -25,7 +26,7 @@ from penstock.tables.combiners import not_finite
 class FeatureUses:
     """One feature's lookups of one batch, in order.
 
-    table : of the feature; lengths : int64, shape (examples,), lookups of each
+    column, table : of the feature; lengths : int64, shape (examples,), lookups of each
     raw_ids : any integers, shape (n,), 0 where ids_null
     gradients : float32, shape (m, dim), of samples; samples : int64, shape (n,), ascending: the sample of each lookup
     gains : float32, shape (n,), None: all 1
@@ -34,6 +35,7 @@ class FeatureUses:
     broken : the first example from which on nothing of the feature can be read
     """
 
+    column: str
     table: str
     lengths: Int64
     raw_ids: npt.NDArray[Any]
@@ -47,17 +49,8 @@ class FeatureUses:
 
     @property
     def ids(self) -> Int64:
-        """Return int64 ids; ids that do not fit stay out of range of any table."""
-        raw = self.raw_ids
-        if raw.dtype == np.uint64:
-            raw = np.minimum(raw, np.uint64(2**63 - 1))
-        ids: Int64 = raw.astype(np.int64, copy=False)
-        return ids
-
-    @property
-    def may_be_bad(self) -> bool:
-        """Return whether a row may be bad, apart from ids out of range and values, which the summing kernel checks."""
-        return self.ids_null is not None or self.null is not None
+        """Return int64 ids; one that does not fit is negative."""
+        return self.raw_ids.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
@@ -83,23 +76,14 @@ class TableUses:
 
 
 class ExampleBatch:
-    """A batch of examples as numpy. Steps and other values per example are arrays per example; see ``Content``.
+    """A batch of examples as numpy; the counterpart of ``RowBatch``. ``frame_columns`` has a value per example.
 
     uses : of every feature that has a column, in the configuration's order
     ends : int64, shape (examples + 1,), gradient rows before each example
     """
 
-    def __init__(
-        self,
-        uses: Sequence[FeatureUses],
-        steps: Int64 | None,
-        contributors: tuple[Codes, list[Any]] | None,
-        rates: Float32 | None,
-        no_step: Broken | None,
-        no_rates: Broken | None,
-    ) -> None:
-        self.steps, self.contributors, self.rates = steps, contributors, rates
-        self.no_step, self.no_rates = no_step, no_rates
+    def __init__(self, uses: Sequence[FeatureUses], frame_columns: FrameColumns) -> None:
+        self.frame_columns = frame_columns
         self._uses = uses
         self.ends = _ends(sum(of.lengths for of in uses))
         by_table: dict[str, list[FeatureUses]] = {}
@@ -114,18 +98,20 @@ class ExampleBatch:
         """Return the number of gradient rows."""
         return int(self.ends[-1])
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of its samples' gradients."""
-        return sum(of.gradients.nbytes for of in self._uses)
+    def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
+        return any(of.ids_null is not None or of.null is not None for of in self._uses)
 
-    @property
-    def may_be_bad(self) -> bool:
-        return any(of.may_be_bad for of in self._uses)
+    def rows(self, start: int, stop: int) -> slice:
+        """Return the gradient rows of the examples start to stop."""
+        return slice(int(self.ends[start]), int(self.ends[stop]))
 
-    def truncated(self, units: slice) -> int:
-        """Count the ids dropped from those examples."""
-        return 0 if self._truncated is None else int(self._truncated[units].sum())
+    def origin(self, row: int) -> tuple[int, str | None]:
+        """Return the example and the column that a gradient row belongs to."""
+        return int(self.examples[row]), self._uses[int(self.feature_of[row])].column
+
+    def truncated(self, start: int, stop: int) -> int:
+        """Count the ids dropped from the examples start to stop."""
+        return 0 if self._truncated is None else int(self._truncated[start:stop].sum())
 
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
         """Select rows by table: all of some neighbouring examples, or those of the listed examples."""
@@ -138,28 +124,28 @@ class ExampleBatch:
             if len(block.ids):
                 yield name, block
 
-    def by_row(self) -> Decoded:
+    def owned(self) -> ExampleBatch:
+        return self
+
+    def by_row(self) -> RowBatch:
         """Convert to separate rows, as a batch of gradient rows is decoded."""
         return self._by_row
 
     @cached_property
-    def _by_row(self) -> Decoded:
-        tables, examples = tuple(self._tables), self.examples
+    def _by_row(self) -> RowBatch:
+        tables, examples, steps = tuple(self._tables), self.examples, self.frame_columns.steps
         table_of = np.array([tables.index(of.table) for of in self._uses], np.int64)
         codes = table_of[self.feature_of]
-        raw_ids = self._ordered([of.raw_ids for of in self._uses])
         null = self._ordered([_missing(of.ids_null, len(of.raw_ids)) for of in self._uses])
-        return Decoded(
+        return RowBatch(
             num_rows=self.num_rows,
             tables=tables,
             codes=None if len(tables) == 1 else codes,
-            raw_ids=raw_ids,
+            raw_ids=self._ordered([of.raw_ids for of in self._uses]),
             ids=self._ordered([of.ids for of in self._uses]),
             ids_null=null if null.any() else None,
             gradients=self._gradients(codes),
-            steps=None if self.steps is None else self.steps[examples],
-            contributors=None,
-            rates=None,
+            frame_columns=FrameColumns(None if steps is None else steps[examples]),
             examples=examples,
         )
 
@@ -210,11 +196,6 @@ class LookedUp:
     at: Int64
     null: Bool | None
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the samples' gradients."""
-        return sum(table.gradients.nbytes for table in self.tables)
-
     def look(self, rows: slice | Int64, dim: int) -> Look:
         at = self.at[rows]
         return self.tables[int(self.codes[rows][0])].look(at)
@@ -226,7 +207,7 @@ class LookedUp:
     def length(self, row: int) -> int:
         return int(self.tables[int(self.codes[row])].gradients.shape[1])
 
-    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
+    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
         return np.asarray(False)  # an example whose gradient has another length stops the reading
 
     def all_of(self, dim: int, start: int, stop: int) -> bool:

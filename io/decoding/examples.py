@@ -8,7 +8,8 @@ rows, so that frames and errors are those of the row stream. The arithmetic is i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,11 @@ import pyarrow.compute as pc
 
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
-from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, coded, float_lists, integers
+from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
 from penstock.io.decoding.example_gradients import ExampleBatch, FeatureUses
-from penstock.io.decoding.framing import Piece, Place
+from penstock.io.decoding.frame_columns import Broken, Place, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import Broken, rates_of, steps_of, valid_column
+from penstock.io.decoding.rows import valid_column
 from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
 from penstock.tables.combiners import gains
 
@@ -36,23 +37,10 @@ class ExampleRoles(Roles):
 
     features: tuple[FeatureSpec, ...] = ()
 
+    @cached_property
     def names(self) -> list[str]:
         fields = (self.step, self.contributor, self.learning_rates)
         return [feature.path for feature in self.features] + [f.name for f in fields if f is not None]
-
-
-@dataclass(eq=False)
-class ExamplePlace(Place):
-    """The location of a batch of examples."""
-
-    content: ExampleBatch
-    columns: tuple[str, ...]  # of its features
-
-    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
-        """row : a bad gradient row if there is a reason, else an example"""
-        if reason is not None:
-            row, column = int(self.content.examples[row]), self.columns[int(self.content.feature_of[row])]
-        return super().error(row, problem, column, reason)
 
 
 def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> ExampleRoles | None:
@@ -86,30 +74,17 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     )
 
 
-def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExamplePlace:
+def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExampleBatch:
     """Decode a batch of examples, which must not be empty."""
-    where = {"source": place.source, "batch": place.batch}
-    columns = {name: valid_column(batch, name, where) for name in roles.names()}
+    columns = {name: valid_column(batch, name, place)[0] for name in roles.names}
     uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
-    steps, no_step = steps_of(columns, roles)
-    rates, no_rates = rates_of(columns, roles, options.num_tags)
-    content = ExampleBatch(
-        uses,
-        steps,
-        None if roles.contributor is None else coded(columns[roles.contributor.name]),
-        rates,
-        min(filter(None, [no_step, *(of.broken for of in uses)]), key=lambda b: b.row, default=None),
-        no_rates,
-    )
-    return ExamplePlace(
-        place.source, place.batch, place.first_row, content, tuple(feature.path for feature in roles.features)
-    )
+    frames = frame_columns(columns, roles, options.num_tags)
+    frames.no_step = _first(frames.no_step, *(of.broken for of in uses))
+    return ExampleBatch(uses, frames)
 
 
-def of_examples(piece: Piece, ends: Int64) -> Piece:
-    """Convert a piece of examples to a piece of their gradient rows. ends : ``ExampleBatch.ends``"""
-    start, stop = int(ends[piece.start]), int(ends[piece.stop])
-    return replace(piece, start=start, stop=stop, ends=ends, first=piece.start, last=piece.stop)
+def _first(*broken: Broken | None) -> Broken | None:
+    return min(filter(None, broken), key=lambda one: one.row, default=None)
 
 
 def _is_feature(kind: pa.DataType) -> bool:
@@ -173,11 +148,13 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses
         weights = None
         if "weights" in children:
             weights, mismatch = _weights(children["weights"], lengths, feature.path)
-            broken = min(filter(None, (broken, mismatch)), key=lambda b: b.row, default=None)
+            broken = _first(broken, mismatch)
         by = gains(samples, weights, len(column), feature.combiner or "")
     if null is not None and not (null & (lengths > 0)).any():
         null = None
-    return FeatureUses(feature.table, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken)
+    return FeatureUses(
+        feature.path, feature.table, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
+    )
 
 
 def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:

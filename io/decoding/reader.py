@@ -9,24 +9,29 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import count
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
-from penstock.io.decoding.examples import ExampleRoles, decode_examples, of_examples, resolve_examples
-from penstock.io.decoding.fast_path import PlainColumns, plain_columns
-from penstock.io.decoding.framing import FrameBuilder, Piece, Place, run_keys
+from penstock.io.decoding.example_gradients import ExampleBatch
+from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
+from penstock.io.decoding.fast_path import plain_columns
+from penstock.io.decoding.frame_columns import Place
+from penstock.io.decoding.framing import FrameBuilder, Piece, SourceBatch
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
+from penstock.io.decoding.row_checks import find_bad_rows
+from penstock.io.decoding.rows import RowBatch, decode_rows
 from penstock.io.decoding.schema import Roles, column_hint, resolve
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
 
-__all__ = ["FrameReader", "ReadOptions", "run_keys"]
+__all__ = ["FrameReader", "ReadOptions"]
 
+Decoder = Callable[[Batch, Place], RowBatch | ExampleBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -84,18 +89,17 @@ class FrameReader:
 
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
-        builder = FrameBuilder(self.options)
-        builder.first_bad = self.first_bad
+        builder = FrameBuilder(self.options, self.first_bad)
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
-                plain = self._plain(roles)
-                with closing(part.batches(roles.names())) as batches:
+                decode = self._decoder(roles)
+                with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
-                        for piece in self._pieces(part, batch, roles, plain):
+                        for piece in self._pieces(part, batch, roles, decode):
                             yield from builder.add(piece)
                         if batch.ends_frame or self._batch_is_frame(part, roles):
                             yield from builder.end()
@@ -135,42 +139,37 @@ class FrameReader:
             return self.options.table
         return next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
 
-    def _plain(self, roles: Roles) -> PlainColumns | None:
-        """What batches are decoded by where they are plain, if they may be."""
-        if isinstance(roles, ExampleRoles) or not self.options.unseen:
-            return None
-        return plain_columns(roles, self._default_table(roles), self.options.sizes)
+    def _decoder(self, roles: Roles) -> Decoder:
+        options, table = self.options, self._default_table(roles)
+        if isinstance(roles, ExampleRoles):
+            return lambda batch, place: decode_examples(batch.owned(), roles, options, place)
+        plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
 
-    def _pieces(self, part: Part, batch: Batch, roles: Roles, plain: PlainColumns | None = None) -> Iterator[Piece]:
+        def decode_owned(batch: Batch, place: Place) -> RowBatch:
+            return decode_rows(batch.owned(), roles, table, options.num_tags, place)
+
+        def decode(batch: Batch, place: Place) -> RowBatch:
+            found = None if plain is None else plain.decode(batch.data)
+            if found is None:
+                return decode_owned(batch, place)
+            if batch.copied is not None:
+                found.copied = partial(decode_owned, batch, place)
+            return found
+
+        return decode
+
+    def _pieces(self, part: Part, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         if batch.data.num_rows == 0:
             return
         self._check_frames_are_known(part, roles)
-        place, ends = Place(part.name, batch.index, batch.first_row), None
-        decoded: Content
-        seen = None if plain is None else plain.decode(batch.data, lambda: self._decoded(part, batch, roles))
-        if seen is not None:
-            for start, stop, key in run_keys(seen):
-                yield Piece(seen, None, start, stop, key, roles, place, batch.data, True)
-            return
-        if isinstance(roles, ExampleRoles):
-            place = decode_examples(batch.owned(), roles, self.options, place)
-            decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
-        else:
-            decoded = rows = self._decoded(part, batch, roles)
-            doubtful = may_be_bad(rows, self.options.sizes)
-        unseen = self.options.unseen and not doubtful
-        bad = None if unseen else find_bad_rows(decoded.by_row(), self.options.sizes)
-        unknown = decoded.no_step
-        for start, stop, key in run_keys(decoded, batch.data.num_rows if unknown is None else unknown.row):
-            piece = Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
-            yield piece if ends is None else of_examples(piece, ends)
-        if unknown is not None:
-            raise place.error(unknown.row, unknown.problem, unknown.column)
-
-    def _decoded(self, part: Part, batch: Batch, roles: Roles) -> Decoded:
-        where = {"source": part.name, "batch": batch.index}
-        return decode_rows(batch.owned(), roles, self._default_table(roles), self.options.num_tags, where)
+        place = Place(part.name, batch.index, batch.first_row)
+        content, sizes = decode(batch, place), self.options.sizes
+        unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
+        bad = None if unvalidated else find_bad_rows(content.by_row(), sizes)
+        decoded = SourceBatch(content, bad, roles, place, batch.data, unvalidated)
+        for start, stop, key in content.frame_columns.runs(batch.data.num_rows, place):
+            yield Piece(decoded, start, stop, key)
 
     def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
         if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
@@ -191,20 +190,19 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
     with ExitStack() as stack:
         for frames in sources:
             stack.enter_context(closing(frames))
+        numbered = [zip(repeat(number), frames, strict=False) for number, frames in enumerate(sources)]
         if merge == "step":
-            yield from heapq.merge(*map(_with_number, count(), sources), key=_by_step)
+            yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
         elif merge == "round":
-            going = dict(enumerate(sources))
-            while going:
-                for number, frames in list(going.items()):
-                    frame = next(frames, None)
+            while numbered:
+                for frames_left in list(numbered):
+                    frame = next(frames_left, None)
                     if frame is None:
-                        del going[number]
+                        numbered.remove(frames_left)
                     else:
-                        yield number, frame
+                        yield frame
         else:
-            for number, frames in enumerate(sources):
-                yield from _with_number(number, frames)
+            yield from chain.from_iterable(numbered)
 
 
 def sorted_by_step(frames: Frames) -> Frames:
@@ -221,13 +219,3 @@ def sorted_by_step(frames: Frames) -> Frames:
                 )
             last = frame.local_step
             yield frame
-
-
-def _with_number(number: int, frames: Frames) -> Iterator[tuple[int, Frame]]:
-    for frame in frames:
-        yield number, frame
-
-
-def _by_step(numbered: tuple[int, Frame]) -> tuple[int | None, int]:
-    number, frame = numbered
-    return frame.local_step, number

@@ -43,13 +43,9 @@ class Roles:
     default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
 
+    @cached_property
     def names(self) -> list[str]:
         """Return the names of the columns that are used, each once: a column may play two roles."""
-        return self.used
-
-    @cached_property
-    def used(self) -> list[str]:
-        """The same, found out once."""
         fields = [getattr(self, role) for role in ROLES]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 
