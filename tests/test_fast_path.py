@@ -111,7 +111,8 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     # A hole in the floats of rows that the slice leaves out counts too: then the long way says that all is well.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
-        ((_, rows),) = seen.by_table(slice(0, seen.num_rows), OPTIONS.sizes) if seen.num_rows else ((None, None),)
+        (plain,) = seen.row_batches
+        ((_, rows),) = plain.by_table(slice(0, plain.num_rows), OPTIONS.sizes) if plain.num_rows else ((None, None),)
         assert rows is None or rows.ids.tolist() == of.column("id").to_pylist()
         assert rows is None or rows.grads.tolist() == of.column("gradient").to_pylist()
 

@@ -14,7 +14,7 @@ from raw_producer import FRAMES, ROWS, Raw, put
 from services import DIM, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
-from penstock.io.decoding import framing
+from penstock.io.decoding import source_batch
 from penstock.io.flight import shm_ring, shm_writer
 from penstock.io.flight.messages import Columns, Place
 from penstock.io.flight.shm_ring import Room
@@ -297,14 +297,14 @@ def test_columns_of_a_kind_whose_values_are_not_all_there_is_are_refused():
 @pytest.mark.parametrize("on_bad_row", ["error", "drop"])
 def test_a_value_that_turns_bad_after_it_was_judged_is_not_added(on_bad_row, monkeypatch, lends):
     """A producer that writes to what it lends: what is looked at twice is a copy."""
-    judged = framing.SourceBatch.validated
+    judged = source_batch.SourceBatch.validated
 
     def changing(batch, sizes):
         seen = judged(batch, sizes)
         room._bytes[64:MB].view(np.float32)[:] = np.nan
         return seen
 
-    monkeypatch.setattr(framing.SourceBatch, "validated", changing)
+    monkeypatch.setattr(source_batch.SourceBatch, "validated", changing)
     with service_of(on_bad_row=on_bad_row) as service:
         raw = Raw(service)
         room = Room.found(raw.offer)

@@ -249,10 +249,11 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
         if extra:
             reasons.update(reasons_of(batch.data, part.name))
         place = Place(part.name, batch.index, batch.first_row)
-        decoded = decode_rows(batch.data, roles, roles.default_table or UNNAMED, None, place)
+        content = decode_rows(batch.data, roles, roles.default_table or UNNAMED, None, place)
+        (decoded,) = content.row_batches
         rows += decoded.num_rows
-        for start, stop, key in decoded.frame_columns.runs(decoded.num_rows, place):
-            if key != last or decoded.frame_columns.steps is None:
+        for start, stop, key in content.frame_columns.runs(decoded.num_rows, place):
+            if key != last or content.frame_columns.steps is None:
                 for counts in tables.values():
                     counts.end_frame()
                 frames, last = frames + 1, key

@@ -6,14 +6,12 @@ Defines columns and types only. ``row_checks`` finds bad rows; ``storage.quarant
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.decoding.columns import Gradients, Int64, Lists
-from penstock.io.decoding.frame_columns import Place
+from penstock.io.decoding.columns import Gradients, Int64
 from penstock.io.decoding.row_checks import REASONS
 from penstock.io.decoding.rows import RowBatch
-from penstock.io.decoding.schema import Roles
+from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import arrow_errors
 
 MARK = b"penstock.quarantine"
@@ -49,40 +47,33 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
         return {str(one["values"]): one["counts"] for one in column.cast(pa.utf8()).value_counts().to_pylist()}
 
 
-def bad_rows(
-    batch: pa.RecordBatch,
-    decoded: RowBatch,
-    roles: Roles,
-    place: Place,
-    bad: npt.NDArray[np.uint8],
-    start: int,
-) -> list[pa.RecordBatch]:
-    """Return the bad ones among the rows from ``start`` on, in order.
-
-    batch : the source of ``decoded``
-    bad : their reason codes, 0 for a good row
-    """
-    rows = start + np.flatnonzero(bad)
-    codes = bad[bad != 0]
-    blocks = range(0, len(rows), _ROWS_AT_ONCE)
-    with arrow_errors("bad rows cannot be put aside", place.source, place.batch):
+def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
+    """Return the bad rows of a batch, in order."""
+    with arrow_errors("bad rows cannot be put aside", batch.place.source, batch.place.batch):
         return [
-            _block(batch, decoded, roles, place, rows[at : at + _ROWS_AT_ONCE], codes[at : at + _ROWS_AT_ONCE])
-            for at in blocks
+            _block(batch, BadRows(*(of[at : at + _ROWS_AT_ONCE] for of in bad)))
+            for at in range(0, len(bad.rows), _ROWS_AT_ONCE)
         ]
 
 
-def _block(
-    batch: pa.RecordBatch,
-    decoded: RowBatch,
-    roles: Roles,
-    place: Place,
-    rows: Int64,
-    codes: npt.NDArray[np.uint8],
-) -> pa.RecordBatch:
-    num_rows, at = len(rows), rows if decoded.examples is None else decoded.examples[rows]
+def _block(batch: SourceBatch, bad: BadRows) -> pa.RecordBatch:
+    """Table by table, then in order."""
+    order = np.argsort(bad.tables, kind="stable")
+    tables = [_of_table(batch, bad, int(number)) for number in np.unique(bad.tables)]
+    return pa.concat_batches(tables).take(pa.array(np.argsort(order)))
+
+
+def _of_table(batch: SourceBatch, bad: BadRows, number: int) -> pa.RecordBatch:
+    """number : of the table's RowBatch"""
+    decoded, place, roles, steps = (
+        batch.content.row_batches[number],
+        batch.place,
+        batch.roles,
+        batch.content.frame_columns.steps,
+    )
+    rows, codes = bad.rows[bad.tables == number], bad.codes[bad.tables == number]
+    num_rows, (at, _) = len(rows), decoded.origins(rows)
     ids, texts = _ids(decoded, rows)
-    steps = decoded.frame_columns.steps
     columns = [
         pa.repeat(place.source.encode("utf-8", "backslashreplace").decode(), num_rows),
         pa.array([place.batch] * num_rows, pa.int64()),
@@ -90,10 +81,10 @@ def _block(
         _tables(decoded, rows),
         ids,
         texts,
-        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[rows]),
+        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[at]),
         pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
-        _as_they_came(batch.column(roles.gradient.name), rows, roles.bfloat16)
-        if isinstance(decoded.gradients, Lists)
+        _as_they_came(batch.data.column(roles.gradient.name), rows, roles.bfloat16)
+        if decoded.examples is None
         else _made(decoded.gradients, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ import pyarrow.compute as pc
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
-from penstock.io.decoding.example_gradients import ExampleBatch, FeatureUses
+from penstock.io.decoding.example_gradients import FeatureUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, Place, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import valid_column
+from penstock.io.decoding.rows import DecodedBatch, valid_column
 from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
 from penstock.tables.combiners import gains
 
@@ -74,13 +75,19 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     )
 
 
-def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExampleBatch:
+def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
     columns = {name: valid_column(batch, name, place)[0] for name in roles.names}
-    uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
-    frames = frame_columns(columns, roles, options.num_tags)
-    frames.no_step = _first(frames.no_step, *(of.broken for of in uses))
-    return ExampleBatch(uses, frames)
+    uses: dict[str, list[FeatureUses]] = {}
+    for number, feature in enumerate(roles.features):
+        of_feature = _uses(columns[feature.path], feature, number, options.sizes[feature.table][1])
+        uses.setdefault(feature.table, []).append(of_feature)
+    frames, every = frame_columns(columns, roles, options.num_tags), list(chain.from_iterable(uses.values()))
+    frames.no_step = _first(frames.no_step, *(of.broken for of in every))
+    cut = [of.truncated for of in every if of.truncated is not None]
+    return DecodedBatch(
+        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(cut, axis=0) if cut else None
+    )
 
 
 def _first(*broken: Broken | None) -> Broken | None:
@@ -131,7 +138,7 @@ def _width(feature: FeatureSpec, dim: int) -> int:
     return dim * (feature.sequence_length or 1)
 
 
-def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses:
+def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int) -> FeatureUses:
     names = [child.name for child in column.type]
     # The fields of a null struct are null.
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
@@ -153,7 +160,7 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses
     if null is not None and not (null & (lengths > 0)).any():
         null = None
     return FeatureUses(
-        feature.path, feature.table, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
+        feature.table, number, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.io.decoding.columns import Lists
 from penstock.io.decoding.frame_columns import FrameColumns
-from penstock.io.decoding.rows import RowBatch
+from penstock.io.decoding.rows import DecodedBatch, RowBatch
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED
 from penstock.pyx.arrow_c_data import plain_rows
@@ -27,7 +27,7 @@ class PlainColumns:
         self._names = roles.id.name, roles.gradient.name, None if roles.step is None else roles.step.name
         self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
-    def decode(self, batch: pa.RecordBatch) -> RowBatch | None:
+    def decode(self, batch: pa.RecordBatch) -> DecodedBatch | None:
         """Decode a batch; None if it is not plain, or damaged."""
         if self._where is None:
             at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
@@ -42,7 +42,7 @@ class PlainColumns:
             return None
         ids, values, steps = found
         gradients = Lists(values.reshape(-1), len(ids), self._width, None, None)
-        return RowBatch(len(ids), self._tables, None, ids, ids, None, gradients, FrameColumns(steps))
+        return DecodedBatch(FrameColumns(steps), [RowBatch(len(ids), self._tables, None, ids, ids, None, gradients)])
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:

@@ -8,63 +8,23 @@ for any division of the stream into batches. This module opens and reads nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError
 from penstock.frames import Frame, Rows
-from penstock.io.decoding.bad_rows import bad_rows
+from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
-from penstock.io.decoding.example_gradients import ExampleBatch
-from penstock.io.decoding.frame_columns import Key, Place
+from penstock.io.decoding.frame_columns import Key
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
-from penstock.io.decoding.rows import RowBatch
-from penstock.io.decoding.schema import Roles
+from penstock.io.decoding.row_checks import REASONS, Sizes
+from penstock.io.decoding.source_batch import BadRows, SourceBatch
 
 # The size of a frame's unvalidated gradients, if bad rows are dropped: beyond it the frame is validated while it is
 # still incomplete, so that memory does not grow with rows that will be dropped.
 UNVALIDATED_BYTES = 64 << 20
-
-
-@dataclass(eq=False)
-class SourceBatch:
-    """A decoded batch and its origin.
-
-    bad : the reason code of every gradient row; None: all are good
-    data : the batch before decoding: a quarantine stores the rows as in the source
-    unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
-    """
-
-    content: RowBatch | ExampleBatch
-    bad: npt.NDArray[np.uint8] | None
-    roles: Roles
-    place: Place
-    data: pa.RecordBatch
-    unvalidated: bool
-    _validated: SourceBatch | None = field(default=None, init=False)
-
-    def validated(self, sizes: Sizes) -> SourceBatch:
-        """Return the batch after a check of every value, in memory that no other process can change."""
-        if not self.unvalidated:
-            return self
-        if self._validated is None:
-            content = self.content.owned()
-            bad = find_bad_rows(content.by_row(), sizes)
-            self._validated = SourceBatch(content, bad, self.roles, self.place, self.data, False)
-        return self._validated
-
-    def error(self, row: int, sizes: Sizes) -> InputError:
-        """Describe a bad gradient row."""
-        assert self.bad is not None
-        code = int(self.bad[row])
-        problem, column = explain(self.content.by_row(), row, code, sizes, self.roles)
-        origin, feature = self.content.origin(row)
-        return self.place.error(origin, problem, feature or column, REASONS[code])
 
 
 @dataclass(eq=False)
@@ -120,18 +80,22 @@ class PartialFrame:
             self.key, self._source = piece.key, batch.place.source
         if content.frame_columns.rates is not None:
             self._add_rates(piece)
-        rows = content.rows(piece.start, piece.stop)
-        self._num_rows += rows.stop - rows.start
         self.num_units += piece.num_units
-        self._truncated += content.truncated(piece.start, piece.stop)
-        good: slice | Int64 = rows
-        few = False
-        if batch.bad is not None and batch.bad[rows].any():
-            good = self._good_rows(batch, batch.bad[rows], rows.start)
-            # The batch need not stay in memory for them.
-            few = 2 * len(good) < content.num_rows
-        for table, block in content.by_table(good, self._options.sizes):
-            self._rows.setdefault(table, []).append(block.copied() if few else block)
+        if content.truncated is not None:
+            self._truncated += int(content.truncated[piece.start : piece.stop].sum())
+        if (bad := batch.bad_rows(piece.start, piece.stop)) is not None:
+            self._drop(batch, bad)
+        for rows, codes in zip(content.row_batches, batch.bad, strict=True):
+            span = rows.span(piece.start, piece.stop)
+            self._num_rows += span.stop - span.start
+            good: slice | Int64 = span
+            few = False
+            if codes is not None and codes[span].any():
+                good = span.start + np.flatnonzero(codes[span] == 0)
+                # The batch need not stay in memory for them.
+                few = 2 * len(good) < rows.num_rows
+            for table, block in rows.by_table(good, self._options.sizes):
+                self._rows.setdefault(table, []).append(block.copied() if few else block)
 
     def build(self, audit: Callable[[], Frame] | None) -> Frame:
         step, contributor = self.key
@@ -148,18 +112,18 @@ class PartialFrame:
             truncated=self._truncated,
         )
 
-    def _good_rows(self, batch: SourceBatch, bad: npt.NDArray[np.uint8], start: int) -> Int64:
-        """Count the bad rows from ``start`` on and record the first of each kind, or raise."""
+    def _drop(self, batch: SourceBatch, bad: BadRows) -> None:
+        """Count the bad rows and record the first of each kind, or raise."""
+        sizes = self._options.sizes
         if self._options.on_bad_row == "error":
-            raise batch.error(start + int(np.argmax(bad != 0)), self._options.sizes)
-        for code in np.unique(bad[bad != 0]).tolist():
+            raise batch.error(bad, 0, sizes)
+        for code, first, count in zip(*np.unique(bad.codes, return_index=True, return_counts=True), strict=True):
             reason = REASONS[code]
             if reason not in self._first_bad:
-                self._first_bad[reason] = str(batch.error(start + int(np.argmax(bad == code)), self._options.sizes))
-            self._dropped[reason] = self._dropped.get(reason, 0) + int((bad == code).sum())
+                self._first_bad[reason] = str(batch.error(bad, first, sizes))
+            self._dropped[reason] = self._dropped.get(reason, 0) + int(count)
         if self._options.on_bad_row == "quarantine":
-            self._bad_rows += bad_rows(batch.data, batch.content.by_row(), batch.roles, batch.place, bad, start)
-        return start + np.flatnonzero(bad == 0)
+            self._bad_rows += quarantined(batch, bad)
 
     def _add_rates(self, piece: Piece) -> None:
         columns, place, roles = piece.batch.content.frame_columns, piece.batch.place, piece.batch.roles

@@ -18,20 +18,20 @@ from typing import Any
 import penstock.interrupts as interrupts
 from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
-from penstock.io.decoding.example_gradients import ExampleBatch
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.fast_path import plain_columns
 from penstock.io.decoding.frame_columns import Place
-from penstock.io.decoding.framing import FrameBuilder, Piece, SourceBatch
+from penstock.io.decoding.framing import FrameBuilder, Piece
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import find_bad_rows
-from penstock.io.decoding.rows import RowBatch, decode_rows
+from penstock.io.decoding.rows import DecodedBatch, decode_rows
 from penstock.io.decoding.schema import Roles, column_hint, resolve
+from penstock.io.decoding.source_batch import SourceBatch
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
 
 __all__ = ["FrameReader", "ReadOptions"]
 
-Decoder = Callable[[Batch, Place], RowBatch | ExampleBatch]
+Decoder = Callable[[Batch, Place], DecodedBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -145,10 +145,10 @@ class FrameReader:
             return lambda batch, place: decode_examples(batch.owned(), roles, options, place)
         plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
 
-        def decode_owned(batch: Batch, place: Place) -> RowBatch:
+        def decode_owned(batch: Batch, place: Place) -> DecodedBatch:
             return decode_rows(batch.owned(), roles, table, options.num_tags, place)
 
-        def decode(batch: Batch, place: Place) -> RowBatch:
+        def decode(batch: Batch, place: Place) -> DecodedBatch:
             found = None if plain is None else plain.decode(batch.data)
             if found is None:
                 return decode_owned(batch, place)
@@ -166,7 +166,7 @@ class FrameReader:
         place = Place(part.name, batch.index, batch.first_row)
         content, sizes = decode(batch, place), self.options.sizes
         unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
-        bad = None if unvalidated else find_bad_rows(content.by_row(), sizes)
+        bad = [None if unvalidated else find_bad_rows(rows, sizes) for rows in content.row_batches]
         decoded = SourceBatch(content, bad, roles, place, batch.data, unvalidated)
         for start, stop, key in content.frame_columns.runs(batch.data.num_rows, place):
             yield Piece(decoded, start, stop, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -31,14 +31,36 @@ from penstock.io.sources.batch import arrow_errors
 
 
 @dataclass(eq=False)
+class Examples:
+    """The examples whose lookups the rows of a table are: example by example, then feature by feature.
+
+    lengths : int64, shape (features, examples), rows of each of the table's features
+    columns : int64, the numbers of their columns among those in use
+    """
+
+    lengths: Int64
+    columns: Int64
+
+    @cached_property
+    def ends(self) -> Int64:
+        """Return int64, shape (examples + 1,), the rows before each example."""
+        return np.concatenate([[0], np.cumsum(self.lengths.sum(axis=0))])
+
+    def origins(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return the example of each row, and the number of its feature's column."""
+        examples = np.searchsorted(self.ends, rows, side="right") - 1
+        before = np.cumsum(self.lengths[:, examples], axis=0)
+        return examples, self.columns[(before <= rows - self.ends[examples]).sum(axis=0)]
+
+
+@dataclass(eq=False)
 class RowBatch:
-    """A batch of gradient rows as numpy.
+    """Gradient rows of a batch as numpy.
 
     tables : names; codes say which row is of which, -1 for a null. One name and codes None: all rows.
     ids : raw_ids as int64; one that does not fit is negative
-    examples : of an example stream, whose gradient row each is
     known_runs : of the codes, where they are known to be few
-    copied : if another process may write to the values: decodes a copy of them
+    examples : of an example stream, whose batches have a RowBatch for each table
     """
 
     num_rows: int
@@ -48,28 +70,18 @@ class RowBatch:
     ids: Int64
     ids_null: Bool | None
     gradients: Gradients
-    frame_columns: FrameColumns
-    examples: Int64 | None = None
     known_runs: Runs | None = None
-    copied: Callable[[], RowBatch] | None = None
+    examples: Examples | None = None
 
-    def owned(self) -> RowBatch:
-        """Return the batch with values that no other process can change."""
-        return self if self.copied is None else self.copied()
-
-    def by_row(self) -> RowBatch:
-        return self
-
-    def rows(self, start: int, stop: int) -> slice:
+    def span(self, start: int, stop: int) -> slice:
         """Return the gradient rows of some neighbouring rows of the source."""
-        return slice(start, stop)
+        if self.examples is None:
+            return slice(start, stop)
+        return slice(int(self.examples.ends[start]), int(self.examples.ends[stop]))
 
-    def origin(self, row: int) -> tuple[int, str | None]:
-        """Return the source's row that a gradient row belongs to, and its column if there are several."""
-        return row, None
-
-    def truncated(self, start: int, stop: int) -> int:
-        return 0
+    def origins(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return the source's row of each gradient row, and the number of its column."""
+        return (rows, np.zeros_like(rows)) if self.examples is None else self.examples.origins(rows)
 
     def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
         """Return whether a row may be bad, apart from its id's range and values, which the summing kernel checks."""
@@ -142,9 +154,30 @@ def _as_slice(rows: Int64) -> slice | Int64:
     return rows
 
 
+@dataclass(eq=False)
+class DecodedBatch:
+    """A batch as numpy: the columns that delimit frames, and its gradient rows.
+
+    truncated : int64, of an example stream: the ids dropped from each example; None: none
+    copied : if another process may write to the values: decodes a copy of them
+    """
+
+    frame_columns: FrameColumns
+    row_batches: Sequence[RowBatch]
+    truncated: Int64 | None = None
+    copied: Callable[[], DecodedBatch] | None = None
+
+    def owned(self) -> DecodedBatch:
+        """Return the batch with values that no other process can change."""
+        return self if self.copied is None else self.copied()
+
+    def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
+        return any(rows.may_be_bad(sizes) for rows in self.row_batches)
+
+
 def decode_rows(
     batch: pa.RecordBatch, roles: Roles, default_table: str | None, num_tags: int | None, place: Place
-) -> RowBatch:
+) -> DecodedBatch:
     """Validate the columns used and turn them into numpy. Raises InputError for damaged columns.
 
     default_table : of rows that do not say theirs
@@ -156,7 +189,7 @@ def decode_rows(
     raw_ids, ids_null = integers(columns[roles.id.name])
     table_runs = None if roles.table is None else runs[roles.table.name]
     tables, codes = _tables(columns, roles, default_table, table_runs)
-    return RowBatch(
+    rows = RowBatch(
         num_rows=batch.num_rows,
         tables=tables,
         codes=codes,
@@ -164,9 +197,9 @@ def decode_rows(
         ids=raw_ids.astype(np.int64, copy=False),
         ids_null=ids_null,
         gradients=float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
-        frame_columns=frame_columns(columns, roles, num_tags),
         known_runs=table_runs,
     )
+    return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
 
 
 def valid_column(batch: pa.RecordBatch, name: str, place: Place) -> tuple[pa.Array, Runs | None]:

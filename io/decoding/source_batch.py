@@ -1,0 +1,79 @@
+"""A decoded batch with its origin, and its bad rows in the order of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InputError
+from penstock.io.decoding.columns import Int64
+from penstock.io.decoding.frame_columns import Place
+from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
+from penstock.io.decoding.rows import DecodedBatch
+from penstock.io.decoding.schema import Roles
+
+Codes = npt.NDArray[np.uint8]
+
+
+class BadRows(NamedTuple):
+    """Bad gradient rows, shape (n,) each: the number of their table's RowBatch, and there the row and reason code."""
+
+    tables: Int64
+    rows: Int64
+    codes: Codes
+
+
+@dataclass(eq=False)
+class SourceBatch:
+    """A decoded batch and its origin.
+
+    bad : the reason code of every row of each RowBatch; None: all are good
+    data : the batch before decoding: a quarantine stores the rows as in the source
+    unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
+    """
+
+    content: DecodedBatch
+    bad: Sequence[Codes | None]
+    roles: Roles
+    place: Place
+    data: pa.RecordBatch
+    unvalidated: bool
+    _validated: SourceBatch | None = field(default=None, init=False)
+
+    def validated(self, sizes: Sizes) -> SourceBatch:
+        """Return the batch after a check of every value, in memory that no other process can change."""
+        if not self.unvalidated:
+            return self
+        if self._validated is None:
+            content = self.content.owned()
+            bad = [find_bad_rows(rows, sizes) for rows in content.row_batches]
+            self._validated = SourceBatch(content, bad, self.roles, self.place, self.data, False)
+        return self._validated
+
+    def bad_rows(self, start: int, stop: int) -> BadRows | None:
+        """Return the bad ones among the gradient rows of the source's rows start to stop, in their order."""
+        found = []
+        for number, (rows, codes) in enumerate(zip(self.content.row_batches, self.bad, strict=True)):
+            if codes is not None:
+                span = rows.span(start, stop)
+                at = span.start + np.flatnonzero(codes[span])
+                found.append((np.full(len(at), number), at, codes[at], *rows.origins(at)))
+        if not found:
+            return None
+        tables, at, codes, origins, features = (np.concatenate(one) for one in zip(*found, strict=True))
+        order = np.lexsort((features, origins))
+        return BadRows(tables[order], at[order], codes[order]) if len(order) else None
+
+    def error(self, bad: BadRows, number: int, sizes: Sizes) -> InputError:
+        """Describe one of the bad rows."""
+        rows, row, code = self.content.row_batches[bad.tables[number]], int(bad.rows[number]), int(bad.codes[number])
+        problem, column = explain(rows, row, code, sizes, self.roles)
+        origins, columns = rows.origins(np.array([row]))
+        if rows.examples is not None:
+            column = self.roles.names[columns[0]]
+        return self.place.error(int(origins[0]), problem, column, REASONS[code])
