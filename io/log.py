@@ -64,7 +64,8 @@ class LogWriter:
         return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._check_open()
+        if not self._open:
+            raise UsageError("the log is closed")
         if not batch.schema.equals(self.schema):
             self._give_up()
             raise UsageError(f"batch {self.num_batches} of the log has another schema than the log")
@@ -103,10 +104,6 @@ class LogWriter:
             self.close()
         else:
             self._give_up()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise UsageError("the log is closed")
 
     def _write(self, batch: pa.RecordBatch, extra: dict[bytes, str]) -> None:
         try:

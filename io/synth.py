@@ -36,11 +36,11 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
+from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
 from penstock.io.storage import atomic_files
 
-Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 
 DISTRIBUTIONS = ("zipf", "uniform", "dlrm")
@@ -141,15 +141,10 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     with atomic_files.appearing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
         file.sync()
-        config_of(log.tables).save(config)
+        tables = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in log.tables]
+        EmbeddingConfig.from_tables(tables, Adagrad(LEARNING_RATE)).save(config)
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}
     return Written(path, config, log.tables, rows, options.num_steps, path.stat().st_size)
-
-
-def config_of(tables: Iterable[SynthTable]) -> EmbeddingConfig:
-    """Return the configuration of a log: every table with Adagrad."""
-    configs = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in tables]
-    return EmbeddingConfig.from_tables(configs, Adagrad(LEARNING_RATE))
 
 
 def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTable, ...]:

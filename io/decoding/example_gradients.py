@@ -79,7 +79,7 @@ class SampleGradients:
 def table_rows(uses: Sequence[FeatureUses]) -> RowBatch:
     """Merge the lookups of the features of one table."""
     lengths = np.stack([of.lengths for of in uses])
-    places = _places(lengths)
+    places = _places(lengths) if len(uses) > 1 else []
     gradients, samples, num_samples = [of.gradients for of in uses], [], 0
     for of in uses:
         samples.append(of.samples + num_samples if num_samples else of.samples)
@@ -130,8 +130,8 @@ def _merged(places: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> npt.
 
 def _optional(places: Sequence[Int64], arrays: Sequence[npt.NDArray[Any] | None], default: Any) -> Any:
     """Merge one array per feature, the default for those without; None if no feature has one."""
-    if all(of is None for of in arrays):
-        return None
+    if len(arrays) == 1 or all(of is None for of in arrays):
+        return arrays[0]
     return _merged(
         places, [np.full(len(at), default) if of is None else of for at, of in zip(places, arrays, strict=True)]
     )

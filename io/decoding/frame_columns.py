@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -63,11 +64,10 @@ class FrameColumns:
         num_rows : of the batch, at least one
         """
         end = num_rows if self.no_step is None else self.no_step.row
-        change = np.zeros(max(end - 1, 0), bool)
-        for codes in (self.steps, self.contributors and self.contributors[0]):
-            if codes is not None:
-                change |= codes[1:end] != codes[:end][:-1]
-        for start, stop in pairwise([0, *(np.flatnonzero(change) + 1).tolist(), end]):
+        columns = (self.steps, self.contributors and self.contributors[0])
+        changes = [codes[1:end] != codes[:end][:-1] for codes in columns if codes is not None]
+        cuts = (reduce(np.logical_or, changes).nonzero()[0] + 1).tolist() if changes else []
+        for start, stop in pairwise([0, *cuts, end]):
             if start < stop:
                 yield start, stop, self._key(start)
         if self.no_step is not None:

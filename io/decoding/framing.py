@@ -42,8 +42,9 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        nbytes: int = self.batch.data.slice(self.start, self.num_units).nbytes
-        return nbytes
+        """Return the approximate size of its columns."""
+        data = self.batch.data
+        return int(data.get_total_buffer_size() * self.num_units // data.num_rows)  # ``nbytes`` takes 50 times as long
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
         """Split the piece into the first rows that fit, and the rest if any."""
@@ -83,14 +84,15 @@ class PartialFrame:
         self.num_units += piece.num_units
         if content.truncated is not None:
             self._truncated += int(content.truncated[piece.start : piece.stop].sum())
-        if (bad := batch.bad_rows(piece.start, piece.stop)) is not None:
+        bad = None if batch.bad is None else batch.bad_rows(piece.start, piece.stop)
+        if bad is not None:
             self._drop(batch, bad)
-        for rows, codes in zip(content.row_batches, batch.bad, strict=True):
+        for number, rows in enumerate(content.row_batches):
             span = rows.span(piece.start, piece.stop)
             self._num_rows += span.stop - span.start
             good: slice | Int64 = span
             few = False
-            if codes is not None and codes[span].any():
+            if bad is not None and batch.bad is not None and (codes := batch.bad[number]) is not None:
                 good = span.start + np.flatnonzero(codes[span] == 0)
                 # The batch need not stay in memory for them.
                 few = 2 * len(good) < rows.num_rows

@@ -23,10 +23,9 @@ from penstock.io.decoding.fast_path import plain_columns
 from penstock.io.decoding.frame_columns import Place
 from penstock.io.decoding.framing import FrameBuilder, Piece
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.row_checks import find_bad_rows
 from penstock.io.decoding.rows import DecodedBatch, decode_rows
 from penstock.io.decoding.schema import Roles, column_hint, resolve
-from penstock.io.decoding.source_batch import SourceBatch
+from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
 
 __all__ = ["FrameReader", "ReadOptions"]
@@ -94,23 +93,23 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
-                decode = self._decoder(roles)
+                decode, needs_step = self._decoder(roles), roles.step is None and self.options.contribution_rows is None
+                is_frame = needs_step and part.has_boundaries and not part.ends_are_told
                 with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
-                        for piece in self._pieces(part, batch, roles, decode):
-                            yield from builder.add(piece)
-                        if batch.ends_frame or self._batch_is_frame(part, roles):
+                        if batch.data.num_rows:
+                            if needs_step and not part.has_boundaries:
+                                raise _unknown_frames(part)
+                            for piece in self._pieces(part.name, batch, roles, decode):
+                                yield from builder.add(piece)
+                        if batch.ends_frame or is_frame:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
-
-    def _batch_is_frame(self, part: Part, roles: Roles) -> bool:
-        means_something = part.has_boundaries and not part.ends_are_told
-        return roles.step is None and self.options.contribution_rows is None and means_something
 
     def _roles(self, part: Part) -> Roles:
         options = self.options
@@ -133,11 +132,9 @@ class FrameReader:
         return roles
 
     def _default_table(self, roles: Roles) -> str | None:
-        if roles.default_table is not None:
-            return roles.default_table
-        if self.options.table is not None:
-            return self.options.table
-        return next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
+        """Return the table of rows that name none."""
+        only = next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
+        return next((name for name in (roles.default_table, self.options.table) if name is not None), only)
 
     def _decoder(self, roles: Roles) -> Decoder:
         options, table = self.options, self._default_table(roles)
@@ -158,27 +155,24 @@ class FrameReader:
 
         return decode
 
-    def _pieces(self, part: Part, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
+    def _pieces(self, source: str, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        if batch.data.num_rows == 0:
-            return
-        self._check_frames_are_known(part, roles)
-        place = Place(part.name, batch.index, batch.first_row)
+        place = Place(source, batch.index, batch.first_row)
         content, sizes = decode(batch, place), self.options.sizes
         unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
-        bad = [None if unvalidated else find_bad_rows(rows, sizes) for rows in content.row_batches]
+        bad = None if unvalidated else find_all_bad_rows(content, sizes)
         decoded = SourceBatch(content, bad, roles, place, batch.data, unvalidated)
         for start, stop, key in content.frame_columns.runs(batch.data.num_rows, place):
             yield Piece(decoded, start, stop, key)
 
-    def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
-        if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
-            raise InputError(
-                f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
-                "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
-                + column_hint("step", part.schema),
-                source=part.name,
-            )
+
+def _unknown_frames(part: Part) -> InputError:
+    return InputError(
+        f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
+        "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
+        + column_hint("step", part.schema),
+        source=part.name,
+    )
 
 
 def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:

@@ -28,17 +28,23 @@ class BadRows(NamedTuple):
     codes: Codes
 
 
+def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | None] | None:
+    """Return the reason codes of the rows of each RowBatch; None if all are good."""
+    bad = [find_bad_rows(rows, sizes) for rows in content.row_batches]
+    return bad if any(codes is not None for codes in bad) else None
+
+
 @dataclass(eq=False)
 class SourceBatch:
     """A decoded batch and its origin.
 
-    bad : the reason code of every row of each RowBatch; None: all are good
+    bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
     data : the batch before decoding: a quarantine stores the rows as in the source
     unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
     """
 
     content: DecodedBatch
-    bad: Sequence[Codes | None]
+    bad: Sequence[Codes | None] | None
     roles: Roles
     place: Place
     data: pa.RecordBatch
@@ -51,20 +57,19 @@ class SourceBatch:
             return self
         if self._validated is None:
             content = self.content.owned()
-            bad = [find_bad_rows(rows, sizes) for rows in content.row_batches]
+            bad = find_all_bad_rows(content, sizes)
             self._validated = SourceBatch(content, bad, self.roles, self.place, self.data, False)
         return self._validated
 
     def bad_rows(self, start: int, stop: int) -> BadRows | None:
         """Return the bad ones among the gradient rows of the source's rows start to stop, in their order."""
         found = []
+        assert self.bad is not None
         for number, (rows, codes) in enumerate(zip(self.content.row_batches, self.bad, strict=True)):
             if codes is not None:
                 span = rows.span(start, stop)
                 at = span.start + np.flatnonzero(codes[span])
                 found.append((np.full(len(at), number), at, codes[at], *rows.origins(at)))
-        if not found:
-            return None
         tables, at, codes, origins, features = (np.concatenate(one) for one in zip(*found, strict=True))
         order = np.lexsort((features, origins))
         return BadRows(tables[order], at[order], codes[order]) if len(order) else None

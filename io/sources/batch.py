@@ -73,7 +73,6 @@ class Part:
     schema: pa.Schema
     has_boundaries: bool
     batches: Callable[[list[str]], Batches]
-    num_rows: int | None = None
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
     verified: bool = False

@@ -26,13 +26,11 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _CONTINUATION = b"\xff\xff\xff\xff"
 
 
-def is_bomb(unpacked_bytes: int, packed_bytes: int) -> bool:
-    return unpacked_bytes > max(ALWAYS_BYTES, MOST_TIMES * packed_bytes)
-
-
-def bomb(unpacked_bytes: int, packed_bytes: int, source: str) -> InputError:
-    size = f"{packed_bytes:,} bytes that unpack to {unpacked_bytes:,}"
-    return InputError(f"{size}, more than {MOST_TIMES} times as many: write smaller batches", source=source)
+def check_unpacked(unpacked_bytes: int, packed_bytes: int, source: str) -> None:
+    """Raise InputError for a decompression bomb."""
+    if unpacked_bytes > max(ALWAYS_BYTES, MOST_TIMES * packed_bytes):
+        size = f"{packed_bytes:,} bytes that unpack to {unpacked_bytes:,}"
+        raise InputError(f"{size}, more than {MOST_TIMES} times as many: write smaller batches", source=source)
 
 
 def body_bytes(metadata: bytes) -> int:
@@ -73,8 +71,7 @@ class Messages:
             if kind == DICTIONARY:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
-            if is_bomb(unpacked, packed):
-                raise bomb(unpacked, packed, self._source)
+            check_unpacked(unpacked, packed, self._source)
         return kind == DICTIONARY
 
     def check_next(self, file: pa.NativeFile) -> None:

@@ -24,7 +24,10 @@ def reader_of_capsule(source: Any, name: str) -> pa.RecordBatchReader:
 
 def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -> Part:
     """Return the remaining batches of a reader as a part."""
-    next_batch = _next_of(reader)
+    has_metadata = isinstance(reader, pa.ipc.RecordBatchStreamReader)  # the only kind of reader with custom metadata
+
+    def next_batch() -> Any:
+        return reader.read_next_batch_with_custom_metadata() if has_metadata else (reader.read_next_batch(), None)
 
     def batches(columns: list[str]) -> Batches:
         first_row = index = 0
@@ -93,12 +96,6 @@ def _query_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InputError(f"the query failed: {str(error).strip().split(chr(10) * 2)[0]}", source=name) from error
-
-
-def _next_of(reader: pa.RecordBatchReader) -> Callable[[], tuple[pa.RecordBatch, Any]]:
-    if isinstance(reader, pa.ipc.RecordBatchStreamReader):  # the only kind of reader with custom metadata
-        return lambda: tuple(reader.read_next_batch_with_custom_metadata())
-    return lambda: (reader.read_next_batch(), None)
 
 
 def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None, None]:

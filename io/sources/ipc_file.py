@@ -20,7 +20,7 @@ from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_f
 from penstock.io.sources.decompression_limits import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
 from penstock.io.sources.flatbuffers import Table
 
-MAGIC = b"ARROW1"
+ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
 _TAIL_BYTES = 10  # int32 length of the footer, magic
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
@@ -64,7 +64,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
     """
     with arrow_errors(_NOT_READ, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
-        if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
+        if size < 2 * _TAIL_BYTES or not tail.endswith(ARROW_FILE):
             raise TruncatedInputError(
                 "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end",
                 source=name,

@@ -20,10 +20,10 @@ from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.decompression_limits import Framing
-from penstock.io.sources.ipc_file import ipc_file_part
-from penstock.io.sources.parquet import parquet_part
+from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
+from penstock.io.sources.parquet import PARQUET, parquet_part
 
-ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
+FEATHER_V1, GZIP, CONTINUATION = b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
 END_MARKER = CONTINUATION + bytes(4)
 # A stream from before Arrow 0.15 begins with the length of its schema message and the offset of its root:
 # larger values are something else.
@@ -52,13 +52,9 @@ class Forward:
         return self._ahead
 
     def read(self, num_bytes: int = -1) -> bytes:
-        if not self._ahead:
-            out = self._pull(num_bytes)
-        elif 0 <= num_bytes <= len(self._ahead):
-            out, self._ahead = self._ahead[:num_bytes], self._ahead[num_bytes:]
-        else:
-            ahead, self._ahead = self._ahead, b""
-            out = ahead + self._pull(num_bytes - len(ahead) if num_bytes >= 0 else -1)
+        ready = len(self._ahead) if num_bytes < 0 else num_bytes
+        out, self._ahead = self._ahead[:ready], self._ahead[ready:]
+        out += self._pull(max(num_bytes - len(out), 0) if num_bytes >= 0 else -1)
         self._at += len(out)
         self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
         if self._kept is not None:

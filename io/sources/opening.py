@@ -22,7 +22,9 @@ from penstock.errors import InputError
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
-from penstock.io.sources.ipc_stream import ARROW_FILE, CONTINUATION, FEATHER_V1, PARQUET, open_stream
+from penstock.io.sources.ipc_file import ARROW_FILE
+from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
+from penstock.io.sources.parquet import PARQUET
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.io.sources.decompression_limits import bomb, is_bomb
-from penstock.io.sources.thrift import measure_struct, read_struct
+from penstock.io.sources.decompression_limits import check_unpacked
+from penstock.io.sources.thrift import read_struct
 
 _MAX_ROWS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # 16 MiB of floats; reading holds several times that
@@ -51,7 +51,7 @@ def read_groups(footer: bytes) -> list[Group]:
     """The row groups. Raises ValueError or IndexError where the footer is damaged."""
     return [
         Group(group.get(_NUM_ROWS, 0), tuple(_chunk(column.get(_META_DATA, {})) for column in group.get(_COLUMNS, [])))
-        for group in read_struct(footer, _FOOTER).get(_ROW_GROUPS, [])
+        for group in read_struct(footer, _FOOTER)[0].get(_ROW_GROUPS, [])
     ]
 
 
@@ -73,8 +73,7 @@ def check_pages(file: pa.NativeFile, groups: list[Group], source: str) -> None:
         for chunk in group.chunks:
             num_values = _walk(file, chunk, source)
             row_bytes = max(num_values, chunk.num_values) // max(1, group.num_rows) * _FLOAT_BYTES
-            if is_bomb(row_bytes, chunk.end - chunk.start):
-                raise bomb(row_bytes, chunk.end - chunk.start, source)
+            check_unpacked(row_bytes, chunk.end - chunk.start, source)
     file.seek(0)
 
 
@@ -84,12 +83,11 @@ def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
     while 0 <= at < chunk.end:
         try:
             file.seek(at)
-            page, length = measure_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
+            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
             unpacked, packed = page[_UNPACKED], page[_PACKED]
         except (ValueError, LookupError, OSError, struct.error):
             break
-        if is_bomb(unpacked, packed):
-            raise bomb(unpacked, packed, source)
+        check_unpacked(unpacked, packed, source)
         if packed < 0:
             break
         for kind in (_DATA_V1, _DATA_V2):

@@ -17,13 +17,8 @@ _LENGTHS = {_BYTE: 1, _DOUBLE: 8}
 _MAX_DEPTH = 32
 
 
-def read_struct(data: bytes, wanted: dict[int, Wanted]) -> dict[int, Any]:
-    """Return the requested fields that exist; ValueError if one has another type."""
-    return measure_struct(data, wanted)[0]
-
-
-def measure_struct(data: bytes, wanted: dict[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """Return the fields as read_struct does, and the size of the struct in bytes."""
+def read_struct(data: bytes, wanted: dict[int, Wanted]) -> tuple[dict[int, Any], int]:
+    """Return the requested fields that exist, and the size of the struct; ValueError if a field has another type."""
     cursor = _Cursor(data)
     return cursor.struct(wanted, 0), cursor.at
 

@@ -11,13 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import UsageError
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 DELTAS_KEY, VERSION = b"penstock.deltas", b"1"  # key in the schema's metadata
 OPS = ("upsert", "delete")  # nothing deletes yet

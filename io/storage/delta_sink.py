@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -31,7 +31,7 @@ from penstock.io.storage.pipes import open_writer
 _TAIL_BYTES = 1 << 16
 
 
-class DeltaWriter(ABC):
+class DeltaWriter(AbstractContextManager["DeltaWriter"]):
     """The base of DeltaFile and DeltaStream. The end of the ``with`` block closes it, also after an error.
 
     is_new : a file that no commit refers to yet
@@ -57,9 +57,6 @@ class DeltaWriter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Complete the output."""
-
-    def __enter__(self) -> DeltaWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

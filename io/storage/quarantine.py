@@ -49,6 +49,7 @@ class QuarantineWriter:
     path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
     committed : the last return value of ``commit``, to resume from; None for a new file
     is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
+    is_new : a file that no commit refers to yet
 
     Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which
     names the file; after an OSError it writes nothing more, and close keeps only the committed part.
@@ -66,11 +67,7 @@ class QuarantineWriter:
             self._take_up(committed)
         self._last = dict(committed or {})  # the durable part
         self._growing = GrowingFile(path, None if committed is None else self._num_bytes, is_counted)
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether no commit refers to the file yet."""
-        return self._growing.is_new
+        self.is_new = self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append the bad rows of one frame as one batch: when read again, they are one frame."""

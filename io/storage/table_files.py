@@ -75,15 +75,6 @@ class TablesWriter:
                 file.give_up()
 
 
-def write_table(
-    directory: Path, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]
-) -> Path:
-    """Write one table; see ``TablesWriter``."""
-    with TablesWriter(directory) as writer:
-        writer.write(table, dim, slots, blocks)
-    return writer.written[0]
-
-
 def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
     with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
         first = 0
