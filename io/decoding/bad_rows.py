@@ -50,29 +50,21 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
 def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
     """Return the bad rows of a batch, in order."""
     with arrow_errors("bad rows cannot be put aside", batch.place.source, batch.place.batch):
-        return [
-            _block(batch, BadRows(*(of[at : at + _ROWS_AT_ONCE] for of in bad)))
-            for at in range(0, len(bad.rows), _ROWS_AT_ONCE)
-        ]
+        blocks = range(0, len(bad.rows), _ROWS_AT_ONCE)
+        return [_block(batch, bad.take(slice(at, at + _ROWS_AT_ONCE))) for at in blocks]
 
 
 def _block(batch: SourceBatch, bad: BadRows) -> pa.RecordBatch:
-    """Table by table, then in order."""
-    order = np.argsort(bad.tables, kind="stable")
-    tables = [_of_table(batch, bad, int(number)) for number in np.unique(bad.tables)]
-    return pa.concat_batches(tables).take(pa.array(np.argsort(order)))
+    order = np.argsort(bad.numbers, kind="stable")
+    parts = [_part(batch, number, bad.take(np.flatnonzero(bad.numbers == number))) for number in np.unique(bad.numbers)]
+    return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
 
 
-def _of_table(batch: SourceBatch, bad: BadRows, number: int) -> pa.RecordBatch:
-    """number : of the table's RowBatch"""
-    decoded, place, roles, steps = (
-        batch.content.row_batches[number],
-        batch.place,
-        batch.roles,
-        batch.content.frame_columns.steps,
-    )
-    rows, codes = bad.rows[bad.tables == number], bad.codes[bad.tables == number]
-    num_rows, (at, _) = len(rows), decoded.origins(rows)
+def _part(batch: SourceBatch, number: int, bad: BadRows) -> pa.RecordBatch:
+    """number : of the RowBatch that all of the rows belong to"""
+    decoded, place, roles = batch.content.row_batches[number], batch.place, batch.roles
+    rows, num_rows, steps = bad.rows, len(bad.rows), batch.content.frame_columns.steps
+    at, _ = decoded.origins(rows)
     ids, texts = _ids(decoded, rows)
     columns = [
         pa.repeat(place.source.encode("utf-8", "backslashreplace").decode(), num_rows),
@@ -82,10 +74,10 @@ def _of_table(batch: SourceBatch, bad: BadRows, number: int) -> pa.RecordBatch:
         ids,
         texts,
         pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[at]),
-        pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
-        _as_they_came(batch.data.column(roles.gradient.name), rows, roles.bfloat16)
+        pa.array(REASONS, pa.utf8()).take(pa.array(bad.codes)),
+        _source_gradients(batch.data.column(roles.gradient.name), rows, roles.bfloat16)
         if decoded.examples is None
-        else _made(decoded.gradients, rows),
+        else _computed_gradients(decoded.gradients, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -95,7 +87,7 @@ def _ids(decoded: RowBatch, rows: Int64) -> tuple[pa.Array, pa.Array]:
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
     beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
-    texts = pa.array([str(one) if told else None for one, told in zip(raw, beyond, strict=True)], pa.utf8())
+    texts = pa.array([str(one) if too_large else None for one, too_large in zip(raw, beyond, strict=True)], pa.utf8())
     return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
 
 
@@ -105,21 +97,21 @@ def _tables(decoded: RowBatch, rows: Int64) -> pa.Array:
     return names.take(pa.array(codes, mask=codes < 0))
 
 
-def _made(gradients: Gradients, rows: Int64) -> pa.Array:
+def _computed_gradients(gradients: Gradients, rows: Int64) -> pa.Array:
     """Return a lookup's gradient in an example stream, its sample's times its gain, so that it can be repaired."""
     null = gradients.null
     values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]
     return pa.array(values, pa.list_(pa.float32()))
 
 
-def _as_they_came(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
+def _source_gradients(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
     """Convert to float32, of any length, with nulls."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    taken = column.take(pa.array(rows))
+    selected = column.take(pa.array(rows))
     if not bfloat16:
-        return taken.cast(pa.list_(pa.float32()))
-    lists = taken.cast(pa.list_(pa.uint16()))
+        return selected.cast(pa.list_(pa.float32()))
+    lists = selected.cast(pa.list_(pa.uint16()))
     holes = lists.values.is_null().to_numpy(zero_copy_only=False)
     values = (lists.values.fill_null(0).to_numpy().astype(np.uint32) << np.uint32(16)).view(np.float32)
     return pa.ListArray.from_arrays(lists.offsets, pa.array(values, mask=holes), mask=lists.is_null())

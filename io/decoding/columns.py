@@ -152,8 +152,8 @@ def _code_runs(column: pa.DictionaryArray) -> Runs | None:
         return None
     column.dictionary.validate(full=True)
     runs = equal_runs(_numpy(column.indices), len(column) // ROWS_OF_A_RUN + 1)
-    known = len(column.dictionary)
-    return runs if runs is not None and all(0 <= code < known for _, _, code in runs) else None
+    num_values = len(column.dictionary)
+    return runs if runs is not None and all(0 <= code < num_values for _, _, code in runs) else None
 
 
 def _list_runs(column: pa.Array) -> Runs | None:

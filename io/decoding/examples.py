@@ -50,28 +50,28 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     if not structs or {"id", "gradient"} <= set(schema.names):
         return None
     columns = {field.name for field in structs}
-    known = [feature for feature in options.features if feature.path in columns]
-    if not known:
+    features_in_use = [feature for feature in options.features if feature.path in columns]
+    if not features_in_use:
         paths = [feature.path for feature in options.features]
-        wanted = f"one of its features ({', '.join(paths)})" if paths else "any feature"
+        expected = f"one of its features ({', '.join(paths)})" if paths else "any feature"
         near = suggestion(structs[0].name, paths)
         if paths and not any(feature.name for feature in options.features):
             near += "; features without a name go by their key path; name them as their columns"
-        problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
+        problem = f"an example stream, but the configuration does not know its columns as {expected}{near}"
         raise InputError(problem, source=source, column=structs[0].name)
-    for feature in known:
+    for feature in features_in_use:
         field_of(schema, source, feature.path, feature.path)  # one column has this name
         _check(feature, schema.field(feature.path), options, source)
-    first = schema.field(known[0].path)
+    first = schema.field(features_in_use[0].path)
     fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:]}
     return ExampleRoles(
         **fields,
         id=first,
         gradient=first,
         table=None,
-        default_table=known[0].table,
+        default_table=features_in_use[0].table,
         bfloat16=False,
-        features=tuple(known),
+        features=tuple(features_in_use),
     )
 
 
@@ -106,8 +106,8 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
     for child, kind in kinds.items():
         fits = is_list(kind) and pa.types.is_integer(kind.value_type) if child == "ids" else is_float_list(kind)
         if child in CHILDREN and not fits:
-            wanted = "a list of integers" if child == "ids" else "a list of floats"
-            raise InputError(f"expected {wanted} in '{child}', got {kind}", source=source, column=field.name)
+            expected = "a list of integers" if child == "ids" else "a list of floats"
+            raise InputError(f"expected {expected} in '{child}', got {kind}", source=source, column=field.name)
     if feature.sequence_length and "weights" in kinds:
         raise InputError("a sequence feature takes no weights", source=source, column=field.name)
     if not feature.sequence_length and feature.combiner is None:
@@ -116,9 +116,9 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
             f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
             f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
         )
-    gradient, wanted_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
-    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != wanted_floats:
-        problem = f"expected {wanted_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
+    gradient, num_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
+    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != num_floats:
+        problem = f"expected {num_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
         raise InputError(problem, source=source, column=field.name)
 
 

@@ -22,13 +22,13 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 def check_gradients(gradients: Any) -> None:
     """Raise UsageError for what is no mapping of pairs."""
-    wanted = "gradients: expected a mapping table → (ids, gradients)"
-    if not isinstance(gradients, dict | Mapping):  # a dict is found out at once, a Mapping is asked for
-        raise UsageError(f"{wanted}, got {type(gradients).__name__}")
+    expected = "gradients: expected a mapping table → (ids, gradients)"
+    if not isinstance(gradients, dict | Mapping):  # the check of a dict is quick, that of a Mapping is not
+        raise UsageError(f"{expected}, got {type(gradients).__name__}")
     for table, pair in gradients.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
-            raise UsageError(f"{wanted}, got {got} for '{table}'")
+            raise UsageError(f"{expected}, got {got} for '{table}'")
 
 
 def one_frame(
@@ -52,7 +52,7 @@ def one_frame(
     num_rows = 0
     for table, (ids, values) in gradients.items():
         if unvalidated:
-            block = _as_they_are(ids, values, sizes.get(table))
+            block = _plain_rows(ids, values, sizes.get(table))
             if block is None:
                 return frame()
             blocks: tuple[Rows, ...] = (block,)
@@ -66,7 +66,7 @@ def one_frame(
     return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
 
 
-def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
+def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
     if size is None or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
         return None
@@ -75,8 +75,8 @@ def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | 
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
     of_ids, of_values = ids.flags, values.flags
-    lies_so = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
-    return Rows(ids, values) if lies_so else None
+    is_plain = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
+    return Rows(ids, values) if is_plain else None
 
 
 def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> tuple[Rows, ...]:
@@ -129,12 +129,12 @@ def _gradients(values: Any, source: str) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
-def _array(given: Any, source: str) -> npt.NDArray[Any]:
+def _array(values: Any, source: str) -> npt.NDArray[Any]:
     """Convert to this machine's byte order: Arrow supports no other."""
-    if is_masked(given):
+    if is_masked(values):
         raise InputError(MASKED, source=source)
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:  # lists of several lengths
         raise InputError(f"expected an array: {error}", source=source) from None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

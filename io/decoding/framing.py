@@ -90,13 +90,13 @@ class PartialFrame:
         for number, rows in enumerate(content.row_batches):
             span = rows.span(piece.start, piece.stop)
             self._num_rows += span.stop - span.start
-            good: slice | Int64 = span
+            selected: slice | Int64 = span
             few = False
             if bad is not None and batch.bad is not None and (codes := batch.bad[number]) is not None:
-                good = span.start + np.flatnonzero(codes[span] == 0)
+                selected = good = span.start + np.flatnonzero(codes[span] == 0)
                 # The batch need not stay in memory for them.
                 few = 2 * len(good) < rows.num_rows
-            for table, block in rows.by_table(good, self._options.sizes):
+            for table, block in rows.by_table(selected, self._options.sizes):
                 self._rows.setdefault(table, []).append(block.copied() if few else block)
 
     def build(self, audit: Callable[[], Frame] | None) -> Frame:

@@ -49,8 +49,8 @@ class ReadOptions:
         }
         for name, (value, allowed) in choices.items():
             if value not in allowed:
-                wanted = ", ".join(repr(a) for a in allowed)
-                raise UsageError(f"{name}: expected one of {wanted}, got {value!r}")
+                expected = ", ".join(repr(a) for a in allowed)
+                raise UsageError(f"{name}: expected one of {expected}, got {value!r}")
         rows = self.contribution_rows
         if rows is not None and (not isinstance(rows, Integral) or rows < 1):
             raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")

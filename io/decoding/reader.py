@@ -94,7 +94,7 @@ class FrameReader:
             for part in parts:
                 roles = self._roles(part)
                 decode, needs_step = self._decoder(roles), roles.step is None and self.options.contribution_rows is None
-                is_frame = needs_step and part.has_boundaries and not part.ends_are_told
+                is_frame = needs_step and part.has_boundaries and not part.ends_are_marked
                 with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
                         interrupts.check()

@@ -33,12 +33,12 @@ REASONS = (
 
 def find_bad_rows(batch: RowBatch, sizes: Sizes) -> npt.NDArray[np.uint8] | None:
     """Return the reason code of every row, or None if all are good."""
-    known = [sizes.get(name, (0, -1)) if name is not None else (0, -1) for name in batch.tables]
+    of_tables = [sizes.get(name, (0, -1)) if name is not None else (0, -1) for name in batch.tables]
     if batch.codes is None:
-        vocabulary, dim = (np.int64(n) for n in known[0])
+        vocabulary, dim = (np.int64(n) for n in of_tables[0])
     else:
         # The last entry stands for code -1, a null.
-        lookup = np.array([*known, (0, -1)], np.int64)
+        lookup = np.array([*of_tables, (0, -1)], np.int64)
         vocabulary, dim = lookup[batch.codes, 0], lookup[batch.codes, 1]
     causes = {
         "gradient_not_finite": batch.gradients.not_finite(),

@@ -21,11 +21,14 @@ Codes = npt.NDArray[np.uint8]
 
 
 class BadRows(NamedTuple):
-    """Bad gradient rows, shape (n,) each: the number of their table's RowBatch, and there the row and reason code."""
+    """Bad gradient rows, shape (n,) each: the number of their RowBatch in the batch, and there the row and its code."""
 
-    tables: Int64
+    numbers: Int64
     rows: Int64
     codes: Codes
+
+    def take(self, at: slice | Int64) -> BadRows:
+        return BadRows(self.numbers[at], self.rows[at], self.codes[at])
 
 
 def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | None] | None:
@@ -70,13 +73,12 @@ class SourceBatch:
                 span = rows.span(start, stop)
                 at = span.start + np.flatnonzero(codes[span])
                 found.append((np.full(len(at), number), at, codes[at], *rows.origins(at)))
-        tables, at, codes, origins, features = (np.concatenate(one) for one in zip(*found, strict=True))
-        order = np.lexsort((features, origins))
-        return BadRows(tables[order], at[order], codes[order]) if len(order) else None
+        numbers, at, codes, origins, columns = (np.concatenate(one) for one in zip(*found, strict=True))
+        return BadRows(numbers, at, codes).take(np.lexsort((columns, origins))) if len(at) else None
 
     def error(self, bad: BadRows, number: int, sizes: Sizes) -> InputError:
         """Describe one of the bad rows."""
-        rows, row, code = self.content.row_batches[bad.tables[number]], int(bad.rows[number]), int(bad.codes[number])
+        rows, row, code = self.content.row_batches[bad.numbers[number]], int(bad.rows[number]), int(bad.codes[number])
         problem, column = explain(rows, row, code, sizes, self.roles)
         origins, columns = rows.origins(np.array([row]))
         if rows.examples is not None:

@@ -78,10 +78,10 @@ def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket
     return chunks_part(reader, name)
 
 
-def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
+def chunks_part(reader: Any, name: str, ends_are_marked: bool = False) -> Part:
     """Return the rest of a Flight reader, or of an object with a ``schema`` and a ``read_chunk`` that returns Chunks.
 
-    ends_are_told : see Part
+    ends_are_marked : see Part
     """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
@@ -94,7 +94,7 @@ def chunks_part(reader: Any, name: str, ends_are_told: bool = False) -> Part:
             yield Batch(data, index, first_row, chunk.ends, chunk.copied)
             index, first_row = index + 1, first_row + data.num_rows
 
-    return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
+    return Part(name, schema, True, batches, container="Flight stream", ends_are_marked=ends_are_marked)
 
 
 def _next_chunk(reader: Any, name: str, index: int) -> Chunk | None:

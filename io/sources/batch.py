@@ -62,8 +62,8 @@ class Part:
     """One schema and its batches. Requesting the next part of the source closes the files of this one.
 
     has_boundaries : whether record batches delimit frames (else frames need columns or a number of rows)
-    ends_are_told : whether metadata marks the batches that end a frame, so that other batches end none
-    batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
+    ends_are_marked : whether metadata marks the batches that end a frame, so that other batches end none
+    batches : given the columns in use, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
     has_checksums : whether the batches read so far carry checksums
     verified : whether it was read to its end, with checksums that all match
@@ -77,7 +77,7 @@ class Part:
     fraction: Callable[[], float | None] = field(default=lambda: None)
     verified: bool = False
     has_checksums: bool = False
-    ends_are_told: bool = False
+    ends_are_marked: bool = False
 
     def __post_init__(self) -> None:
         try:

@@ -64,7 +64,7 @@ class _Mapped:
         self._file.seek(self._file.tell() - 8)
         return bytes(self._file.read(8))
 
-    def taken(self) -> Pieces:
+    def take(self) -> Pieces:
         start, self._taken = self._taken, self._file.tell()
         self._file.seek(start)
         return [self._file.read_buffer(self._taken - start)]

@@ -36,7 +36,7 @@ _OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts t
 class Forward:
     """A binary stream for Arrow: reads are full, and the first and last bytes are remembered.
 
-    Keeps the bytes read, without a copy, until ``taken`` or ``forget``.
+    Keeps the bytes read, without a copy, until ``take`` or ``forget``.
     """
 
     def __init__(self, stream: Any, name: str) -> None:
@@ -73,7 +73,7 @@ class Forward:
     def last_read(self) -> bytes:
         return self._last
 
-    def taken(self) -> Pieces:
+    def take(self) -> Pieces:
         pieces, self._kept = self._kept or [], []
         return pieces
 

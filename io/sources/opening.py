@@ -54,8 +54,8 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
     if (scanned := scan_of(source)) is not None:
         return _one_part(name, lambda name, _: scanned(name))
     if callable(getattr(source, "read", None)):
-        known = getattr(source, "name", None)
-        return _stream_source(source, known if isinstance(known, str) else "<stream>", allow_missing_end)
+        stream_name = getattr(source, "name", None)
+        return _stream_source(source, stream_name if isinstance(stream_name, str) else "<stream>", allow_missing_end)
     if isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview | dict):
         return Source("<batches>", lambda: parts_of_batches(source, "<batches>"))
     raise InputError(
@@ -111,10 +111,10 @@ def _near(text: str) -> str:
     """Return a hint: a similar name in the same folder, or the kinds of source."""
     folder, name = os.path.split(text)
     try:
-        beside = [] if "://" in text else os.listdir(folder or ".")
+        names = [] if "://" in text else os.listdir(folder or ".")
     except OSError:
-        beside = []
-    near = difflib.get_close_matches(name, beside, 1, 0.75)
+        names = []
+    near = difflib.get_close_matches(name, names, 1, 0.75)
     if near:
         return f"; did you mean '{os.path.join(folder, near[0])}'?"
     return "; give an Arrow or Parquet file, a directory of them, or a URI"

@@ -176,8 +176,8 @@ def open_deltas(
     text = os.fspath(target)
     path = Path(text)
     if not is_stream(text):
-        known = committed if _is_known(path, committed) else None
-        return DeltaFile(path, schema, step, known, is_counted)
+        resumed = committed if _is_known(path, committed) else None
+        return DeltaFile(path, schema, step, resumed, is_counted)
     if is_counted is not None:
         raise UsageError(
             f"{text}: with a checkpoint deltas go into a file, which a later run can go on with; not into a stream"

@@ -64,7 +64,7 @@ class QuarantineWriter:
         if committed is None:
             check_new(path)
         else:
-            self._take_up(committed)
+            self._resume(committed)
         self._last = dict(committed or {})  # the durable part
         self._growing = GrowingFile(path, None if committed is None else self._num_bytes, is_counted)
         self.is_new = self._growing.is_new
@@ -99,26 +99,26 @@ class QuarantineWriter:
     def _write(self) -> None:
         """Move Arrow's output to the file."""
         with self._growing.all_or_nothing():
-            for piece in self._taken():
+            for piece in self._take():
                 self._growing.write(piece)
 
-    def _taken(self) -> list[Any]:
+    def _take(self) -> list[Any]:
         """Return Arrow's output since the last call, counted."""
         pieces = self._sink.take()
         for piece in pieces:
             self._num_bytes, self._crc = self._num_bytes + len(piece), zlib.crc32(piece, self._crc)
         return pieces
 
-    def _take_up(self, committed: Mapping[str, int]) -> None:
+    def _resume(self, committed: Mapping[str, int]) -> None:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
         file = found_at(self._path, check_new)
-        wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
+        expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
-            if wanted["bytes"]:
-                self._feed(file, wanted["bytes"], wanted["crc"])
+            if expected["bytes"]:
+                self._feed(file, expected["bytes"], expected["crc"])
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
-        if self._position() != wanted:
+        if self._position() != expected:
             problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 
@@ -130,7 +130,7 @@ class QuarantineWriter:
             for batch in pa.ipc.open_stream(data.slice(_FIRST_BYTES if self._is_file else 0)):
                 self._writer.write_batch(batch)
                 self.num_rows += batch.num_rows
-        self._taken()
+        self._take()
 
 
 def _checked(path: Path) -> Path:

@@ -101,9 +101,9 @@ def read_table(
     seen = np.zeros(vocabulary_size, bool)
     first = 0
     with ExitStack() as stack:
-        parquet, wanted = _opened(stack, directory, table, dim, columns)
+        parquet, present = _opened(stack, directory, table, dim, columns)
         with arrow_errors(_NOT_READ, name):
-            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
+            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *present])
         while True:
             interrupts.check()
             with arrow_errors(_NOT_READ, name):
@@ -112,7 +112,7 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
+            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in present}
             first += len(ids)
 
 
@@ -148,20 +148,20 @@ def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
 
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
     """Return which of the columns exist."""
-    wanted = [c for c in columns if c in schema.names]
+    present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:
             raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
-    for name in ("id", *wanted):
+    for name in ("id", *present):
         if len(schema.get_all_field_indices(name)) > 1:
             raise InputError("more than one column has this name", source=source, column=name)
     if not pa.types.is_integer(schema.field("id").type):
         raise InputError(f"expected any integer type, got {schema.field('id').type}", source=source, column="id")
-    for name in wanted:
+    for name in present:
         kind = schema.field(name).type
         if not is_float_list(storage_type(kind)):
             raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
-    return wanted
+    return present
 
 
 def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, first: int) -> Int64:
@@ -172,8 +172,8 @@ def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, 
     bad = (raw < 0) | (raw >= len(seen))
     if bad.any():
         row = int(np.argmax(bad))
-        wanted = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
-        raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
+        expected = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
+        raise InputError(f"expected {expected}, got {raw[row]}", source=source, row=first + row, column="id")
     ids = raw.astype(np.int64, copy=False)
     again = seen[ids]
     seen[ids] = True
