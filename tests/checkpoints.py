@@ -45,16 +45,6 @@ def log_of(steps, workers=3, seed=0):
     return [batch(step, worker, seed=seed) for step in steps for worker in range(workers)]
 
 
-def write(path, batches, end=True):
-    with pa.OSFile(str(path), "wb") as file:
-        writer = pa.ipc.new_stream(file, batches[0].schema)
-        for each in batches:
-            writer.write_batch(each)
-        if end:
-            writer.close()
-    return str(path)
-
-
 LOG = log_of(range(12))
 
 

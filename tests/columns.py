@@ -1,10 +1,7 @@
 """Batches of chosen columns, and what tests of columns ask of their frames and errors."""
 
+import framed
 import pyarrow as pa
-import pytest
-
-from penstock.errors import InputError
-from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"user": (100, 2)}
 TWO = {"user": (100, 2), "item": (50, 3)}
@@ -26,7 +23,7 @@ def batch_of(num_rows=2, **columns):
 
 
 def frames_of(source, sizes=SIZES, **options):
-    return list(FrameReader(source, ReadOptions(sizes, **options)))
+    return framed.frames_of(source, sizes=sizes, **options)
 
 
 def rows_of(frame):
@@ -40,10 +37,7 @@ def rows_of(frame):
 
 
 def error_of(source, sizes=SIZES, **options):
-    with pytest.raises(InputError) as caught:
-        frames_of(source, sizes, **options)
-    assert "\n" not in str(caught.value)
-    return caught.value
+    return framed.until_error(source, sizes=sizes, **options)[1]
 
 
 def place_of(error):

@@ -1,14 +1,15 @@
 """What every test may use. Eight host devices are made here, before anything loads jax."""
 
-import importlib.util
 import os
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
+from scripts import loaded
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 
@@ -19,7 +20,6 @@ jax.devices()  # decided now: a test that asks the command line for more must no
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
-ULP = Path(__file__).resolve().parents[1] / "bench" / "experiments" / "ulp.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -44,6 +44,43 @@ def compilations():
 
 
 @pytest.fixture
+def config(tmp_path, request):
+    """The path of the module's CONFIG, text or an EmbeddingConfig, in a file."""
+    path, content = tmp_path / "tables.pbtxt", request.module.CONFIG
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        content.save(path)
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    """call(code, words…) → (text for people, what --json prints) of a command that ends with this exit code"""
+
+    def run(code, *words):
+        found, printed, text = outcome(capsys, *words)
+        assert found == code, text
+        return text, printed
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """refused(code, words…) → the line that a command fails with; of a replay, nothing is written."""
+
+    def run(code, *words):
+        if words[0] == "replay" and "--out" not in words:
+            words = (*words, "--out", tmp_path / "out")
+        line = error_line(capsys, code, *words)
+        assert not (tmp_path / "out").is_dir()
+        return line
+
+    return run
+
+
+@pytest.fixture
 def shared():
     """shared("golden/x.json"): a file of the recorded results that lie beside a development checkout."""
 
@@ -59,7 +96,4 @@ def shared():
 @pytest.fixture(scope="session")
 def ulp():
     """bench/experiments/ulp.py: its grid of rules, its measure and its bounds are those asserted here."""
-    spec = importlib.util.spec_from_file_location("ulp", ULP)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("bench/experiments/ulp.py")

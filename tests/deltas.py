@@ -1,12 +1,9 @@
 """What the tests of deltas share: the plain reader of examples/, and the tables that it starts from."""
 
-import importlib.util
-from pathlib import Path
+from scripts import loaded
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "apply_deltas.py"
-_spec = importlib.util.spec_from_file_location("apply_deltas", EXAMPLE)
-example = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(example)
+WHOLE = {"slots": True, "numbered": True}
+example = loaded("examples/apply_deltas.py")
 
 
 def tables_of(engine):

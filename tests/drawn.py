@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import lookup_oracle
 import numpy as np
 import oracle
 import pyarrow as pa
@@ -132,7 +133,7 @@ def configurations(draw):
     features = []
     for n in range(draw(st.integers(len(tables), len(tables) + 2))):
         table = tables[n] if n < len(tables) else draw(st.sampled_from(tables))
-        features.append(oracle.Feature(f"f{n}", table.name, table.combiner, draw(st.sampled_from([0, 0, 1, 3]))))
+        features.append(lookup_oracle.Feature(f"f{n}", table.name, table.combiner, draw(st.sampled_from([0, 0, 1, 3]))))
     schedules = tags > 0 and _distinct(tables) and draw(st.booleans())
     return Drawn(tables, features, draw(st.integers(1, 3)), draw(st.sampled_from(["mean", "sum"])), schedules)
 
@@ -211,7 +212,7 @@ def examples(draw, configuration, names, weighted, bad, beyond):
             gradient = None
         if not ids and draw(st.booleans()):
             ids = weights = None
-        features[feature.name] = oracle.Looked(ids, weights, gradient)
+        features[feature.name] = lookup_oracle.Looked(ids, weights, gradient)
     return features
 
 

@@ -36,5 +36,14 @@ def batch(ids, step=None, table=None, value=1.0, dim=2, **columns):
     return pa.record_batch(columns)
 
 
+def parts_of(engine, name="t"):
+    """Weights, then slots."""
+    return list(engine.retrieve_parameters(name).values())
+
+
+def same(parts, others):
+    return [part.tobytes() for part in parts] == [part.tobytes() for part in others]
+
+
 def column(engine, name="t"):
     return engine.lookup(name, range(10))[:, 0].tolist()

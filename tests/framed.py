@@ -1,10 +1,6 @@
 """Batches whose ids tell their frames, and what tests ask of frames."""
 
-import io
-import itertools
-
 import pyarrow as pa
-import pyarrow.ipc
 import pytest
 
 from penstock.errors import InputError
@@ -52,7 +48,7 @@ def ids_of(frame):
     return [int(i) for blocks in frame.rows.values() for block in blocks for i in block.ids]
 
 
-def until_error(source, **options):
+def until_error(source, kind=InputError, **options):
     """The frames before the error, and the error."""
     frames = []
 
@@ -60,15 +56,7 @@ def until_error(source, **options):
         for frame in reader_of(source, **options):
             frames.append(frame)
 
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(kind) as caught:
         collect()
+    assert "\n" not in str(caught.value)
     return frames, caught.value
-
-
-def stream_of(*batches, metadata=(), end=True):
-    sink = io.BytesIO()
-    writer = pa.ipc.new_stream(sink, batches[0].schema)
-    for batch, extra in itertools.zip_longest(batches, metadata):
-        writer.write_batch(batch, custom_metadata=extra) if extra else writer.write_batch(batch)
-    writer.close()
-    return sink.getvalue() if end else sink.getvalue()[:-8]

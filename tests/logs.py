@@ -5,6 +5,7 @@ import itertools
 
 import pyarrow as pa
 import pyarrow.ipc
+from ipc import stream
 
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.log import LogWriter
@@ -39,14 +40,6 @@ def log_of(batches=BATCHES, schema=None):
     return sink.getvalue()
 
 
-def plain_of(batches=BATCHES):
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()
-
-
 def read(source, **options):
     """The frames as plain values, and whether they were verified."""
     reader = FrameReader(source, ReadOptions(SIZES, **options))
@@ -76,7 +69,7 @@ def messages(content):
     return content[: ends[0]], pieces, content[ends[-1] :]
 
 
-LOG, WANTED = log_of(), read(io.BytesIO(plain_of()))[0]
+LOG, WANTED = log_of(), read(io.BytesIO(stream(BATCHES)))[0]
 # For what is done to every bit or byte.
 FEW = [b.drop_columns(["note"]) for b in BATCHES[:2]]
-SMALL, SMALL_WANTED = log_of(FEW), read(io.BytesIO(plain_of(FEW)))[0]
+SMALL, SMALL_WANTED = log_of(FEW), read(io.BytesIO(stream(FEW)))[0]

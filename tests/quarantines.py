@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 COLUMNS = ["source", "batch", "row_index", "table", "id", "id_text", "origin_step", "reason", "gradient"]
-GOOD = ("user", 1, [1.0, 2.0])
+GOOD, BAD = ("user", 1, [1.0, 2.0]), ("user", 99, [1.0, 2.0])
 LISTS = pa.list_(pa.float32())
 
 
@@ -18,13 +18,6 @@ def batch(step, *rows, ids=None, gradients=LISTS):
     if step is not None:
         columns["step"] = pa.array([step] * len(rows), pa.int64())
     return pa.RecordBatch.from_pydict(columns)
-
-
-def write(path, *batches):
-    with pa.ipc.new_stream(str(path), batches[0].schema) as writer:
-        for one in batches:
-            writer.write_batch(one)
-    return str(path)
 
 
 def read(path):

@@ -35,16 +35,9 @@ METRIC_OF = {
     "stale_rows": "penstock_stale_rows_total",
 }
 NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
 
 
-def config():
+def config_of():
     tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em')]
     return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
 

@@ -1,5 +1,6 @@
 """What the tests of the Flight service share: a service in this process, and one in a process of its own."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +48,12 @@ def replayed(frames, config=None, **arguments):
     engine = ps.Engine(config or config_of(), **arguments)
     engine.run(iter(frames))
     return engine
+
+
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 @contextmanager

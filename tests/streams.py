@@ -3,13 +3,14 @@
 import io
 from pathlib import Path
 
+import framed
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
+from ipc import stream
 
 from penstock.errors import InputError
-from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 GRADIENT = pa.list_(pa.float32(), 1)
 
@@ -29,33 +30,17 @@ SIZES = {"user": (1000, 1)}
 
 
 def frames_of(source, **options):
-    return told(list(FrameReader(source, ReadOptions(**({"sizes": SIZES} | options)))))
+    return told(framed.frames_of(source, **({"sizes": SIZES} | options)))
 
 
 def told(frames):
-    return [[int(i) for blocks in f.rows.values() for b in blocks for i in b.ids] for f in frames]
+    return [framed.ids_of(frame) for frame in frames]
 
 
 def until_error(source, kind=InputError, **options):
     """The frames before the error, and its text."""
-    frames = []
-
-    def collect():
-        for frame in FrameReader(source, ReadOptions(**({"sizes": SIZES} | options))):
-            frames.append(frame)
-
-    with pytest.raises(kind) as caught:
-        collect()
-    assert "\n" not in str(caught.value)
-    return told(frames), str(caught.value)
-
-
-def written(batches=BATCHES, make=pa.ipc.new_stream, **options):
-    sink = io.BytesIO()
-    with make(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()
+    frames, error = framed.until_error(source, kind, **({"sizes": SIZES} | options))
+    return told(frames), str(error)
 
 
 def parquet(table=TABLE, **options):
@@ -65,12 +50,12 @@ def parquet(table=TABLE, **options):
 
 
 CONTAINERS = {
-    "stream": written(),
-    "file": written(make=pa.ipc.new_file),
+    "stream": stream(BATCHES),
+    "file": stream(BATCHES, make=pa.ipc.new_file),
     "parquet": parquet(),
-    "legacy stream": written(use_legacy_format=True),
-    "lz4 stream": written(compression="lz4"),
-    "zstd file": written(make=pa.ipc.new_file, compression="zstd"),
+    "legacy stream": stream(BATCHES, use_legacy_format=True),
+    "lz4 stream": stream(BATCHES, compression="lz4"),
+    "zstd file": stream(BATCHES, make=pa.ipc.new_file, compression="zstd"),
     # polars 2.1.0: pl.from_arrow(TABLE).write_ipc(path, record_batch_size=3). Its schema message has no length.
     "polars file": (Path(__file__).parent / "data" / "polars.arrow").read_bytes(),
 }

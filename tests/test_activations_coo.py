@@ -1,38 +1,20 @@
 """Lookups as coordinates, by themselves or inside TensorFlow's tensors, are those of the lists they stand for."""
 
-from types import SimpleNamespace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lookups import RAGGED, engine_of, ragged, sparse
 
 import penstock as ps
 
-RAGGED = [[0, 2], [], [4], [1, 1, 3]]
 ROWS, IDS = [0, 0, 2, 3, 3, 3], [0, 2, 4, 1, 1, 3]
 WEIGHTS = [0.5, 0.25, 3, 1, 0.3, 0.7]
 POSITIONS = [[0, 0], [0, 1], [2, 0], [3, 0], [3, 1], [3, 2]]
 
 
-def engine_of(combiner="mean", **feature):
-    table = ps.TableConfig(6, 2, name="t", combiner=combiner)
-    config = ps.EmbeddingConfig.from_features([ps.FeatureConfig(table, name="f", **feature)], 4, ps.SGD(1.0))
-    return ps.Engine(config)
-
-
 def seen(given, weights=None, **feature):
     (activations,), dedup = engine_of(**feature).recv_activations([given], None if weights is None else [weights])
     return activations.tobytes(), dedup
-
-
-def sparse(indices, values):
-    """What a tf.SparseTensor shows of itself."""
-    return SimpleNamespace(indices=np.array(indices), values=np.array(values), dense_shape=np.array([4, 3]))
-
-
-def ragged(values):
-    """What a tf.RaggedTensor shows of itself."""
-    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array([0, 2, 2, 3, 6]))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +57,7 @@ def test_weights_go_with_their_ids(given, weights):
 
 
 def test_samples_may_have_several_axes():
-    engine = engine_of("sum", output_shape=(2, 2))
+    engine = engine_of(combiner="sum", output_shape=(2, 2))
     flat, deep = ps.CooIds([0, 3, 3], [1, 2, 3]), ps.CooIds([[0, 0, 0], [1, 1, 0], [1, 1, 1]], [1, 2, 3])
     found = [engine.recv_activations([given])[0][0] for given in (flat, deep, [[1], [], [], [2, 3]])]
     assert found[0].shape == (2, 2, 2)

@@ -1,20 +1,13 @@
 """The model example: it learns, and its tables are those of a dense reference."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "two_tower.py"
+from scripts import loaded
 
 
 @pytest.fixture
 def example():
-    spec = importlib.util.spec_from_file_location("two_tower", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("examples/two_tower.py")
 
 
 @pytest.mark.parametrize("dense_part", ["plain", "optax"])

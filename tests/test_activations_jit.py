@@ -7,18 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from lookups import RAGGED, config_of
 
 import penstock as ps
 from penstock.bridge.lookup import apply, gather, lookup, padded_uses, row_gradients
 
-RAGGED = [[0, 2], [], [4], [1, 1, 3]]
 WEIGHTS = [[0.5, 0.25], [], [3], [1, 0.3, 0.7]]
 
 
 def engine_of(combiner="mean", optimizer=None):
-    table = ps.TableConfig(6, 2, name="t", combiner=combiner)
-    config = ps.EmbeddingConfig.from_features([ps.FeatureConfig(table, name="f")], 4, optimizer or ps.Adagrad(0.5))
-    return ps.Engine(config)
+    return ps.Engine(config_of(combiner, optimizer=optimizer or ps.Adagrad(0.5)))
 
 
 def uses_of(engine, ids=RAGGED, weights=WEIGHTS, num_unique=8, num_lookups=10):

@@ -1,10 +1,9 @@
 """Sequences by position, and batches of another size than the configuration's."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pytest
+from lookups import ragged, sparse
 
 import penstock as ps
 
@@ -16,17 +15,6 @@ def engine_of(batch, length=0, combiner="sum", **feature):
     engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], batch, ps.SGD(1.0)))
     engine.load_parameters("t", np.arange(10, 70, 10, dtype=np.float32).reshape(6, 1))
     return engine
-
-
-def sparse(indices, values, dense_shape):
-    """What a tf.SparseTensor shows of itself."""
-    indices = np.array(indices, np.int64).reshape(-1, len(dense_shape))
-    return SimpleNamespace(indices=indices, values=np.array(values), dense_shape=np.array(dense_shape))
-
-
-def ragged(splits, values):
-    """What a tf.RaggedTensor shows of itself."""
-    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array(splits))
 
 
 INDICES, IDS = [[0, 0], [0, 2], [1, 1]], [1, 2, 3]
@@ -99,7 +87,7 @@ SHORT = "feature 'f': expected ids for 4 samples (its input shape), got 2; pad a
     [
         [[1, 2], [3]],
         pa.array([[1, 2], [3]]),
-        ragged([0, 2, 3], [1, 2, 3]),
+        ragged([1, 2, 3], [0, 2, 3]),
         sparse([[0, 0], [0, 1], [1, 0]], [1, 2, 3], [2, 2]),
     ],
     ids=["lists", "arrow", "RaggedTensor", "SparseTensor"],
@@ -112,7 +100,7 @@ def test_a_smaller_batch_is_refused_in_every_form(given, length):
 
 @pytest.mark.parametrize(
     "given",
-    [[[], [], [], [], []], ragged([0, 1, 1, 1, 1, 1], [1]), sparse([[0, 0]], [1], [5, 1])],
+    [[[], [], [], [], []], ragged([1], [0, 1, 1, 1, 1, 1]), sparse([[0, 0]], [1], [5, 1])],
     ids=["lists", "RaggedTensor", "SparseTensor"],
 )
 def test_a_larger_batch_is_refused_without_advice_to_pad_it(given):
@@ -137,7 +125,7 @@ def test_a_batch_that_was_padded_with_empty_samples_moves_what_it_holds():
 
 @pytest.mark.parametrize(
     "given",
-    [[[0, 2], [1, 3, 4, 5]], pa.array([[0, 2], [1, 3, 4, 5]]), ragged([0, 2, 6], [0, 2, 1, 3, 4, 5])],
+    [[[0, 2], [1, 3, 4, 5]], pa.array([[0, 2], [1, 3, 4, 5]]), ragged([0, 2, 1, 3, 4, 5], [0, 2, 6])],
     ids=["lists", "arrow", "RaggedTensor"],
 )
 def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(given):
@@ -152,12 +140,12 @@ def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(given)
 
 def test_ragged_rows_of_all_of_an_output_shape_are_combined():
     engine = engine_of(None, output_shape=[2, 3])
-    (activations,), _ = engine.recv_activations([ragged([0, 2, 2, 3, 3, 3, 6], [0, 1, 2, 3, 4, 5])])
+    (activations,), _ = engine.recv_activations([ragged([0, 1, 2, 3, 4, 5], [0, 2, 2, 3, 3, 3, 6])])
     assert activations[:, :, 0].tolist() == [[30, 0, 30], [0, 0, 150]]
 
 
 def test_such_a_sequence_takes_no_weights():
-    given = ragged([0, 2, 3], [1, 2, 3])
+    given = ragged([1, 2, 3], [0, 2, 3])
     with pytest.raises(ps.UsageError, match=r"feature 'f': a sequence feature \(of 3 positions\) takes no weights"):
         engine_of(None, output_shape=[2, 3]).recv_activations([given], [given])
 
@@ -167,9 +155,9 @@ def test_such_a_sequence_takes_no_weights():
     [
         (sparse([[0, 0, 0]], [1], [3, 2, 1]), r"feature 'f': expected ids of dense_shape \[2, 3, k\], got \[3, 2, 1\]"),
         (sparse([[0, 0, 0, 0]], [1], [2, 3, 1, 1]), r"expected ids of dense_shape \[2, 3, k\], got \[2, 3, 1, 1\]"),
-        (ragged([0, 1, 2], [[1], [2]]), "feature 'f': expected a RaggedTensor of rank 2"),
-        (ragged([0, 1, 2], [1, 2, 3]), "feature 'f': expected a RaggedTensor of rank 2"),
-        (ragged([0, 3, 2], [1, 2]), "feature 'f': expected a RaggedTensor of rank 2"),
+        (ragged([[1], [2]], [0, 1, 2]), "feature 'f': expected a RaggedTensor of rank 2"),
+        (ragged([1, 2, 3], [0, 1, 2]), "feature 'f': expected a RaggedTensor of rank 2"),
+        (ragged([1, 2], [0, 3, 2]), "feature 'f': expected a RaggedTensor of rank 2"),
         (ragged([], []), "feature 'f': expected a RaggedTensor of rank 2"),
         ([[[1], [2]], [[3], [4]]], r"feature 'f': expected ids of a sample as a flat list, got \[\[1\], \[2\]\]"),
     ],
@@ -182,8 +170,8 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "weights", "message"),
     [
-        (ragged([0, 2, 3], [1, 2, 3]), ragged([0, 1, 3], [1, 1, 1]), "feature 'f': sample 0 has 2 ids and 1 weights"),
-        (ragged([0, 2, 3], [1, 2, 3]), ragged([0, 1, 2, 3], [1, 1, 1]), "expected weights for 2 samples .*, got 3"),
+        (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 3]), "feature 'f': sample 0 has 2 ids and 1 weights"),
+        (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 2, 3]), "expected weights for 2 samples .*, got 3"),
         (
             sparse([[0, 0], [1, 0]], [1, 2], [2, 1]),
             sparse([[0, 0], [0, 1]], [1.0, 2.0], [2, 2]),

@@ -35,12 +35,9 @@ def test_peers_are_chosen_by_name():
 SMALL = ["--short", "--rows", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
 
 
-def test_the_command_measures_and_reports(tmp_path, capsys):
+def test_the_command_measures_and_reports(tmp_path, call):
     folder = tmp_path / "report"
-    argv = ["bench", "w4/sgd", "w1/coalesce", *SMALL, "--peers", "numpy", "--json", "--report", str(folder)]
-    assert main(argv) == 0
-    said = capsys.readouterr()
-    result = json.loads(said.out)
+    text, result = call(0, "bench", "w4/sgd", "w1/coalesce", *SMALL, "--peers", "numpy", "--report", folder)
     assert [run["case"] for run in result["runs"]] == ["w1/coalesce", "w4/sgd"]
     for run in result["runs"]:
         assert set(run["sides"]) > {"penstock"}
@@ -48,7 +45,7 @@ def test_the_command_measures_and_reports(tmp_path, capsys):
         assert run["limit_ms"] > 0
     assert result["failed"] == []
     assert result["versions"]["numpy"] == np.__version__
-    assert "w4/sgd, 1 thread:" in said.err
+    assert "w4/sgd, 1 thread:" in text
     assert json.loads((folder / "result.json").read_text()) == result
     page = (folder / "index.html").read_text()
     assert "numpy_reduceat_fancy" in page
@@ -62,11 +59,10 @@ def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, 
     assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in said
 
 
-def test_list_measures_nothing(capsys):
+def test_list_measures_nothing(capsys, call):
     assert main(["bench", "--list"]) == 0
     assert capsys.readouterr().out.split() == list(cases.CASES)
-    assert main(["bench", "w3/*", "--list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cases"] == [f"w3/{kind}" for kind in cases.KINDS]
+    assert call(0, "bench", "w3/*", "--list")[1]["cases"] == [f"w3/{kind}" for kind in cases.KINDS]
 
 
 BAD = {

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import LOG, ROWS, batch, commits, config_of, engine_of, log_of, write
+from checkpoints import LOG, ROWS, batch, commits, config_of, engine_of, log_of
+from ipc import write
 
 import penstock as ps
 from penstock.checkpoint import incremental
@@ -219,14 +220,15 @@ def test_several_sources_have_a_position_each(tmp_path):
     assert engine.state_hash() == unbroken()
 
 
-def test_merged_sources_have_a_position_each(tmp_path):
+@pytest.mark.parametrize("merge", ["step", "round"])
+def test_merged_sources_have_a_position_each(tmp_path, merge):
     logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)]) for n in range(3)]
     folder = tmp_path / "c"
-    engine_of().run(logs, limit=17, checkpoint=folder, merge="step")
+    engine_of().run(logs, limit=17, checkpoint=folder, merge=merge)
     engine = ps.Engine.restore(folder)
-    assert engine.run(logs, checkpoint=folder, merge="step", resume=True, flush=True).skipped == 17
+    assert engine.run(logs, checkpoint=folder, merge=merge, resume=True, flush=True).skipped == 17
     assert engine.state_hash() == unbroken()
-    with pytest.raises(StateError, match="made with --merge step; resume it the same way"):
+    with pytest.raises(StateError, match=f"made with --merge {merge}; resume it the same way"):
         ps.Engine.restore(folder).run(logs, resume=True)
 
 

@@ -80,10 +80,9 @@ def test_a_file_with_the_digest_of_another_version_is_refused(folder):
 # ---- resuming
 
 
-def test_a_resumed_run_commits_in_format_3_and_ends_as_the_whole_run(folder, capsys):
-    replay = ["replay", str(FORMAT_2 / "tables.pbtxt"), LOG, "--num-required", "3", "--json"]
-    assert main([*replay, "--checkpoint", str(folder), "--every", "1", "--resume"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_a_resumed_run_commits_in_format_3_and_ends_as_the_whole_run(folder, call):
+    replay = ["replay", FORMAT_2 / "tables.pbtxt", LOG, "--num-required", 3]
+    _, report = call(0, *replay, "--checkpoint", folder, "--every", 1, "--resume")
     assert (report["skipped"], report["state_hash"]) == (13, FORMAT_2_WHOLE)
     assert versions(folder)[max(versions(folder))] == 3
     assert ps.Engine.restore(folder).state_hash() == FORMAT_2_WHOLE

@@ -64,23 +64,16 @@ def test_in_a_hurry_everything_is_done_and_owed_to_nobody(worker):
     assert reaches(later, 2)
 
 
-def test_what_is_waited_for_is_told_by_the_next_allowance():
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_wait_ends_with_the_next_allowance_and_at_once_in_a_hurry(hurried):
     pace, there = Pace(), []
+    if hurried:
+        pace.hurry()
     thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
     thread.start()
     there.append(1)
-    pace.tell()  # no hurry: nobody is woken for it
-    pace.allow(0.0)
-    thread.join(HANG_S)
-    assert not thread.is_alive()
-
-
-def test_what_is_waited_for_in_a_hurry_is_told_at_once():
-    pace, there = Pace(), []
-    pace.hurry()
-    thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
-    thread.start()
-    there.append(1)
-    pace.tell()
+    pace.tell()  # without a hurry this wakes no thread
+    if not hurried:
+        pace.allow(0.0)
     thread.join(HANG_S)
     assert not thread.is_alive()

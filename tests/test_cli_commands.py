@@ -2,41 +2,19 @@
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from cli import ONE_TABLE, frame
+from ipc import stream, write
 
 import penstock as ps
 import penstock.cli.demo
 from penstock.cli import main
 from penstock.config.engine_config_pb2 import TableSettings
 
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
+CONFIG = ONE_TABLE
 NO_FORMULA = CONFIG.replace("adagrad {}", "mdl_adagrad_light {}")
-
-
-def frame(ids, step=0):
-    count = len(ids)
-    values = pa.array(np.ones(2 * count, np.float32))
-    return pa.RecordBatch.from_pydict(
-        {
-            "step": pa.array([step] * count, pa.int64()),
-            "id": pa.array(ids, pa.int64()),
-            "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
-        }
-    )
-
-
-@pytest.fixture
-def config(tmp_path):
-    return text(tmp_path / "tables.pbtxt", CONFIG)
 
 
 def text(path, content):
@@ -44,30 +22,16 @@ def text(path, content):
     return path
 
 
-def write(path, *batches, end=True):
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, batches[0].schema)
-    for batch in batches:
-        writer.write_batch(batch)
-    if end:
-        writer.close()
-    path.write_bytes(sink.getvalue().to_pybytes())
-    return path
-
-
 @pytest.fixture
-def call(capsys):
-    """call(code, words…) → (what people read, what --json printed)"""
+def call(call, capsys):
+    """The same, after checking that people read the same without --json."""
 
-    def run(code, *argv):
-        argv = [str(a) for a in argv]
-        assert main(argv) == code
+    def run(code, *words):
+        assert main([*map(str, words)]) == code
         said = capsys.readouterr().out
-        assert main([*argv, "--json"]) == code
-        as_json = capsys.readouterr()
-        assert as_json.out.count("\n") == 1
-        assert said == as_json.err  # people's text, moved to stderr
-        return said, json.loads(as_json.out)
+        text, found = call(code, *words)
+        assert said == text
+        return text, found
 
     return run
 
@@ -102,7 +66,7 @@ def test_validate_puts_its_verdict_last(config, tmp_path, call):
     def verdict(code, *argv):
         return call(code, "validate", *argv)[0].splitlines()[-1]
 
-    good, bad = write(tmp_path / "good.arrows", frame([1])), write(tmp_path / "bad.arrows", frame([77]))
+    good, bad = write(tmp_path / "good.arrows", [frame(0, [1])]), write(tmp_path / "bad.arrows", [frame(0, [77])])
     refused = text(tmp_path / "refused.pbtxt", NO_FORMULA)
     assert verdict(0, config) == verdict(0, config, good) == "verdict   valid"
     assert verdict(3, config, bad, good) == "verdict   not valid: the sources have errors, listed above"
@@ -122,7 +86,7 @@ def test_validate_of_what_replay_will_refuse_is_exit_4(tmp_path, call):
 
 
 def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, call):
-    log = write(tmp_path / "log.arrows", frame([1, 2]), frame([3], 1))
+    log = write(tmp_path / "log.arrows", [frame(0, [1, 2]), frame(1, [3])])
     said, found = call(0, "validate", config, log)
     assert f"good      {log}: 3 rows in 2 frames read\n" in said
     counted = {"rows": 3, "frames": 2, "stale": 0, "stale_rows": 0, "truncated": 0}
@@ -130,8 +94,8 @@ def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, cal
 
 
 def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, call):
-    bad = write(tmp_path / "bad.arrows", frame([1, 77, 78]), frame([None], 1))
-    good = write(tmp_path / "good.arrows", frame([1]))
+    bad = write(tmp_path / "bad.arrows", [frame(0, [1, 77, 78]), frame(1, [None])])
+    good = write(tmp_path / "good.arrows", [frame(0, [1])])
     said, found = call(3, "validate", config, bad, tmp_path / "nowhere.arrows", good)
     assert found["sources"][0]["bad_rows"] == {"id_out_of_range": 2, "id_null": 1}
     assert "2 bad rows; first: " in said
@@ -140,7 +104,7 @@ def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, cal
 
 
 def test_validate_tells_the_bad_rows_before_a_cut_too(config, tmp_path, call):
-    cut = write(tmp_path / "cut.arrows", frame([77]), end=False)
+    cut = write(tmp_path / "cut.arrows", [frame(0, [77])], end=False)
     _, found = call(3, "validate", config, cut)
     assert "no end marker" in found["sources"][0]["errors"][0]
     assert "batch 0, row 0, column 'id'" in found["sources"][0]["errors"][1]
@@ -168,7 +132,7 @@ def test_inspect_of_a_configuration_that_cannot_run(tmp_path, call):
 
 
 def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):
-    log = write(tmp_path / "log.arrows", frame([5, 9, 5, 5], 3), frame([9], 3), frame([7, 5], 4))
+    log = write(tmp_path / "log.arrows", [frame(3, [5, 9, 5, 5]), frame(3, [9]), frame(4, [7, 5])])
     said, found = call(0, "inspect", log)
     (part,) = found["parts"]
     assert (part["rows"], part["batches"], part["frames"]) == (7, 3, 2)
@@ -182,9 +146,8 @@ def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):
 
 
 def test_inspect_shows_ids_that_no_table_can_hold(tmp_path, call):
-    gradient = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 2)
     ids = pa.array([2**64 - 1, None, 4], pa.uint64())
-    log = write(tmp_path / "log.arrows", pa.RecordBatch.from_pydict({"id": ids, "gradient": gradient}))
+    log = write(tmp_path / "log.arrows", [frame(None, range(3), id=ids)])
     said, found = call(0, "inspect", log)
     table = found["parts"][0]["tables"]["(unnamed)"]
     assert (table["id_min"], table["id_max"], table["distinct"], table["id_nulls"]) == (4, 2**64 - 1, 2, 1)
@@ -194,14 +157,14 @@ def test_inspect_shows_ids_that_no_table_can_hold(tmp_path, call):
 def test_inspect_of_parquet_and_a_directory(tmp_path, call):
     folder = tmp_path / "logs"
     folder.mkdir()
-    pa.parquet.write_table(pa.Table.from_batches([frame([1, 2])]), folder / "b.parquet")
-    write(folder / "a.arrows", frame([1]))
+    pa.parquet.write_table(pa.Table.from_batches([frame(0, [1, 2])]), folder / "b.parquet")
+    write(folder / "a.arrows", [frame(0, [1])])
     _, found = call(0, "inspect", folder)
     assert [(p["container"], p["rows"]) for p in found["parts"]] == [("Arrow IPC stream", 1), ("Parquet file", 2)]
 
 
 def test_inspect_of_a_table_that_out_wrote(config, tmp_path, call, capsys):
-    log = write(tmp_path / "log.arrows", frame([1]))
+    log = write(tmp_path / "log.arrows", [frame(0, [1])])
     assert main(["replay", str(config), str(log), "--out", str(tmp_path / "out"), "--json"]) == 0
     capsys.readouterr()
     (part,) = call(0, "inspect", tmp_path / "out")[1]["parts"]
@@ -218,14 +181,14 @@ def test_inspect_of_a_table_that_out_wrote(config, tmp_path, call, capsys):
 def test_inspect_writes_no_page_of_what_is_no_stream_and_none_over_a_file(config, tmp_path, capsys):
     assert main(["inspect", str(config), "--report", str(tmp_path / "page")]) == 2
     assert "pages are of gradient streams" in capsys.readouterr().err
-    log = write(tmp_path / "log.arrows", frame([1]))
+    log = write(tmp_path / "log.arrows", [frame(0, [1])])
     assert main(["inspect", str(log), "--report", str(log)]) == 6
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 def test_inspect_of_rows_without_gradients_says_why_it_counts_no_ids(tmp_path, call):
-    log = write(tmp_path / "log.arrows", pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    log = write(tmp_path / "log.arrows", [pa.RecordBatch.from_pydict({"id": [1, 2]})])
     said, found = call(0, "inspect", log)
     assert "not a row stream: no column 'gradient'" in said
     assert found["parts"][0]["rows"] == 2
@@ -243,8 +206,8 @@ def test_inspect_of_anything_else_is_exit_3_in_one_line(content, tmp_path, capsy
 
 
 def test_inspect_of_a_column_name_that_is_not_utf8_is_exit_3(tmp_path, capsys):
-    log = write(tmp_path / "log.arrows", frame([1]).append_column("more", pa.array([1])))
-    log.write_bytes(log.read_bytes().replace(b"more", b"m\xff\xffe"))
+    log = tmp_path / "log.arrows"
+    log.write_bytes(stream([frame(0, [1], more=pa.array([1]))]).replace(b"more", b"m\xff\xffe"))
     assert main(["inspect", str(log)]) == 3
     assert "name is not UTF-8" in capsys.readouterr().err
 

@@ -11,17 +11,15 @@ import threading
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from checkpoints import LOG, config_of, engine_of, write
-from deltas import EXAMPLE, bytes_of
+from checkpoints import LOG, config_of, engine_of
+from cli import COMMAND
+from deltas import bytes_of, example
+from ipc import write
 from limits import HANG_S, until
 
 from penstock.cli import main
 
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return str(tmp_path / "tables.pbtxt")
+CONFIG = config_of()
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def log(tmp_path):
 
 
 def replay(config, log, *flags):
-    return main(["replay", config, log, "--num-required", "3", *map(str, flags)])
+    return main(["replay", str(config), log, "--num-required", "3", *map(str, flags)])
 
 
 def batches_of(file):
@@ -47,7 +45,9 @@ def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
     assert replay(config, log, "--limit", 0, "--out", base) == 0
     assert replay(config, log, "--deltas", deltas, "--deltas-slots", "all", "--out", out, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["deltas"] == str(deltas)
-    done = subprocess.run([sys.executable, EXAMPLE, base, deltas, copy], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, example.__file__, base, deltas, copy], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "step 12: 12 deltas applied, 0 known already\n"
     assert main(["diff", str(out), str(copy)]) == 0
 
@@ -57,7 +57,9 @@ def test_the_example_says_in_one_line_what_is_wrong(config, log, tmp_path):
     replay(config, log, "--limit", 6, "--out", base)
     replay(config, log, "--deltas", tmp_path / "all", "--deltas-slots", "all")
     write(deltas, batches_of(tmp_path / "all")[3:])
-    done = subprocess.run([sys.executable, EXAMPLE, base, deltas, tmp_path / "copy"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, example.__file__, base, deltas, tmp_path / "copy"], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert done.stderr == "apply_deltas: delta 4 follows on 3, and we are at 0: deltas are missing\n"
 
@@ -73,7 +75,7 @@ def test_flags_say_what_deltas_hold_and_how_often_they_come(config, log, tmp_pat
 
 
 def test_they_stream_to_standard_output_and_text_goes_to_stderr(config, log):
-    command = [sys.executable, "-m", "penstock", "replay", config, log, "--num-required", "3", "--deltas", "-"]
+    command = [*COMMAND, "replay", config, log, "--num-required", "3", "--deltas", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert bytes_of(batches_of(pa.BufferReader(done.stdout))) == wanted()
     assert b"frames    36: 12 steps" in done.stderr
@@ -124,7 +126,7 @@ def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, lo
     pipe, folder, deltas = tmp_path / "pipe", tmp_path / "c", tmp_path / "d.arrows"
     os.mkfifo(pipe)
     flags = ["--num-required", "3", "--checkpoint", str(folder), "--every", "2", "--resume", "--deltas", str(deltas)]
-    process = subprocess.Popen([sys.executable, "-m", "penstock", "replay", config, str(pipe), *flags])
+    process = subprocess.Popen([*COMMAND, "replay", config, pipe, *flags])
     with open(pipe, "wb", buffering=0) as feed:
         stream = pa.ipc.new_stream(feed, LOG[0].schema)
         for frame in LOG[:25]:
@@ -134,6 +136,6 @@ def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, lo
         code = process.wait(HANG_S)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     assert deltas.exists() == (code == 130)
-    assert main(["replay", config, log, *flags]) == 0
+    assert main(["replay", str(config), log, *flags]) == 0
     assert bytes_of(batches_of(deltas)) == wanted()
     shutil.rmtree(folder)

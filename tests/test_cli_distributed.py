@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoints import ROWS, batch, commits, config_of, write
+from checkpoints import ROWS, batch, commits, config_of
+from ipc import write
 from limits import HANG_S, until
 
 from penstock.checkpoint.store import Folder

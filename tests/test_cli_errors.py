@@ -1,57 +1,25 @@
 """Bad input through the command line: the exit code, one line that says where, and nothing half-applied."""
 
 import gzip
-import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from cli import TWO_TABLES, frame
+from ipc import stream, write
 
 import penstock as ps
 from penstock.cli import main
 
-DIM = 2
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-table_descriptor {
-  name: "item" vocabulary_size: 20 dimension: 2
-  optimization_parameters {
-    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
-  }
-}
-mode: TRAINING
-"""
+CONFIG = TWO_TABLES
 
 
-def rows(ids, step=0, table="user", gradient=None):
+def rows(ids, step=0, table="user", **columns):
     """One record batch: one frame."""
-    count = len(ids)
-    if gradient is None:
-        values = np.arange(count * DIM, dtype=np.float32) - step
-        gradient = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
-    return pa.RecordBatch.from_pydict(
-        {
-            "table": pa.array([table] * count) if isinstance(table, str) else pa.array(table),
-            "step": pa.array([step] * count, pa.int64()),
-            "id": ids if isinstance(ids, pa.Array) else pa.array(ids, pa.int64()),
-            "gradient": gradient,
-        }
-    )
-
-
-def stream(*batches, end=True):
-    """The bytes of an Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, batches[0].schema)
-    for batch in batches:
-        writer.write_batch(batch)
-    if end:
-        writer.close()
-    return sink.getvalue().to_pybytes()
+    tables = [table] * len(ids) if isinstance(table, str) else table
+    ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.int64())
+    return frame(step, range(len(ids)), table=tables, id=ids, **columns)
 
 
 def good(count=2):
@@ -61,7 +29,7 @@ def good(count=2):
 def after_good(batch):
     """Two good frames of the same schema, then the bad one."""
     first = [b.select(batch.schema.names).cast(batch.schema) for b in good()]
-    return stream(*first, batch)
+    return stream([*first, batch])
 
 
 def lists(*values):
@@ -69,16 +37,16 @@ def lists(*values):
 
 
 def floats(*values):
-    return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), DIM)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values, pa.float32()), 2)
 
 
 def bare(ids, gradient, name="gradient"):
     """A stream of two columns."""
-    return stream(pa.RecordBatch.from_pydict({"id": pa.array(ids), name: gradient}))
+    return stream([pa.RecordBatch.from_pydict({"id": pa.array(ids), name: gradient})])
 
 
-FINE = stream(*good())
-FIRST_END = len(stream(good()[0], end=False))
+FINE = stream(good())
+FIRST_END = len(stream(good(1), end=False))
 
 # name → (the file's bytes, what the one line must say)
 BAD = {
@@ -104,15 +72,15 @@ BAD = {
         ["batch 2, row 1, column 'id'", "0 <= id < 20", "'item'"],
     ),
     "id above int64": (
-        stream(rows(pa.array([1, 2**64 - 1], pa.uint64()))),
+        stream([rows(pa.array([1, 2**64 - 1], pa.uint64()))]),
         ["batch 0, row 1, column 'id'", "got 18446744073709551615"],
     ),
     "gradients of 3 floats": (
-        stream(rows([1, 2], gradient=pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 3))),
+        stream([rows([1, 2], gradient=pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 3))]),
         ["batch 0, row 0, column 'gradient'", "expected 2 floats", "got 3", "[length_mismatch]"],
     ),
     "one gradient too short": (
-        stream(rows([1, 2, 3], gradient=lists([1, 2], [3], [4, 5]))),
+        stream([rows([1, 2, 3], gradient=lists([1, 2], [3], [4, 5]))]),
         ["batch 0, row 1, column 'gradient'", "expected 2 floats", "got 1"],
     ),
     "NaN": (
@@ -124,7 +92,7 @@ BAD = {
         ["batch 2, row 0, column 'gradient'", "finite", "-inf"],
     ),
     "null gradient": (
-        stream(rows([1, 2], gradient=lists([1, 2], None))),
+        stream([rows([1, 2], gradient=lists([1, 2], None))]),
         ["batch 0, row 1, column 'gradient'", "null"],
     ),
     "unknown table": (
@@ -133,42 +101,10 @@ BAD = {
     ),
     "null table": (after_good(rows([1, 2], table=["user", None])), ["batch 2, row 1, column 'table'", "null"]),
     "null step": (
-        after_good(rows([1, 2]).set_column(1, "step", pa.array([2, None], pa.int64()))),
+        after_good(rows([1, 2]).set_column(0, "step", pa.array([2, None], pa.int64()))),
         ["batch 2, row 1, column 'step'", "null"],
     ),
 }
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture
-def refused(tmp_path, capsys):
-    """refused(code, command line…) checks all that an error promises and gives back its line."""
-
-    def check(code, *argv):
-        out = tmp_path / "out"
-        argv = [str(a) for a in argv]
-        argv += ["--out", str(out)] if argv[0] == "replay" and "--out" not in argv else []
-        assert main(argv) == code
-        text = capsys.readouterr()
-        assert text.out == ""
-        assert text.err.startswith("penstock: ")
-        assert text.err.endswith("\n")
-        assert text.err.count("\n") == 1, text.err
-        assert main([*argv, "--json"]) == code
-        as_json = capsys.readouterr()
-        assert as_json.err == text.err
-        assert as_json.out.count("\n") == 1
-        assert json.loads(as_json.out) == {"error": text.err[len("penstock: ") : -1], "exit_code": code}
-        assert not out.is_dir()
-        return text.err
-
-    return check
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -221,15 +157,12 @@ def test_a_stream_cut_anywhere_is_refused(config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ending", ["schema only", "one empty batch", "empty batches between"])
-def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, capsys):
+def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, call):
     fresh = ps.Engine(ps.EmbeddingConfig.load(config)).state_hash()
     path, none = tmp_path / "empty.arrows", rows([1]).slice(0, 0)
     batches = {"schema only": [], "one empty batch": [none], "empty batches between": [none, *good(1), none]}[ending]
-    with pa.ipc.new_stream(str(path), none.schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    assert main(["replay", str(config), str(path), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    write(path, batches, schema=none.schema)
+    _, report = call(0, "replay", config, path)
     assert report["frames"] == report["steps"] == (1 if ending == "empty batches between" else 0)
     assert (report["state_hash"] == fresh) == (report["steps"] == 0)
 
@@ -267,5 +200,5 @@ def test_a_lack_of_memory_is_reported_with_what_must_fit(error, says, config, tm
         raise error
 
     monkeypatch.setattr(ps.Engine, "run", lacking)
-    (tmp_path / "monday.arrows").write_bytes(stream(*good()))
+    (tmp_path / "monday.arrows").write_bytes(FINE)
     assert refused(6, "replay", config, tmp_path / "monday.arrows").startswith(f"penstock: {says}")

@@ -1,74 +1,38 @@
 """``penstock replay``: what every flag does, what the report says, what --out writes."""
 
 import io
-import json
 import re
 
+import cli
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from cli import TWO_TABLES, unmarked
+from ipc import write
 
 import penstock as ps
 from penstock.cli import main
 
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-table_descriptor {
-  name: "item" vocabulary_size: 20 dimension: 2
-  optimization_parameters {
-    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
-  }
-}
-mode: TRAINING
-"""
-TAGS = CONFIG.replace("constant: 0.5", "dynamic { tag: 0 }")
+TAGS = TWO_TABLES.replace("constant: 0.5", "dynamic { tag: 0 }")
 
 
-def frame(step, worker=0, ids=(1, 2, 3, 1), table="user", **more):
-    """One record batch. more : columns beyond the usual, or instead of them"""
-    values = np.random.default_rng([step, worker]).standard_normal(2 * len(ids)).astype(np.float32)
-    columns = {
-        "table": [table] * len(ids),
-        "step": pa.array([step] * len(ids), pa.int64()),
-        "contributor": [f"w{worker}"] * len(ids),
-        "id": pa.array(ids, pa.int64()),
-        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
-    } | more
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def unmarked(batch):
-    """The same without step and contributor: each record batch is a frame, and none is ever stale."""
-    return batch.drop_columns(["step", "contributor"])
+def frame(step, worker=0, ids=(1, 2, 3, 1), table="user", **columns):
+    names = {"table": [table] * len(ids), "contributor": [f"w{worker}"] * len(ids)}
+    return cli.frame(step, ids, worker, **names, **columns)
 
 
 @pytest.fixture
-def replay(tmp_path, capsys):
+def replay(tmp_path, call):
     """replay(sources, flags…) → the report that --json prints. A source: its batches. config: the text"""
 
-    def run(*flags, sources=None, config=CONFIG):
+    def run(*flags, sources=None, config=TWO_TABLES):
         path = tmp_path / "tables.pbtxt"
         path.write_text(config)
-        names = []
-        for number, batches in enumerate(sources or [LOG]):
-            names.append(str(tmp_path / f"{number}.arrows"))
-            write(names[-1], batches)
-        assert main(["replay", str(path), *names, "--json", *map(str, flags)]) == 0
-        text = capsys.readouterr()
-        assert text.out.count("\n") == 1
-        return json.loads(text.out)
+        logs = [write(tmp_path / f"{number}.arrows", batches) for number, batches in enumerate(sources or [LOG])]
+        return call(0, "replay", path, *logs, *flags)[1]
 
     return run
-
-
-def write(path, batches):
-    with pa.ipc.new_stream(path, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
 
 
 LOG = [frame(step, ids=(1, 2, 3, 1 + step)) for step in range(7)] + [frame(7, table="item")]
@@ -121,11 +85,6 @@ def test_no_hash_leaves_the_hash_out(replay):
     assert replay("--no-hash")["state_hash"] is None
 
 
-@pytest.mark.parametrize("flags", [("--devices", 3), ("--threads", 1), ("--threads", 3)])
-def test_devices_and_threads_do_not_change_the_result(flags, replay):
-    assert replay(*flags)["state_hash"] == replay("--devices", 1)["state_hash"]
-
-
 def test_out_holds_id_row_and_slots_in_id_order(replay, tmp_path):
     report = replay("--out", tmp_path / "out")
     assert report["out"] == [str(tmp_path / "out" / f"{name}.parquet") for name in ("user", "item")]
@@ -153,15 +112,6 @@ def test_init_continues_where_out_ended(replay, tmp_path):
         assert whole.equals(rest)
 
 
-def test_init_alone_equals_the_tables_it_was_given(replay, tmp_path):
-    replay("--out", tmp_path / "out")
-    loaded = replay("--init", tmp_path / "out", "--limit", 0, "--out", tmp_path / "again")
-    assert loaded["steps"] == 0
-    for name in ("user", "item"):
-        first, again = (pa.parquet.read_table(tmp_path / d / f"{name}.parquet") for d in ("out", "again"))
-        assert first.equals(again)
-
-
 def test_merge_step_joins_the_logs_of_workers(replay):
     workers = [[frame(step, worker) for step in range(4)] for worker in range(2)]
     merged = replay("--merge", "step", "--num-required", 2, sources=workers)
@@ -180,16 +130,6 @@ def test_sources_are_read_in_the_order_given(replay):
     ends = [[frame(step, worker) for step in range(2)] for worker in range(2)]
     assert replay(sources=ends)["stale"] == 2
     assert replay(sources=ends[::-1])["state_hash"] != replay(sources=ends)["state_hash"]
-
-
-def test_mostly_stale_frames_are_remarked_on_with_what_to_do(replay, tmp_path, capsys):
-    late = [frame(0, worker) for worker in range(4)]
-    report = replay(sources=[late])
-    assert (report["frames"], report["stale"]) == (4, 3)
-    assert "--merge" in report["notes"][0]
-    assert "--num-required" in report["notes"][0]
-    assert main(["replay", str(tmp_path / "tables.pbtxt"), str(tmp_path / "0.arrows")]) == 0
-    assert "note      3 of 4 frames were stale" in capsys.readouterr().out
 
 
 def test_drop_leaves_bad_rows_out_and_counts_them_by_reason(replay):
@@ -228,12 +168,11 @@ def test_table_and_columns_of_other_names(replay):
     assert replay(*roles, "--table", "user", sources=[other])["state_hash"] == replay(sources=[LOG[:7]])["state_hash"]
 
 
-def test_standard_input_equals_the_file(replay, tmp_path, capsys, monkeypatch):
+def test_standard_input_equals_the_file(replay, tmp_path, call, monkeypatch):
     report = replay()
     content = (tmp_path / "0.arrows").read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert main(["replay", str(tmp_path / "tables.pbtxt"), "-", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state_hash"] == report["state_hash"]
+    assert call(0, "replay", tmp_path / "tables.pbtxt", "-")[1]["state_hash"] == report["state_hash"]
 
 
 def test_the_report_for_people_tells_the_same(replay, tmp_path, capsys):

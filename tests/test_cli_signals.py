@@ -14,58 +14,21 @@ import time
 import tomllib
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
+from cli import frame, started, table
 from faults.signals import Harness, catches
+from ipc import stream
 from limits import HANG_S, until
 
 from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
 from penstock.stats import Counters
 
-COMMAND = [sys.executable, "-m", "penstock"]
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 5000 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
-IDS = 1000
+CONFIG = table(rows=5000) + "mode: TRAINING\n"
+IDS = range(1000)
 PIPE_BYTES = 1 << 16
-
-
-def frame(step, ids=range(IDS)):
-    values = np.random.default_rng(step).standard_normal(2 * len(ids)).astype(np.float32)
-    return pa.RecordBatch.from_pydict(
-        {
-            "step": pa.array([step] * len(ids), pa.int64()),
-            "id": pa.array(ids, pa.int64()),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
-        }
-    )
-
-
-def stream(*batches, end=True):
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, frame(0).schema)
-    for batch in batches:
-        writer.write_batch(batch)
-    if end:
-        writer.close()
-    return sink.getvalue().to_pybytes()
-
-
-END = stream()[-8:]
-SCHEMA_BYTES = len(stream()) - len(END)
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    path.write_text(CONFIG)
-    return path
+END = stream([frame()])[-8:]
+SCHEMA_BYTES = len(stream([], schema=frame().schema)) - len(END)
 
 
 # ---- signals
@@ -75,8 +38,7 @@ class Feeder:
     """A replay whose standard input this test writes."""
 
     def __init__(self, config, out, stderr=subprocess.PIPE):
-        argv = [*COMMAND, "replay", str(config), "-", "--out", str(out)]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+        self.process = started("replay", config, "-", "--out", out, stderr=stderr)
 
     def feed(self, content):
         self.process.stdin.write(content)
@@ -84,7 +46,7 @@ class Feeder:
 
     def feed_until_read(self):
         """More frames than a pipe holds, so that the process has surely begun to read when this returns."""
-        frames = stream(*(frame(step) for step in range(12)), end=False)
+        frames = stream([frame(step, IDS) for step in range(12)], end=False)
         assert len(frames) > 2 * PIPE_BYTES
         self.feed(frames)
 
@@ -109,7 +71,7 @@ def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
 def test_interrupted_while_frames_come_in(times, config, tmp_path):
     feeder = Feeder(config, tmp_path / "out")
     feeder.feed_until_read()
-    more = stream(frame(12), end=False)[SCHEMA_BYTES:]
+    more = stream([frame(12, IDS)], end=False)[SCHEMA_BYTES:]
 
     def flood():
         with contextlib.suppress(OSError):  # the process is gone, and its pipe with it
@@ -136,7 +98,7 @@ def test_interrupted_while_frames_come_in(times, config, tmp_path):
 def test_interrupted_while_a_named_pipe_has_no_writer(config, tmp_path):
     pipe = tmp_path / "log.fifo"
     os.mkfifo(pipe)
-    process = subprocess.Popen([*COMMAND, "replay", str(config), str(pipe)], stderr=subprocess.PIPE)
+    process = started("replay", config, pipe)
     writer = open_once_read(pipe, process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=HANG_S)
@@ -148,8 +110,7 @@ def test_interrupted_while_a_named_pipe_has_no_writer(config, tmp_path):
 def test_interrupted_while_nobody_reads_its_deltas(config, tmp_path):
     pipe = tmp_path / "deltas.fifo"
     os.mkfifo(pipe)
-    line = [*COMMAND, "replay", str(config), "-", "--deltas", str(pipe)]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started("replay", config, "-", "--deltas", pipe) as process:
         wait_for_handlers(process)
         process.send_signal(signal.SIGINT)
         process.wait(HANG_S)
@@ -177,7 +138,7 @@ def test_the_producer_of_a_pipeline_that_ends_with_it_is_no_truncated_input(conf
 def test_a_second_signal_ends_a_command_that_does_not_answer(tmp_path):
     config = tmp_path / "tables.pbtxt"
     os.mkfifo(config)  # whose content does not come: read in one piece, with nobody looking at signals
-    process = subprocess.Popen([*COMMAND, "replay", str(config), "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = started("replay", config, "-")
     writer = open_once_read(config, process)
 
     def ended():
@@ -253,7 +214,7 @@ def test_progress_is_shown_on_a_terminal_and_wiped_at_the_end(config, tmp_path):
     def drawn_again():
         """Feed a step and read what the terminal shows: redrawn several times, however long a step takes."""
         nonlocal shown, steps
-        feeder.feed(stream(frame(steps), end=False)[SCHEMA_BYTES:])
+        feeder.feed(stream([frame(steps, IDS)], end=False)[SCHEMA_BYTES:])
         steps += 1
         while select.select([master], [], [], 0.05)[0]:
             shown += os.read(master, 4096)

@@ -1,6 +1,5 @@
 """``export``, ``diff`` and ``inspect``: what a checkpoint holds, out of it and compared."""
 
-import json
 import re
 import sys
 
@@ -8,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from checkpoints import LOG, ROWS, engine_of, write
+from checkpoints import LOG, ROWS, engine_of
+from cli import outcome
+from ipc import write
 
 import penstock as ps
-from penstock.cli import main
 from penstock.tables.orbax import save_tree
 
 
@@ -23,15 +23,9 @@ def saved(tmp_path):
     return tmp_path / "c", engine
 
 
-def run(capsys, *words):
-    code = main([*map(str, words), "--json"])
-    said = capsys.readouterr()
-    return code, json.loads(said.out), said.err
-
-
 def test_what_is_exported_is_what_out_writes(saved, tmp_path, capsys):
     folder, engine = saved
-    code, found, _ = run(capsys, "export", folder, tmp_path / "exported")
+    code, found, _ = outcome(capsys, "export", folder, tmp_path / "exported")
     assert (code, found["global_step"]) == (0, 3)
     for path in engine.write_tables(tmp_path / "written"):
         table = pyarrow.parquet.read_table(tmp_path / "exported" / path.name)
@@ -41,7 +35,7 @@ def test_what_is_exported_is_what_out_writes(saved, tmp_path, capsys):
 def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
     safetensors = pytest.importorskip("safetensors.numpy")
     folder, engine = saved
-    assert run(capsys, "export", folder, tmp_path / "t.safetensors", "--format", "safetensors")[0] == 0
+    assert outcome(capsys, "export", folder, tmp_path / "t.safetensors", "--format", "safetensors")[0] == 0
     tensors = safetensors.load_file(tmp_path / "t.safetensors")
     assert set(tensors) == {"user/parameters", "user/accumulators", "item/parameters"}
     assert tensors["user/accumulators"].tobytes() == engine.retrieve_parameters("user")["accumulators"].tobytes()
@@ -50,8 +44,8 @@ def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
 def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
     pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
     folder, engine = saved
-    assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
-    assert run(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
+    assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
+    assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
     other = engine_of()
     other.read_tables(tmp_path / "o")
     for name in ("user", "item"):
@@ -75,7 +69,7 @@ def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
 
 def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    code, found, _ = run(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
+    code, found, _ = outcome(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
     assert code == 2
     assert "pip install -e '.[orbax]'" in found["error"]
 
@@ -85,7 +79,7 @@ def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsy
     engine.save(tmp_path / "again")
     engine.write_tables(tmp_path / "out")
     for other in ("again", "out"):
-        assert run(capsys, "diff", folder, tmp_path / other)[:2] == (0, {"equal": True, "differences": {}})
+        assert outcome(capsys, "diff", folder, tmp_path / other)[:2] == (0, {"equal": True, "differences": {}})
 
 
 def test_the_first_and_the_largest_difference_are_told_with_their_place(saved, tmp_path, capsys):
@@ -94,7 +88,7 @@ def test_the_first_and_the_largest_difference_are_told_with_their_place(saved, t
     rows[7, 1], rows[900, 0], rows[1200, 1] = -0.0, 50.0, np.nan
     engine.load_parameters("item", rows)
     engine.save(tmp_path / "other")
-    code, found, err = run(capsys, "diff", folder, tmp_path / "other")
+    code, found, err = outcome(capsys, "diff", folder, tmp_path / "other")
     different = found["differences"]["item"]["parameters"]
     assert (code, different["rows"]) == (1, 3)
     assert (different["first"]["id"], different["first"]["b"]) == (7, "-0.0")
@@ -107,7 +101,7 @@ def test_tables_slots_and_steps_that_only_one_has(saved, tmp_path, capsys):
     folder, _ = saved
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, 4, name="user")], ps.SGD(0.1))
     ps.Engine(config).save(tmp_path / "other")
-    code, found, _ = run(capsys, "diff", folder, tmp_path / "other")
+    code, found, _ = outcome(capsys, "diff", folder, tmp_path / "other")
     assert code == 1
     assert found["differences"]["global_step"] == [3, 0]
     assert found["differences"]["item"] == {"missing_in": str(tmp_path / "other")}
@@ -116,18 +110,18 @@ def test_tables_slots_and_steps_that_only_one_has(saved, tmp_path, capsys):
 
 def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
     folder, _ = saved
-    code, found, err = run(capsys, "inspect", folder)
+    code, found, err = outcome(capsys, "inspect", folder)
     assert (code, found["kind"], found["global_step"], found["pending"]) == (0, "checkpoint", 3, 1)
     assert found["sources"] == [{"source": "<batches>", "frames": 10}]
     assert f"table user: {ROWS:,} × 4, Adagrad, accumulators" in err
     assert re.search(rf"  1 base, \d+ deltas?, {found['bytes']:,} bytes", err)
     (folder / "00000001.base").write_bytes(b"")
-    assert run(capsys, "inspect", folder)[0] == 5
+    assert outcome(capsys, "inspect", folder)[0] == 5
 
 
 @pytest.mark.parametrize("words", [["export", "{}", "out"], ["diff", "{}", "{}"]])
 def test_what_is_no_checkpoint_is_exit_5(words, tmp_path, capsys):
-    code, found, _ = run(capsys, *(word.format(tmp_path / "nothing") for word in words))
+    code, found, _ = outcome(capsys, *(word.format(tmp_path / "nothing") for word in words))
     assert (code, "no such checkpoint" in found["error"]) == (5, True)
 
 
@@ -151,7 +145,7 @@ def tables_in(said, first):
 
 def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_path, capsys):
     config, log = many
-    code, report, said = run(capsys, "replay", config, log, "--out", tmp_path / "a", "--checkpoint", tmp_path / "c")
+    code, report, said = outcome(capsys, "replay", config, log, "--out", tmp_path / "a", "--checkpoint", tmp_path / "c")
     assert code == 0
     shown = tables_in(said, "table ")
     assert [line.split()[1] for line in shown] == [*(f"t{n}:" for n in range(22, 12, -1)), "…"]  # those with most rows
@@ -160,20 +154,20 @@ def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_pat
     assert (len(report["tables"]), len(report["out"])) == (23, 23)
 
     for path in (config, tmp_path / "c"):
-        _, found, said = run(capsys, "inspect", path)
+        _, found, said = outcome(capsys, "inspect", path)
         assert tables_in(said, "  table ")[9].startswith("  table t09: ")
         assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
         assert len(found["tables"]) == 23
-    _, found, said = run(capsys, "inspect", log)
+    _, found, said = outcome(capsys, "inspect", log)
     assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
     assert len(found["parts"][0]["tables"]) == 23
 
-    _, found, said = run(capsys, "export", tmp_path / "c", tmp_path / "e")
+    _, found, said = outcome(capsys, "export", tmp_path / "c", tmp_path / "e")
     assert tables_in(said, "wrote ")[10:] == ["wrote     … 13 more"]
     assert len(found["out"]) == 23
 
-    assert run(capsys, "replay", config, log, "--out", tmp_path / "b", "--seed", 1)[0] == 0
-    code, found, said = run(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert outcome(capsys, "replay", config, log, "--out", tmp_path / "b", "--seed", 1)[0] == 0
+    code, found, said = outcome(capsys, "diff", tmp_path / "a", tmp_path / "b")
     assert (code, len(found["differences"])) == (1, 23)
     assert len(tables_in(said, "table t")) == 10
     assert tables_in(said, "table …") == ["table … 13 more"]
@@ -182,13 +176,13 @@ def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_pat
 def test_ten_tables_are_all_shown(tmp_path, capsys):
     tables = [ps.TableConfig(50, 2, name=f"t{n}") for n in range(10)]
     ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "ten.pbtxt")
-    said = run(capsys, "inspect", tmp_path / "ten.pbtxt")[2]
+    said = outcome(capsys, "inspect", tmp_path / "ten.pbtxt")[2]
     assert len(tables_in(said, "  table ")) == 10
     assert "…" not in said
 
 
 def test_an_error_names_ten_tables_at_most(many, capsys):
     config, log = many
-    code, found, _ = run(capsys, "replay", config, log, "--table", "t5")
+    code, found, _ = outcome(capsys, "replay", config, log, "--table", "t5")
     assert code == 2
     assert "t08, t09, … 13 more)" in found["error"]

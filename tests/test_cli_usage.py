@@ -1,28 +1,16 @@
 """The command line itself: flags, help, and configurations that cannot be used."""
 
-import json
 import re
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from cli import TWO_TABLES, frame
+from ipc import write
 
 from penstock.cli import main
 from penstock.cli.main import COMMANDS
 
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-table_descriptor {
-  name: "item" vocabulary_size: 20 dimension: 2
-  optimization_parameters {
-    stochastic_gradient_descent {} learning_rate { constant: 0.5 } gradient_accumulation_status: ENABLED
-  }
-}
-mode: TRAINING
-"""
+CONFIG = TWO_TABLES
 
 
 def changed(old, new):
@@ -34,47 +22,9 @@ TAGS = changed("constant: 0.1", "dynamic { tag: 0 }")
 
 
 @pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture
 def log(tmp_path):
     """A stream of one frame for the table 'user'; it says neither table nor learning rates."""
-    return write_log(tmp_path / "log.arrows", {})
-
-
-def write_log(path, more):
-    gradient = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(4, np.float32)), 2)
-    batch = pa.RecordBatch.from_pydict({"id": pa.array([1, 2]), "gradient": gradient} | more)
-    with pa.ipc.new_stream(str(path), batch.schema) as writer:
-        writer.write_batch(batch)
-    return path
-
-
-@pytest.fixture
-def refused(tmp_path, capsys):
-    """refused(code, command line…) checks all that an error promises and gives back its line."""
-
-    def check(code, *argv):
-        out = tmp_path / "out"
-        argv = [str(a) for a in argv]
-        argv += ["--out", str(out)] if argv[0] == "replay" and "--out" not in argv else []
-        assert main(argv) == code
-        text = capsys.readouterr()
-        assert text.out == ""
-        assert re.fullmatch("penstock: [^\n]+\n", text.err)
-        assert main([*argv, "--json"]) == code
-        as_json = capsys.readouterr()
-        assert as_json.err == text.err
-        assert as_json.out.count("\n") == 1
-        assert json.loads(as_json.out) == {"error": text.err[len("penstock: ") : -1], "exit_code": code}
-        assert not out.is_dir()
-        return text.err
-
-    return check
+    return write(tmp_path / "log.arrows", [frame(None, [1, 2])])
 
 
 # ---- flags
@@ -150,11 +100,9 @@ def test_validate_wants_a_configuration_and_no_more(capsys):
     assert "required: CONFIG (" in capsys.readouterr().err
 
 
-def test_sources_may_stand_on_both_sides_of_a_flag(config, log, capsys):
-    assert main(["replay", str(config), "--table", "user", str(log), "--json", str(log)]) == 0
-    assert json.loads(capsys.readouterr().out)["frames"] == 2
-    assert main(["validate", str(config), "--table", "user", str(log), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["sources"]) == 1
+def test_sources_may_stand_on_both_sides_of_a_flag(config, log, call):
+    assert call(0, "replay", config, log, "--table", "user", log)[1]["frames"] == 2
+    assert len(call(0, "validate", config, "--table", "user", log)[1]["sources"]) == 1
 
 
 @pytest.mark.parametrize("argv", [[], *([name] for name in COMMANDS)])
@@ -184,7 +132,7 @@ def test_version_is_the_packages(capsys):
 
 
 def test_out_below_or_on_a_file_is_exit_6_before_the_work(config, log, refused):
-    for out in (log, log / "deeper" / "still"):
+    for out in (log, f"{log}/deeper/still"):
         line = refused(6, "replay", config, log, "--table", "user", "--out", out)
         assert line == f"penstock: {log}: cannot write: is not a directory; give another directory\n"
     assert "cannot write" in refused(6, "demo", "--dir", log)
@@ -235,5 +183,5 @@ def test_a_learning_rate_column_of_the_wrong_length_is_exit_3(tmp_path, refused)
     path = tmp_path / "tables.pbtxt"
     path.write_text(TAGS)
     rates = pa.array([[0.1], [0.1, 0.2]], pa.list_(pa.float32()))
-    log = write_log(tmp_path / "log.arrows", {"learning_rates": rates})
+    log = write(tmp_path / "log.arrows", [frame(None, [1, 2], learning_rates=rates)])
     assert "batch 0, row 1, column 'learning_rates'" in refused(3, "replay", path, log, "--table", "user")

@@ -6,18 +6,14 @@ import sys
 
 import pyarrow as pa
 import pytest
+from cli import COMMAND, table
+from ipc import write
 
 from penstock.cli.compile_cache import compile_cache
 from penstock.cli.main import COMMANDS, parser
 
 HEAVY = ("jax", "jaxlib", "numpy", "pyarrow", "google.protobuf", "prometheus_client", "shtab")
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 8 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
+CONFIG = table(rows=8) + "mode: TRAINING\n"
 
 
 def loaded_by(*words):
@@ -44,14 +40,13 @@ def test_the_list_of_commands_says_what_each_says_of_itself():
 
 
 @pytest.fixture
-def replay(tmp_path):
+def replay(tmp_path, config):
     """replay(NAME=value…) replays an empty log in a process of its own, with those in its environment."""
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
     schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
-    pa.ipc.new_stream(str(tmp_path / "log.arrows"), schema).close()
+    write(tmp_path / "log.arrows", [], schema=schema)
 
     def run(**environment):
-        command = [sys.executable, "-m", "penstock", "replay", "tables.pbtxt", "log.arrows"]
+        command = [*COMMAND, "replay", config, "log.arrows"]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PENSTOCK_", "XDG_"))}
         environment = inherited | {"HOME": str(tmp_path)} | environment
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

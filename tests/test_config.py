@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from text_configs import PLAIN, TABLE, engine, plain
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
@@ -14,20 +15,6 @@ from penstock.config.tables import Constant, TableConfig, TruncatedNormal, Unifo
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
-
-TABLE = """table_descriptor { name: "%s" vocabulary_size: 10 dimension: 4
-  optimization_parameters { %s { } learning_rate { %s } } }"""
-PLAIN = TABLE % ("a", "adagrad", "constant: 0.5")
-
-
-def plain(text):
-    return EmbeddingConfig.from_proto(text_format.Parse(text, TPUEmbeddingConfiguration()))
-
-
-def engine(settings, tables=PLAIN):
-    return EmbeddingConfig.from_proto(
-        text_format.Parse(f"tpu_embedding_configuration {{ {tables} }} {settings}", EngineConfig())
-    )
 
 
 def test_a_table_is_read_whole():

@@ -1,10 +1,10 @@
 """Loading and saving: four forms told apart, nothing lost, one clear line for a file that is no configuration."""
 
-import base64
 import os
 import re
 
 import pytest
+from text_configs import WORKED_BYTES
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import FeatureConfig
@@ -12,11 +12,6 @@ from penstock.config.optimizers import SGD, Adagrad, AdagradMomentum, Adam
 from penstock.config.tables import TableConfig, Uniform
 from penstock.errors import ConfigError
 
-# What TensorFlow 2.21 writes for two tables and three features.
-WORKED_BYTES = base64.b64decode(
-    "CigKBHVzZXIQ6AcYECobIgA6BxIFDQAAwD9qAhIAhQEK1yM8iAEBsAEBChgKBGl0ZW0QMhgIKgwaAGoFDQAAgD6IAQEQAiACKAQ4AVIGCgF1GgEI"
-    "UggKAWkQARoBCFILCgNzZXEQARoCCAQ="
-)
 PLAIN = """table_descriptor { name: "a" vocabulary_size: 10 dimension: 4
   optimization_parameters { adagrad { } learning_rate { constant: 0.5 } } }"""
 ENGINE = f'tpu_embedding_configuration {{ {PLAIN} mode: TRAINING }} table {{ name: "a" constant {{ value: 1 }} }}'

@@ -84,16 +84,6 @@ def test_a_slot_creation_function_must_be_callable():
         Adagrad(slot_variable_creation_fn=3)  # type: ignore[arg-type]
 
 
-def test_the_initial_accumulator_must_be_positive():
-    with pytest.raises(ConfigError, match="initial_accumulator_value must be > 0, got 0"):
-        Adagrad(initial_accumulator_value=0)
-
-
-def test_slots_stand_with_their_initial_values():
-    assert SGD().slots() == ()
-    assert Adagrad(initial_accumulator_value=0.5).slots() == (("accumulators", 0.5),)
-
-
 def test_a_clip_bound_of_zero_is_written():
     limits = optimization_parameters(SGD(clipvalue=0), None).gradient_clipping_limits
     assert limits.HasField("lower")
@@ -109,11 +99,6 @@ def test_the_multiply_flag_is_written_only_with_a_factor():
 def test_python_bools_of_the_packing_status_are_accepted():
     assert optimization_parameters(SGD(low_dimensional_packing_status=True), None).low_dimensional_packing_status == 1
     assert optimization_parameters(SGD(), None).low_dimensional_packing_status == 0
-
-
-def test_an_optimizer_survives_its_proto():
-    optimizer = Adagrad(0.5, 0.25, clip_weight_min=-2.0, weight_decay_factor=0.5, clipvalue=(None, 1.5))
-    assert through_proto(optimizer) == optimizer
 
 
 def test_a_rule_is_float32_whether_from_python_or_from_a_proto():

@@ -1,6 +1,5 @@
 """The protos are TensorFlow's on the wire and in text, under names of our own."""
 
-import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from text_configs import WORKED_BYTES
 
 from penstock.config.engine_config_pb2 import DESCRIPTOR as ENGINE_FILE
 from penstock.config.engine_config_pb2 import EngineConfig
@@ -16,11 +16,6 @@ from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.config.tpu_embedding_configuration_pb2 import DESCRIPTOR as CONFIGURATION_FILE
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
-# What TensorFlow 2.21 writes for two tables (SGD with everything set, Adagrad) and three features.
-WORKED_BYTES = base64.b64decode(
-    "CigKBHVzZXIQ6AcYECobIgA6BxIFDQAAwD9qAhIAhQEK1yM8iAEBsAEBChgKBGl0ZW0QMhgIKgwaAGoFDQAAgD6IAQEQAiACKAQ4AVIGCgF1GgEI"
-    "UggKAWkQARoBCFILCgNzZXEQARoCCAQ="
-)
 WORKED_TEXT = """
 table_descriptor {
   name: "user" vocabulary_size: 1000 dimension: 16

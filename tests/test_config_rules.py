@@ -1,28 +1,9 @@
-"""The structural rules that loading enforces, and the findings of lint. One configuration breaks one rule."""
+"""The structural rules that loading enforces: one configuration breaks one rule."""
 
 import pytest
-from google.protobuf import text_format
+from text_configs import FEATURE, PLAIN, TABLE, engine, plain
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.lint import RULES
-from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
-
-TABLE = """table_descriptor { name: "%s" vocabulary_size: 10 dimension: 4
-  optimization_parameters { %s { } learning_rate { %s } } }"""
-PLAIN = TABLE % ("a", "adagrad", "constant: 0.5")
-FEATURE = 'feature_descriptor { name: "f" input_shape: 8 }'
-
-
-def plain(text):
-    return EmbeddingConfig.from_proto(text_format.Parse(text, TPUEmbeddingConfiguration()))
-
-
-def engine(settings, tables=PLAIN):
-    return EmbeddingConfig.from_proto(
-        text_format.Parse(f"tpu_embedding_configuration {{ {tables} }} {settings}", EngineConfig())
-    )
 
 
 def dynamic(*tags):
@@ -90,51 +71,3 @@ def test_a_step_counter_shares_the_tags():
     assert plain(TABLE % ("a", "adagrad", "dynamic { }") + counter.replace("%s", "")).num_tags == 2
     with pytest.raises(ConfigError, match="table 'b': dynamic tag 1"):
         plain(counter)
-
-
-@pytest.mark.parametrize(
-    ("text", "codes"),
-    [
-        (PLAIN + "mode: TRAINING", []),
-        (PLAIN, ["PS101"]),
-        (PLAIN + "mode: INFERENCE", ["PS102"]),
-        (PLAIN + TABLE % ("b", "adagrad", "constant: 1") + FEATURE + "mode: TRAINING", ["PS103"]),
-        (PLAIN + "mode: TRAINING batch_size_per_tensor_core: 8", ["PS104"]),
-        (TABLE % ("a", "mdl_adagrad_light", "constant: 1") + "mode: TRAINING", ["PS201"]),
-    ],
-)
-def test_findings_about_the_whole(text, codes):
-    assert [finding.code for finding in plain(text).lint()] == codes
-
-
-@pytest.mark.parametrize(
-    ("parameters", "codes"),
-    [
-        ("clipping_limits { lower { value: 1 } upper { value: 0 } }", ["PS202"]),
-        ("gradient_clipping_limits { lower { value: 1 } upper { value: -1 } }", ["PS203"]),
-        ("gradient_clipping_limits { upper { value: 1 } } gradient_accumulation_status: DISABLED", ["PS206"]),
-        ("weight_decay_factor: 1", ["PS204"]),
-        ("weight_decay_factor: 2 multiply_weight_decay_factor_by_learning_rate: true", []),
-        ("multiply_weight_decay_factor_by_learning_rate: true", ["PS205"]),
-    ],
-)
-def test_findings_about_optimization_parameters(parameters, codes):
-    found = plain(PLAIN.replace("adagrad", f"{parameters} adagrad") + "mode: TRAINING").lint()
-    assert [finding.code for finding in found] == codes
-    assert all(finding.where.startswith("table_descriptor[0].optimization_parameters.") for finding in found)
-
-
-@pytest.mark.parametrize("rate", ["0", "-0.5"])
-def test_a_learning_rate_that_does_not_descend_is_found(rate):
-    (finding,) = plain(TABLE % ("a", "adagrad", f"constant: {rate}") + "mode: TRAINING").lint()
-    assert (finding.code, finding.severity) == ("PS207", "warning")
-
-
-def test_integer_storage_is_found():
-    found = engine('table { name: "a" storage_dtype: INT32 }', PLAIN + "mode: TRAINING").lint()
-    assert [finding.code for finding in found] == ["PS105"]
-
-
-def test_every_finding_has_its_rules_severity():
-    for finding in plain(PLAIN + TABLE % ("b", "adam", "constant: 0") + FEATURE).lint():
-        assert finding.severity == RULES[finding.code][0]

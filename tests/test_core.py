@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from engines import engine_of, frame, zeroed
 
 import penstock as ps
 from penstock.core import StepObserver
@@ -14,13 +15,8 @@ from penstock.deltas import DeltaOptions
 from penstock.run import RunOptions
 
 
-def engine_of():
-    table = ps.TableConfig(8, 2, optimizer=ps.SGD(1.0), initializer=ps.Constant(0.0), name="t")
-    return ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-
-
 def apply(engine, ids, local_step=None):
-    return engine.apply({"t": (np.array(ids), np.ones((len(ids), 2), np.float32))}, local_step)
+    return engine.apply({"t": frame(ids)}, local_step)
 
 
 class Recorder(StepObserver):
@@ -53,7 +49,7 @@ class Recorder(StepObserver):
 
 @pytest.fixture
 def recorded():
-    engine, events = engine_of(), []
+    engine, events = zeroed(engine_of()), []
     observers = [Recorder(name, events, engine.core) for name in ("inner", "outer")]
     for observer in observers:
         engine.core.observe(observer)
@@ -110,7 +106,7 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
 
 
 def test_an_observer_held_weakly_ends_with_its_last_reference():
-    engine, events = engine_of(), []
+    engine, events = zeroed(engine_of()), []
     observer = Recorder("weak", events, engine.core)
     engine.core.observe(observer, weakly=True)
     apply(engine, [1])
@@ -140,4 +136,4 @@ def test_run_and_stage_show_every_option_with_its_default():
 
 def test_an_option_of_deltas_without_deltas_is_an_error():
     with pytest.raises(ps.UsageError, match=r"^per_rows: says what deltas hold; give deltas= too$"):
-        engine_of().run([], per_rows=3)
+        zeroed(engine_of()).run([], per_rows=3)

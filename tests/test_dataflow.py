@@ -9,11 +9,9 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 from checkpoints import LOG, config_of, engine_of
-from deltas import bytes_of, equal, follow, follower_of, tables_of
+from deltas import WHOLE, bytes_of, equal, follow, follower_of, tables_of
 
 import penstock as ps
-
-WHOLE = {"slots": True, "numbered": True}
 
 
 def shipped(function):

@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from checkpoints import LOG, engine_of
-from deltas import bytes_of, equal, follow, follower_of, numbers, tables_of
+from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_of
+from faults.operations import full_disk
 
 import penstock as ps
 from penstock.io.sources.opening import open_source
 from penstock.io.storage import atomic_files
-
-WHOLE = {"slots": True, "numbered": True}
 
 
 def read(path):
@@ -31,19 +30,6 @@ def wanted(**options):
 
 def restored(folder):
     return ps.Engine.restore(folder) if any(folder.glob("*.commit")) else engine_of()
-
-
-class FullDisk(atomic_files.Operations):
-    """Writes fail from the nth on."""
-
-    def __init__(self, good):
-        self.good = good
-
-    def write(self, file, data):
-        self.good -= 1
-        if self.good < 0:
-            raise OSError(28, "No space left on device")
-        return super().write(file, data)
 
 
 def test_a_run_writes_its_deltas_into_a_log_that_a_plain_reader_takes(tmp_path):
@@ -78,7 +64,7 @@ def test_after_bad_input_the_file_holds_the_deltas_of_the_whole_frames(tmp_path)
 
 def test_a_disk_that_is_full_leaves_no_file_and_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_files, "BUFFER_BYTES", 16)
-    monkeypatch.setattr(atomic_files, "operations", FullDisk(20))
+    monkeypatch.setattr(atomic_files, "operations", full_disk(20))
     with pytest.raises(OSError, match="No space left") as caught:
         engine_of().run(LOG, deltas=tmp_path / "d.arrows")
     assert caught.value.filename == str(tmp_path / "d.arrows")
@@ -127,7 +113,7 @@ def test_a_run_that_a_full_disk_ended_is_gone_on_with_and_nothing_is_missing_or_
     engine_of().run(LOG, limit=6, **arguments)
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "BUFFER_BYTES", 16)
-        patch.setattr(atomic_files, "operations", FullDisk(good))
+        patch.setattr(atomic_files, "operations", full_disk(good))
         with pytest.raises(OSError, match="No space left"):
             restored(folder).run(LOG, **arguments)
     engine = restored(folder)

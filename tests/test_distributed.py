@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import DIM, ROWS, batch, commits, config_of, engine_of, write
+from checkpoints import DIM, ROWS, batch, commits, config_of, engine_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ipc import write
 from jobs import all_well, replayed, together
 
 import penstock as ps

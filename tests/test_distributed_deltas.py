@@ -3,10 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import DIM, ROWS, batch, config_of, write
+from checkpoints import DIM, ROWS, batch, config_of
 from deltas import bytes_of, equal, follow, follower_of, tables_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ipc import write
 from jobs import all_well, replayed, together
 
 import penstock as ps

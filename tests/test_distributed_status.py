@@ -4,7 +4,8 @@ import json
 
 import pyarrow as pa
 import pytest
-from checkpoints import ROWS, batch, config_of, write
+from checkpoints import ROWS, batch, config_of
+from ipc import write
 from jobs import all_well, together
 
 import penstock as ps

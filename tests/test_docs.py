@@ -1,7 +1,6 @@
 """The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
 
 import doctest
-import importlib.util
 import re
 import shlex
 import socket
@@ -12,9 +11,10 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from ipc import write
 from limits import HANG_S
+from scripts import loaded
 from services import config_of, frame, service_of
 
 import penstock
@@ -127,9 +127,7 @@ def test_the_pages_lines_for_a_service_run():
 def test_the_pages_lines_for_several_processes_run(tmp_path):
     (block,) = blocks("docs/distributed.md", "py")
     config_of().save(tmp_path / "tables.pbtxt")
-    with pa.ipc.new_stream(str(tmp_path / "log.arrows"), frame(0).schema) as writer:
-        for number in range(8):
-            writer.write_batch(frame(number))
+    write(tmp_path / "log.arrows", [frame(number) for number in range(8)])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -149,9 +147,7 @@ def test_every_command_on_a_page_is_one():
 
 
 def test_the_generated_reference_names_everything():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = loaded("docs/hooks.py")
     api, commands = hooks.api(), hooks.commands()
     assert [name for name in penstock.__all__ if f"\n## {name}\n" not in api] == []
     assert "### Engine.run\n" in api

@@ -1,32 +1,17 @@
 """``penstock doctor``: what it finds, and what it says of machines that are not this one."""
 
-import json
-
 import pytest
 
 from penstock.cli import doctor, main
 
 
-def test_a_machine_that_runs_the_tests_is_well(tmp_path, capsys):
-    assert main(["doctor", "--checkpoint", str(tmp_path / "later"), "--json"]) == 0
-    text = capsys.readouterr()
-    told = json.loads(text.out)
-    names = [finding["name"] for finding in told["findings"]]
-    assert told["passed"]
-    assert names == [
-        *(
-            "versions",
-            "optional",
-            "devices",
-            "kernels",
-            "threads",
-            "memory",
-            "huge pages",
-            "compile cache",
-            "checkpoints",
-        )
-    ]
-    assert all(f"{name} " in text.err for name in names)
+def test_a_machine_that_runs_the_tests_is_well(tmp_path, call):
+    text, report = call(0, "doctor", "--checkpoint", tmp_path / "later")
+    names = [finding["name"] for finding in report["findings"]]
+    assert report["passed"]
+    assert names[:6] == ["versions", "optional", "devices", "kernels", "threads", "memory"]
+    assert names[6:] == ["huge pages", "compile cache", "checkpoints"]
+    assert all(f"{name} " in text for name in names)
     assert not (tmp_path / "later").exists()
 
 

@@ -1,7 +1,6 @@
 """The Engine from Python: frames, the gate, learning rates, parameters in and out."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from engines import batch, column, engine_of, frame, zeroed
 
@@ -89,13 +88,6 @@ def test_accumulation_off_applies_every_frame_by_itself_undivided():
     # 1 + 2² after the first frame, + 2² after the second; merged it would be 1 + ((1+1+2)/2)².
     assert engine.retrieve_parameters("t")["accumulators"][0].tolist() == [9.0, 9.0]
     assert engine.global_step == 1
-
-
-def test_most_frames_stale_is_said_with_what_to_do():
-    report = engine_of().run([batch([0], step=0, contributor=pa.array([w])) for w in range(5)])
-    assert (report.frames, report.stale) == (5, 4)
-    assert "--num-required" in report.notes[0]
-    assert "--merge" in report.notes[0]
 
 
 def test_the_report_counts_rows_tables_and_distinct_ids():

@@ -6,53 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from example_streams import GRADIENTS, USER, by_hand, config_of, examples, hash_of, structs
+from ipc import write
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.pyx import reference
-
-USER = [[0, 2], [], [4], [1, 1, 3]]
-GRADIENTS = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
-
-
-def config_of(combiner="mean", features=("user",), dims=(2,), **options):
-    tables = [ps.TableConfig(6, dim, name=f"t{n}", combiner=combiner) for n, dim in enumerate(dims)]
-    listed = [
-        ps.FeatureConfig(tables[min(n, len(tables) - 1)], name=name, **options) for n, name in enumerate(features)
-    ]
-    return ps.EmbeddingConfig.from_features(listed, 4, ps.Adagrad(0.5))
-
-
-def structs(ids, gradients, weights=None, kind=None):
-    """One feature's column."""
-    fields = {
-        "ids": pa.array(ids, pa.list_(kind or pa.int64())),
-        "gradient": pa.array(list(np.asarray(gradients)), pa.list_(pa.float32(), np.shape(gradients)[1])),
-    }
-    if weights is not None:
-        fields["weights"] = pa.array(weights, pa.list_(pa.float32()))
-    return pa.StructArray.from_arrays(list(fields.values()), list(fields))
-
-
-def examples(step=None, **features):
-    batch = dict(features)
-    if step is not None:
-        batch["step"] = pa.array(step, pa.int64())
-    return pa.record_batch(batch)
-
-
-def by_hand(ids, gradients, combiner, weights=None):
-    """(ids, gradients) of the rows of one feature, lookup by lookup."""
-    samples = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
-    flat = np.concatenate(weights or [np.ones(len(row)) for row in ids]).astype(np.float32)
-    by = reference.gains(samples, flat, len(ids), combiner)
-    return np.concatenate(ids).astype(np.int64), reference.row_gradients(np.asarray(gradients), samples, by)
-
-
-def hash_of(config, batches, **options):
-    engine = ps.Engine(config)
-    engine.run(batches, **options)
-    return engine.state_hash()
 
 
 @pytest.mark.parametrize("weights", [None, [[0.5, 0.25], [], [3], [1, 0.3, 0.7]]], ids=["plain", "weighted"])
@@ -185,122 +143,6 @@ def test_roles_may_have_other_names():
     assert ps.Engine(config_of()).run([stream], columns={"step": "when"}).frames == 2
 
 
-# ---- what is refused
-
-
-def bad(**change):
-    """A column whose example 3 is bad."""
-    ids, gradients = [list(row) for row in USER], GRADIENTS.copy()
-    if "id" in change:
-        ids[3][1] = change["id"]
-    if "value" in change:
-        gradients[3, 1] = change["value"]
-    return [examples(user=structs(USER, GRADIENTS)), examples(user=structs(ids, gradients))]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"id": 6}, r"batch 1, row 3, column 'user': expected 0 <= id < 6 .*got 6 \[id_out_of_range\]"),
-        ({"id": None}, r"batch 1, row 3, column 'user': expected an id, got null \[id_null\]"),
-        (
-            {"value": np.nan},
-            r"batch 1, row 3, column 'user': expected values that are finite .*\[gradient_not_finite\]",
-        ),
-    ],
-)
-def test_a_bad_example_is_named_and_the_frames_before_stay(change, message):
-    engine, whole = ps.Engine(config_of()), ps.Engine(config_of())
-    with pytest.raises(ps.InputError, match=message):
-        engine.run(bad(**change))
-    whole.run(bad(**change)[:1])
-    assert engine.state_hash() == whole.state_hash()
-    assert sum(ps.Engine(config_of()).run(bad(**change), on_bad_row="drop").dropped.values()) >= 1
-
-
-def test_weights_that_do_not_fit_their_ids_are_named():
-    column = structs(USER, GRADIENTS, [[1, 1], [], [1], [1, 1]])
-    with pytest.raises(ps.InputError, match="row 3, column 'user': expected 3 weights, one per id, got 2"):
-        ps.Engine(config_of()).run([examples(user=column)])
-
-
-def test_a_gradient_of_another_length_is_named():
-    kind = pa.struct([("ids", pa.list_(pa.int32())), ("gradient", pa.list_(pa.float32()))])
-    column = pa.array([{"ids": [1], "gradient": [1.0, 2.0]}, {"ids": [1], "gradient": [1.0]}], kind)
-    with pytest.raises(ps.InputError, match="row 1, column 'user': expected 2 floats in 'gradient', got 1"):
-        ps.Engine(config_of()).run([examples(user=column)])
-    with pytest.raises(ps.InputError, match="column 'user': expected 2 floats in 'gradient', got 3"):
-        ps.Engine(config_of()).run([examples(user=structs([[1]], [[1, 2, 3]]))])
-
-
-def test_a_missing_gradient_is_a_bad_row():
-    kind = pa.struct([("ids", pa.list_(pa.int32())), ("gradient", pa.list_(pa.float32(), 2))])
-    column = pa.array([{"ids": [1], "gradient": None}], kind)
-    with pytest.raises(ps.InputError, match="row 0, column 'user': expected 2 floats, got null"):
-        ps.Engine(config_of()).run([examples(user=column)])
-
-
-def test_a_column_that_is_no_feature_gets_a_suggestion():
-    with pytest.raises(ps.InputError, match=r"column 'users': .*did you mean 'user'"):
-        ps.Engine(config_of()).run([examples(users=structs(USER, GRADIENTS))])
-
-
-def test_without_a_combiner_it_is_a_configuration_error():
-    config = ps.EmbeddingConfig.from_proto(config_of().to_proto())  # TensorFlow's message has none
-    with pytest.raises(ps.ConfigError, match="feature 'user': the configuration does not say its combiner"):
-        ps.Engine(config).run([examples(user=structs(USER, GRADIENTS))])
-
-
-def read(path):
-    with pa.ipc.open_stream(path) as reader:
-        return [row for one in reader for row in one.to_pylist()]
-
-
-def bad_everywhere():
-    """Two features; every kind of bad lookup."""
-    user, item = GRADIENTS.copy(), np.full((4, 3), 0.5, np.float32)
-    user[3, 0] = np.inf
-    columns = {
-        "user": structs([[0, 9], [], [4, None], [1]], user),
-        "item": structs([[2**63 + 5, 1], [1], [2], [3]], item, [[1, 3], [1], [None], [1]], pa.uint64()),
-    }
-    return config_of("mean", ("user", "item"), (2, 3)), examples([7] * 4, **columns)
-
-
-def test_bad_lookups_are_put_aside_as_the_rows_they_are(tmp_path):
-    """Each with its own gradient, times its gain: mended, it is a row of a row stream."""
-    config, stream = bad_everywhere()
-    report = ps.Engine(config).run([stream], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
-    found = read(tmp_path / "bad.arrows")
-    assert [(row["row_index"], row["table"], row["id"], row["id_text"], row["reason"]) for row in found] == [
-        (0, "t0", 9, None, "id_out_of_range"),
-        (0, "t1", None, str(2**63 + 5), "id_out_of_range"),
-        (2, "t0", None, None, "id_null"),
-        (2, "t1", 2, None, "gradient_not_finite"),
-        (3, "t0", 1, None, "gradient_not_finite"),
-    ]
-    assert {row["origin_step"] for row in found} == {7}
-    assert found[0]["gradient"] == (GRADIENTS[0] / 2).tolist()  # of two ids, and the other keeps its half
-    assert found[1]["gradient"] == [0.125] * 3  # a weight of 1 among 4
-    assert report.dropped == {"id_out_of_range": 2, "id_null": 1, "gradient_not_finite": 2}
-    assert report.rows == 10
-
-
-def test_what_was_put_aside_and_mended_is_what_was_missing(tmp_path):
-    config = config_of("mean", ("user", "item"), (2, 3))
-    wide = np.full((4, 3), 0.5, np.float32)
-    good = examples(user=structs(USER, GRADIENTS), item=structs([[2], [1], [], [5]], wide))
-    bad = examples(user=structs(USER, GRADIENTS), item=structs([[2], [1], [], [8]], wide))
-    whole, mended = ps.Engine(config, num_required=2), ps.Engine(config, num_required=2)
-    whole.apply({"t0": (np.zeros(0, np.int64), np.zeros((0, 2), np.float32))})
-    whole.run([good])
-    mended.run([bad], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
-    table = pa.ipc.open_stream(tmp_path / "bad.arrows").read_all()
-    ids = table.schema.get_field_index("id")
-    mended.run(table.set_column(ids, "id", pa.array([5])).to_batches())
-    assert mended.lookup("t1", range(6)).tobytes() == whole.lookup("t1", range(6)).tobytes()
-
-
 @pytest.mark.parametrize(
     ("nested", "columns"),
     [
@@ -357,8 +199,7 @@ def test_lookups_beyond_a_sequences_length_are_counted(tmp_path, capsys):
     assert (report.rows, report.truncated) == (5, 1)
     assert ps.Engine(config).run([stream], limit=1).truncated == 0  # the long one is in the second frame
     config.save(tmp_path / "c.pbtxt")
-    with pa.ipc.new_stream(tmp_path / "log.arrow", stream.schema) as writer:
-        writer.write(stream)
+    write(tmp_path / "log.arrow", [stream])
     for command in ("replay", "validate"):
         assert main([command, str(tmp_path / "c.pbtxt"), str(tmp_path / "log.arrow")]) == 0
         assert "truncated 1 ids beyond the length of their sequence" in " ".join(capsys.readouterr().out.split())
@@ -370,8 +211,7 @@ def test_lookups_beyond_a_sequences_length_are_counted(tmp_path, capsys):
 def test_replay_and_validate_take_example_streams(tmp_path, capsys):
     config_of().save(tmp_path / "c.pbtxt")
     stream = examples(user=structs(USER, GRADIENTS))
-    with pa.ipc.new_stream(tmp_path / "log.arrow", stream.schema) as writer:
-        writer.write(stream)
+    write(tmp_path / "log.arrow", [stream])
     assert main(["replay", str(tmp_path / "c.pbtxt"), str(tmp_path / "log.arrow")]) == 0
     assert hash_of(config_of(), [stream]) in capsys.readouterr().out
     assert main(["validate", str(tmp_path / "c.pbtxt"), str(tmp_path / "log.arrow")]) == 0

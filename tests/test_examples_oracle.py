@@ -3,6 +3,7 @@
 import io
 import re
 
+import lookup_oracle
 import numpy as np
 import oracle
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from drawn import Drawn, DrawnTable, Stream, assert_same_state, configurations, streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quarantines import rows_of
 
 import penstock as ps
 
@@ -30,14 +32,9 @@ def place_of(batches, row):
     raise AssertionError(row)
 
 
-def read(path):
-    with pa.ipc.open_stream(path) as reader:
-        return [row for one in reader for row in one.to_pylist()]
-
-
 def assert_quarantine(path, batches, bad):
     steps = [example.step for batch in batches for example in batch]
-    rows = read(path)
+    rows = rows_of(path)
     got = [(row["batch"], row["row_index"], row["table"], row["origin_step"], row["reason"]) for row in rows]
     assert got == [(*place_of(batches, one.row), one.table, steps[one.row], one.reason) for one in bad]
     for row, one in zip(rows, bad, strict=True):
@@ -142,10 +139,10 @@ def test_streams_of_thousands_of_lookups(mesh_of, seed):
         DrawnTable("narrow", 40, 5, "mean", "momentum", 0.5, None),
     ]
     features = [
-        oracle.Feature("f0", "wide", "sqrtn"),
-        oracle.Feature("f1", "wide", "sqrtn", 3),
-        oracle.Feature("f2", "narrow", "mean"),
-        oracle.Feature("f3", "wide", "sqrtn"),
+        lookup_oracle.Feature("f0", "wide", "sqrtn"),
+        lookup_oracle.Feature("f1", "wide", "sqrtn", 3),
+        lookup_oracle.Feature("f2", "narrow", "mean"),
+        lookup_oracle.Feature("f3", "wide", "sqrtn"),
     ]
     configuration = Drawn(tables, features, 2, "mean", False)
     rows = []
@@ -156,7 +153,7 @@ def test_streams_of_thousands_of_lookups(mesh_of, seed):
             ids = draws.integers(table.rows, size=draws.integers(8)).tolist()
             weights = draws.normal(size=len(ids)).tolist() if feature.name in ("f2", "f3") else None
             gradient = draws.normal(size=table.dim * max(feature.length, 1)).tolist()
-            looked[feature.name] = oracle.Looked(ids, weights, gradient)
+            looked[feature.name] = lookup_oracle.Looked(ids, weights, gradient)
         rows.append(oracle.Example(looked, number // 100))
     batches = [rows[:250], [], rows[250:]]
     width = {one.name: configuration.table(one.table).dim * max(one.length, 1) for one in features}

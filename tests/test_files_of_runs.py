@@ -4,21 +4,22 @@ So whatever ends a run, at whatever moment, the same command with --resume ends 
 """
 
 import errno
-import json
 import os
 from contextlib import suppress
 from itertools import count
 
 import pytest
-from checkpoints import config_of, engine_of, log_of, write
+from checkpoints import config_of, engine_of, log_of
+from cli import outcome
 from faults.harness import batches_in, with_bad_row
 from faults.operations import Watched, failing, short_write
+from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.cli import main
 from penstock.io.storage import atomic_files
 
+CONFIG = config_of()
 STEPS = 6
 
 
@@ -27,20 +28,20 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def replay(tmp_path, capsys):
+def replay(config, tmp_path, capsys):
     """A command whose every frame has a bad row; gives the exit code and the error."""
-    config_of().save(tmp_path / "tables.pbtxt")
     log = write(tmp_path / "log.arrows", [with_bad_row(batch) for batch in log_of(range(STEPS))])
 
     def run(*flags, folder=tmp_path / "saved"):
-        words = ["replay", str(tmp_path / "tables.pbtxt"), log, "--num-required", "3", "--json", "--every", "2"]
-        code = main([*words, "--checkpoint", str(folder), *map(str, flags)])
-        return code, json.loads(capsys.readouterr().out).get("error", "")
+        words = ["replay", config, log, "--num-required", 3, "--every", 2, "--checkpoint", folder]
+        code, report, _ = outcome(capsys, *words, *flags)
+        return code, report.get("error", "")
 
     return run
 
 
-KINDS = ["deltas", "quarantine"]
+# kind → the file's name
+KINDS = {"deltas": "d.arrows", "quarantine": "bad.arrows", "quarantine in Arrow's file format": "bad.arrow"}
 
 
 def flags_of(kind, file):
@@ -54,8 +55,8 @@ def unbroken(replay, tmp_path):
     """kind → what the file of an unbroken run holds"""
     folder = tmp_path / "unbroken"
     for kind in KINDS:
-        assert replay(*flags_of(kind, folder / kind), folder=folder / f"{kind}-saved") == (0, "")
-    return {kind: batches_in(folder / kind) for kind in KINDS}
+        assert replay(*flags_of(kind, folder / KINDS[kind]), folder=folder / f"{kind}-saved") == (0, "")
+    return {kind: batches_in(folder / name) for kind, name in KINDS.items()}
 
 
 def no_commits(number, name, args):
@@ -67,7 +68,7 @@ def no_commits(number, name, args):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [[], ["--resume"]], ids=["begun", "begun with --resume"])
 def test_a_run_that_fails_before_its_first_commit_is_repeated(kind, first, replay, unbroken, tmp_path, monkeypatch):
-    file = tmp_path / "file.arrows"
+    file = tmp_path / KINDS[kind]
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "operations", Watched(no_commits))
         assert replay(*flags_of(kind, file), *first)[0] == 6
@@ -98,7 +99,7 @@ def test_after_an_end_at_any_file_operation_a_resumed_run_has_the_file_of_an_unb
     kind, end, replay, unbroken, tmp_path, monkeypatch
 ):
     for number in count(1, 3):
-        folder, file = tmp_path / f"saved-{number}", tmp_path / str(number) / "file.arrows"
+        folder, file = tmp_path / f"saved-{number}", tmp_path / str(number) / KINDS[kind]
         flags, first = flags_of(kind, file), ["--resume"] * (number % 2)
         operations = ENDS[end](number)
         with monkeypatch.context() as patch:
@@ -124,7 +125,7 @@ def test_a_refused_run_leaves_no_file(replay, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_begins_at_the_end_of_a_log_is_there_and_can_be_given_again(kind, replay, tmp_path):
     assert replay("--on-bad-row", "drop")[0] == 0
-    file = tmp_path / "file.arrows"
+    file = tmp_path / KINDS[kind]
     for _ in range(3):
         code, error = replay(*flags_of(kind, file), "--resume")
         assert (code, error) == (0, "")
@@ -133,9 +134,9 @@ def test_a_file_that_begins_at_the_end_of_a_log_is_there_and_can_be_given_again(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_process_that_is_refused_leaves_the_first_ones_file_alone(kind, replay, tmp_path):
-    file, folder = tmp_path / "file.arrows", tmp_path / "saved"
+    file, folder = tmp_path / KINDS[kind], tmp_path / "saved"
     assert replay(*flags_of(kind, file), "--limit", "9") == (0, "")
-    part = file.rename(tmp_path / ".file.arrows.part")  # a run that goes on with it
+    part = file.rename(tmp_path / f".{file.name}.part")  # a run that goes on with it
     before = part.read_bytes()
     running = Folder(folder)
     running.lock()

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from framed import END, SIZES, bare, batch_of, frames_of, reader_of, stream_of, told, until_error, with_steps
+from framed import END, SIZES, bare, batch_of, frames_of, reader_of, told, until_error, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ipc import stream
 
 # ---- where a frame ends
 
@@ -39,22 +40,22 @@ def test_without_step_both_the_batch_and_a_change_of_contributor_end_a_frame():
 
 def test_the_end_of_a_source_ends_its_frame_even_where_the_next_goes_on_with_the_key(tmp_path):
     for name in ("a", "b"):
-        (tmp_path / name).write_bytes(stream_of(with_steps((1, 7))))
+        (tmp_path / name).write_bytes(stream([with_steps((1, 7))]))
     assert told(frames_of([tmp_path / "a", tmp_path / "b"])) == [([1], 7, None)] * 2
 
 
 def test_a_directory_is_one_source_and_a_frame_may_go_from_file_to_file(tmp_path):
-    (tmp_path / "2.arrows").write_bytes(stream_of(with_steps((2, 7), (3, 8))))
-    (tmp_path / "1.arrows").write_bytes(stream_of(with_steps((1, 7))))
+    (tmp_path / "2.arrows").write_bytes(stream([with_steps((2, 7), (3, 8))]))
+    (tmp_path / "1.arrows").write_bytes(stream([with_steps((1, 7))]))
     pq.write_table(pa.table(with_steps((4, 8), (5, 9))), tmp_path / "3.parquet")
     assert told(frames_of(tmp_path)) == [([1, 2], 7, None), ([3, 4], 8, None), ([5], 9, None)]
 
 
 def test_penstock_end_closes_a_frame_at_once():
     rows = [with_steps((1, 7)), with_steps((2, 7)), with_steps(), with_steps((3, 7)), with_steps()]
-    stream = stream_of(*rows, metadata=[END, None, END, None, None])
-    assert told(frames_of(io.BytesIO(stream))) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
-    reader = pa.ipc.open_stream(stream)
+    content = stream(rows, metadata=[END, None, END])
+    assert told(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
+    reader = pa.ipc.open_stream(content)
     assert told(frames_of(reader)) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
 
 
@@ -67,16 +68,15 @@ def test_penstock_end_gives_the_frame_before_anything_more_is_asked_of_the_strea
         def seekable(self):
             return False
 
-    first = stream_of(with_steps((1, 7)), metadata=[END], end=False)
+    first = stream([with_steps((1, 7))], metadata=[END], end=False)
     reader = iter(reader_of(Live(first + b"more")))
     assert told([next(reader)]) == [([1], 7, None)]
     reader.close()
 
 
 def test_penstock_end_in_a_file(tmp_path):
-    with pa.ipc.new_file(tmp_path / "a", with_steps().schema) as writer:
-        writer.write_batch(with_steps((1, 7)), custom_metadata=END)
-        writer.write_batch(with_steps((2, 7)))
+    content = stream([with_steps((1, 7)), with_steps((2, 7))], metadata=[END], make=pa.ipc.new_file)
+    (tmp_path / "a").write_bytes(content)
     assert told(frames_of(tmp_path / "a")) == [([1], 7, None), ([2], 7, None)]
 
 
@@ -86,9 +86,8 @@ def test_penstock_end_in_a_file(tmp_path):
 def containers(tmp_path, batches):
     """The same rows in every container, as (name, source)."""
     table = pa.Table.from_batches(batches)
-    (tmp_path / "s.arrows").write_bytes(stream_of(*batches))
-    with pa.ipc.new_file(tmp_path / "f.arrow", table.schema) as writer:
-        writer.write_table(table)
+    (tmp_path / "s.arrows").write_bytes(stream(batches))
+    (tmp_path / "f.arrow").write_bytes(stream(batches, make=pa.ipc.new_file))
     pq.write_table(table, tmp_path / "p.parquet", row_group_size=3)
     return [
         ("stream", tmp_path / "s.arrows"),
@@ -201,7 +200,7 @@ def test_any_chopping_of_a_stream_with_steps_gives_the_same_frames(rows, cuts, l
         for w in wanted
     ]
     assert contents(frames_of(chopped(batch, cuts), **options)) == contents(whole)
-    assert contents(frames_of(io.BytesIO(stream_of(*chopped(batch, cuts))), **options)) == contents(whole)
+    assert contents(frames_of(io.BytesIO(stream(chopped(batch, cuts))), **options)) == contents(whole)
 
 
 @given(
@@ -226,7 +225,7 @@ def test_the_frames_before_a_bad_row_come_out_whatever_the_chopping(rows, cuts, 
     if column == "step" and at in ends and clean[num_whole - 1][-1][2] != limit:
         num_whole -= 1  # the row without a step might have gone on with that frame
     assert contents(frames) == clean[:num_whole]
-    for source in (chopped(batch, cuts), io.BytesIO(stream_of(*chopped(batch, cuts)))):
+    for source in (chopped(batch, cuts), io.BytesIO(stream(chopped(batch, cuts)))):
         frames, other = until_error(source, **options)
         assert contents(frames) == clean[:num_whole]
         assert (other.column, other.reason) == (error.column, error.reason)

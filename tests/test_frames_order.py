@@ -5,9 +5,10 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from framed import GRADIENT, bare, frames_of, ids_of, reader_of, stream_of, told, until_error, with_steps
+from framed import GRADIENT, bare, frames_of, ids_of, reader_of, told, until_error, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ipc import stream
 
 from penstock.errors import TruncatedInputError
 
@@ -84,15 +85,15 @@ def test_learning_rates_may_change_from_frame_to_frame():
 
 @pytest.mark.parametrize("end", [True, False])
 def test_the_last_frame_is_withheld_where_the_stream_does_not_end(end):
-    stream = stream_of(with_steps((1, 7), (2, 8)), with_steps((3, 8)), end=end)
+    content = stream([with_steps((1, 7), (2, 8)), with_steps((3, 8))], end)
     if end:
-        assert told(frames_of(io.BytesIO(stream))) == [([1], 7, None), ([2, 3], 8, None)]
+        assert told(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2, 3], 8, None)]
         return
-    frames, error = until_error(io.BytesIO(stream))
+    frames, error = until_error(io.BytesIO(content))
     assert told(frames) == [([1], 7, None)]
     assert isinstance(error, TruncatedInputError)
     assert "no end marker after batch 1" in str(error)
-    accepted = frames_of(io.BytesIO(stream), allow_missing_end=True)
+    accepted = frames_of(io.BytesIO(content), allow_missing_end=True)
     assert told(accepted) == [([1], 7, None), ([2, 3], 8, None)]
 
 
@@ -102,7 +103,7 @@ def test_the_last_frame_is_withheld_where_the_stream_does_not_end(end):
 def test_merging_goes_by_step_then_by_the_order_of_the_sources(tmp_path):
     logs = {"b": [(1, 5), (2, 7), (3, 9)], "a": [(4, 5), (5, 5), (6, 8), (7, 9)], "c": []}
     for name, rows in logs.items():
-        (tmp_path / name).write_bytes(stream_of(with_steps(*rows)))
+        (tmp_path / name).write_bytes(stream([with_steps(*rows)]))
     sources = [tmp_path / name for name in logs]
     wanted = [([1], 5), ([4, 5], 5), ([2], 7), ([6], 8), ([3], 9), ([7], 9)]
     reader = reader_of(sources, merge="step")
@@ -120,8 +121,8 @@ def test_merging_keeps_every_frame_and_the_order_of_each_source(logs):
 
 
 def test_merging_an_unsorted_source_is_an_error_that_names_it(tmp_path):
-    (tmp_path / "good").write_bytes(stream_of(with_steps((1, 1), (2, 9))))
-    (tmp_path / "bad").write_bytes(stream_of(with_steps((3, 2), (4, 1))))
+    (tmp_path / "good").write_bytes(stream([with_steps((1, 1), (2, 9))]))
+    (tmp_path / "bad").write_bytes(stream([with_steps((3, 2), (4, 1))]))
     frames, error = until_error([tmp_path / "good", tmp_path / "bad"], merge="step")
     assert told(frames) == [([1], 1, None), ([3], 2, None)]
     assert f"{tmp_path / 'bad'}: --merge step needs sources sorted by step: 1 comes after 2" in str(error)

@@ -5,9 +5,11 @@ import sys
 import threading
 from pathlib import Path
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
+from engines import batch, frame, zeroed
 from limits import HANG_S
 
 import penstock as ps
@@ -122,11 +124,7 @@ def test_a_gate_at_the_largest_step_does_not_open():
 
 
 def engine_of(**options):
-    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(50, 2, name=t) for t in ("t", "u")], ps.SGD(1.0))
-    engine = ps.Engine(config, reduction="sum", **options)
-    for name in ("t", "u"):
-        engine.load_parameters(name, np.zeros((50, 2)))
-    return engine
+    return zeroed(engines.engine_of(tables=("t", "u"), rows=50, reduction="sum", **options), rows=50)
 
 
 def gradient(rng):
@@ -163,8 +161,8 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
 
     frames = [[("t" if n % 2 else "u", *gradient(np.random.default_rng((w, n)))) for n in range(25)] for w in range(5)]
     for of_one in frames:
-        for frame in of_one:
-            expect(*frame)
+        for each in of_one:
+            expect(*each)
 
     def pusher(worker):
         for name, ids, rows in frames[worker]:
@@ -220,7 +218,7 @@ def test_a_step_beyond_the_largest_is_refused_and_nothing_is_taken_in(how):
     engine.gate.set_global_step(2**63 - 1)
     assert engine.apply({"t": ([1], [[2.0, 2.0]])})
     state = engine.gate.get_state(), engine.state_hash()
-    rows = pa.record_batch({"id": [1], "gradient": pa.array([[2.0, 2.0]], pa.list_(pa.float32())), "table": ["t"]})
+    rows = batch([1], table="t", value=2.0)
     call = {"apply": lambda: engine.apply({"t": ([1], [[2.0, 2.0]])}), "run": lambda: engine.run([rows])}
     with pytest.raises(ps.StateError, match="global step is 9223372036854775807, the largest int64"):
         call.get(how, engine.flush)()
@@ -233,17 +231,15 @@ def test_a_step_beyond_the_largest_is_refused_and_nothing_is_taken_in(how):
 def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
     engine = engine_of()
     engine.gate.set_global_step(5)
-    bad = np.array([50]), np.ones((1, 2), np.float32)
-    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
-        engine.apply({"t": bad}, local_step=4, contributor="a")
-    rows = {"table": ["t"], "step": [4], "id": [50], "gradient": pa.array([[1.0, 1.0]], pa.list_(pa.float32()))}
-    with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
-        engine.run([pa.record_batch(rows)])
+    rows = batch([50], 4, "t")
+    for call in (lambda: engine.apply({"t": frame([50])}, local_step=4, contributor="a"), lambda: engine.run([rows])):
+        with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
+            call()
     assert (engine.gate.stale.total, engine.gate.explain()) == (
         0,
         "0 of 1 frames in; global step 5; no taker is waiting",
     )
-    report = engine.run([pa.record_batch(rows)], on_bad_row="drop")
+    report = engine.run([rows], on_bad_row="drop")
     assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
 
 

@@ -1,4 +1,4 @@
-"""Prose uses none of the phrases of banned_phrases.txt: pages without their code, docstrings and comments."""
+"""Pages, docstrings, comments and names of tests use none of the phrases of banned_phrases.txt."""
 
 import ast
 import io
@@ -15,9 +15,9 @@ BANNED = [re.compile(rf"(?i)\b(?:{line})(?!\w)") for line in LINES if line and n
 # Files and folders whose prose is not clean yet. These lists only shrink: an entry that has become clean fails a
 # test until it is removed.
 PAGES_NOT_YET: list[str] = []
-CODE_NOT_YET = [
-    "engine/distributed",
-]
+CODE_NOT_YET = ["engine/distributed"]
+NAMES_NOT_YET = ["tests/test_cli_distributed.py", "tests/test_distributed.py", "tests/test_distributed_deltas.py"]
+NAMES_NOT_YET += ["tests/test_distributed_status.py"]
 
 
 def pages():
@@ -29,8 +29,17 @@ def pages():
 
 
 def modules():
-    found = (path for folder in ("engine", "io", "pyx", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
-    return sorted(str(path.relative_to(ROOT)) for path in found if not path.name.endswith("_pb2.py"))
+    folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "examples")]
+    found = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".pyx", ".pxd", ".h"))
+    names = (str(path.relative_to(ROOT)) for path in found)
+    return sorted(name for name in names if not name.endswith("_pb2.py") and "/vendor/" not in name)
+
+
+def names_of_tests():
+    """Return (file, name as a sentence) of every test."""
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        for name in re.findall(r"^ *def test_(\w+)\(", path.read_text(), re.MULTILINE):
+            yield f"tests/{path.name}", name.replace("_", " ")
 
 
 def prose_of_page(text):
@@ -41,18 +50,29 @@ def prose_of_page(text):
 
 
 def prose_of_module(text):
-    """Return a module's docstrings and comments, their white space single spaces and ``code`` left out."""
+    """Return a module's docstrings and comments."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     found += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return without_code(found)
+
+
+def prose_of_kernel(text):
+    """Return the docstrings and comments of Cython or C code."""
+    blocks = re.findall(r'"""(.*?)"""', text, re.DOTALL) + re.findall(r"/\*(.*?)\*/", text, re.DOTALL)
+    return without_code(blocks + re.findall(r"(?:#|//) (.*)", text))
+
+
+def without_code(found):
+    """Return texts as one, their white space single spaces and ``code`` left out."""
     return " ".join(re.sub(r"`+[^`]*`+", "CODE", " ".join(found)).split())
 
 
 def phrases(path):
     """Return the banned phrases in the prose of a page or module, each with the words around it."""
-    text = (ROOT / path).read_text()
-    prose = prose_of_page(text) if path.endswith(".md") else prose_of_module(text)
+    text, prose_of = (ROOT / path).read_text(), {".md": prose_of_page, ".py": prose_of_module}
+    prose = prose_of.get(Path(path).suffix, prose_of_kernel)(text)
     found = sorted((match.start(), match.end()) for banned in BANNED for match in banned.finditer(prose))
     return [f"{path}: … {prose[max(0, start - 30) : end + 20]} …" for start, end in found]
 
@@ -69,6 +89,16 @@ def test_docstrings_and_comments_use_no_banned_phrase():
     assert [line for module in modules() if not listed(module, CODE_NOT_YET) for line in phrases(module)] == []
 
 
+def test_names_of_tests_use_no_banned_phrase_and_do_not_begin_with_what():
+    found = [(file, name) for file, name in names_of_tests() if not listed(file, NAMES_NOT_YET)]
+    assert len(found) > 1000
+    assert [
+        f"{file}: {name}"
+        for file, name in found
+        if re.match("what|who", name) or any(banned.search(f"{name.capitalize()}.") for banned in BANNED)
+    ] == []
+
+
 def test_entries_of_the_lists_that_have_become_clean_are_removed():
     for entries, paths in ((PAGES_NOT_YET, pages()), (CODE_NOT_YET, modules())):
         unclean = [path for path in paths if listed(path, entries) and phrases(path)]
@@ -83,6 +113,8 @@ def test_a_banned_phrase_is_found_in_prose_and_not_in_code(phrase):
     assert found[0].search(prose_of_module(f'"""A module. {phrase}"""\n'))
     assert not found[0].search(prose_of_page(f"A page.\n```text\nDone. {phrase}\n```\n"))
     assert not found[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
+    for code in (f'cdef int f():\n    """Done. {phrase}"""\n', f"// Done.\n/* A kernel. {phrase} */\n"):
+        assert found[0].search(prose_of_kernel(code))
 
 
 def test_a_question_may_begin_with_what_is():

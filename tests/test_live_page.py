@@ -4,28 +4,18 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import urllib.request
 
-import numpy as np
+import cli
 import pyarrow as pa
 import pytest
+from cli import started, table
 from limits import HANG_S, until
 
 from penstock.cli.monitoring import page_text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-table_descriptor {
-  name: "<b>item" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { constant: 0.1 } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
+CONFIG = table() + table("<b>item") + "mode: TRAINING\n"
 
 
 def test_the_page_brings_everything_with_it():
@@ -35,12 +25,10 @@ def test_the_page_brings_everything_with_it():
 
 
 @pytest.fixture
-def replaying(tmp_path):
+def replaying(config):
     """A replay in mid-stream: three workers' frames for eleven steps are in, a stale one, two of the next; it waits."""
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    words = ["replay", "tables.pbtxt", "-", "--num-required", "3", "--on-bad-row", "drop", "--ui"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as command:
+    words = ["replay", config, "-", "--num-required", "3", "--on-bad-row", "drop", "--ui"]
+    with started(*words) as command:
         url = command.stderr.readline().decode().split()[1]
         writer = pa.ipc.new_stream(command.stdin, frame(0).schema)
         for at in range(36):
@@ -56,16 +44,9 @@ def replaying(tmp_path):
 
 
 def frame(step, worker=0):
-    ids = [7, 7, 7, 3, 99]
-    return pa.RecordBatch.from_pydict(
-        {
-            "step": pa.array([step] * 5),
-            "contributor": pa.array([worker] * 5),
-            "table": pa.array(["user", "user", "user", "<b>item", "user"]),
-            "id": pa.array(ids),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(np.ones(10, np.float32)), 2),
-        }
-    )
+    names = pa.array(["user", "user", "user", "<b>item", "user"])
+    values = pa.array([[1.0, 1.0]] * 5, pa.list_(pa.float32(), 2))
+    return cli.frame(step, [7, 7, 7, 3, 99], contributor=pa.array([worker] * 5), table=names, gradient=values)
 
 
 def live(url):

@@ -1,14 +1,14 @@
 """penstock's own log: any reader reads it, ours checks it; no flip and no cut goes unseen."""
 
 import io
-import json
 import re
 import zlib
 
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, plain_of, read
+from ipc import stream, write
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, read
 
 from penstock.cli.main import main
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -63,7 +63,7 @@ def test_frames_are_those_of_a_plain_stream_and_verified(tmp_path):
     (tmp_path / "log").write_bytes(LOG)
     for source in (tmp_path / "log", io.BytesIO(LOG)):
         assert read(source) == (WANTED, True)
-    assert read(io.BytesIO(plain_of())) == (WANTED, False)
+    assert read(io.BytesIO(stream(BATCHES))) == (WANTED, False)
 
 
 def test_the_closing_record_is_no_frame_and_no_batch():
@@ -81,7 +81,7 @@ def test_empty_logs_and_empty_batches():
 
 def test_verified_means_every_source_to_its_end(tmp_path):
     (tmp_path / "a").write_bytes(LOG)
-    (tmp_path / "b").write_bytes(plain_of())
+    (tmp_path / "b").write_bytes(stream(BATCHES))
     a, b = tmp_path / "a", tmp_path / "b"
     assert read([a, a])[1]
     assert not read([a, b])[1]
@@ -106,35 +106,30 @@ def test_other_containers_made_from_a_log_are_read_as_they_are(tmp_path):
 # ---- the engine and the command line
 
 
-def test_a_replay_of_a_log_is_verified_and_has_the_hash_of_the_plain_stream(tmp_path, capsys):
+def test_a_replay_of_a_log_is_verified_and_has_the_hash_of_the_plain_stream(tmp_path, call):
     log, config, plain = (tmp_path / name for name in ("log.arrows", "log.pbtxt", "plain.arrows"))
     rows = ["--rows", "500", "--rows-per-step", "100", "--tables", "2", "--vocabulary", "50", "--dim", "3"]
-    assert main(["synth", str(log), *rows]) == 0
-    stream = pa.ipc.open_stream(log)
-    with pa.ipc.new_stream(plain, stream.schema.remove_metadata()) as writer:
-        writer.write_table(stream.read_all())
-    capsys.readouterr()
+    call(0, "synth", log, *rows)
+    opened = pa.ipc.open_stream(log)
+    write(plain, opened.read_all().to_batches(), schema=opened.schema.remove_metadata())
     found = {}
     for source in (log, plain):
-        assert main(["replay", str(config), str(source), "--json"]) == 0
-        out, err = capsys.readouterr()
-        found[source] = json.loads(out)
-        assert f"input     {'verified: every checksum fits' if source == log else f'unverified: {NONE}'}\n" in err
+        text, found[source] = call(0, "replay", config, source)
+        assert f"input     {'verified: every checksum fits' if source == log else f'unverified: {NONE}'}\n" in text
     assert (found[log]["unverified"], found[plain]["unverified"]) == (None, NONE)
     assert (found[log]["verified"], found[plain]["verified"]) == (True, False)
     assert found[log]["state_hash"] == found[plain]["state_hash"]
     assert found[log]["frames"] == found[plain]["frames"] == 5
-    flags = ["--json", "--merge", "round", "--num-required", "2"]
+    flags = ["--merge", "round", "--num-required", "2"]
     for sources, more, why in (
         ([log], ["--limit", "2"], "it was not read to its end"),
         ([log], ["--limit", "0"], "it was not read to its end"),
         ([plain], ["--limit", "2"], NONE),
         ([log, plain], [], "not all of it carries checksums"),
     ):
-        assert main(["replay", str(config), *map(str, sources), *flags, *more]) == 0
-        out, err = capsys.readouterr()
-        assert (json.loads(out)["verified"], json.loads(out)["unverified"]) == (False, why)
-        assert f"input     unverified: {why}\n" in err
+        text, report = call(0, "replay", config, *sources, *flags, *more)
+        assert (report["verified"], report["unverified"]) == (False, why)
+        assert f"input     unverified: {why}\n" in text
 
 
 @pytest.mark.parametrize("missing", ["end marker", "closing record"])
@@ -160,10 +155,9 @@ def test_a_damaged_log_is_exit_3_in_one_line(tmp_path, capsys):
         assert "log.arrows: batch 1: checksum differs: the batch was damaged after it was written" in error
 
 
-def test_inspect_says_that_it_is_a_log_with_checksums(tmp_path, capsys):
+def test_inspect_says_that_it_is_a_log_with_checksums(tmp_path, call):
     (tmp_path / "log").write_bytes(LOG)
-    assert main(["inspect", str(tmp_path / "log"), "--json"]) == 0
-    out, err = capsys.readouterr()
-    (part,) = json.loads(out)["parts"]
+    text, found = call(0, "inspect", tmp_path / "log")
+    (part,) = found["parts"]
     assert (part["batches"], part["frames"], part["verified"]) == (3, 7, True)
-    assert "log with checksums" in err
+    assert "log with checksums" in text

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from ipc import stream
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, log_of, messages, read
 
 from penstock.errors import InputError, TruncatedInputError, UsageError
@@ -23,6 +24,7 @@ FLIPS = """
 import io, pathlib, sys
 sys.path.insert(0, sys.argv[2])
 from penstock.errors import PenstockError
+from ipc import stream
 from logs import SMALL_WANTED, read
 path, part = pathlib.Path(sys.argv[1]), int(sys.argv[3])
 content = path.read_bytes()
@@ -126,11 +128,9 @@ def test_no_batch_is_handed_on_before_its_checksum_was_seen_to_fit():
 
 def test_a_log_that_another_program_wrote_anew_says_what_to_do():
     opened = pa.ipc.open_stream(LOG)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, opened.schema) as writer:
-        writer.write_table(opened.read_all())
+    again = stream(opened.read_all().to_batches(), schema=opened.schema)
     with pytest.raises(InputError, match=r"carries no checksum.*take 'penstock.log' out of the schema's metadata"):
-        read(io.BytesIO(sink.getvalue()))
+        read(io.BytesIO(again))
 
 
 def test_a_log_of_a_later_version_is_refused():
@@ -146,6 +146,7 @@ def test_what_was_written_before_a_kill_is_a_cut_log(tmp_path):
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from penstock.io.log import LogWriter
+from ipc import stream
 from logs import BATCHES
 file = open(sys.argv[1], "wb", buffering=0)
 log = LogWriter(file, BATCHES[0].schema)

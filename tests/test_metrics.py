@@ -16,7 +16,7 @@ from scrapes import (
     NO_NUMBERS,
     UNITS,
     batches,
-    config,
+    config_of,
     described,
     documented,
     parsed,
@@ -32,7 +32,7 @@ from penstock.stats import ProcessReport, TableReport
 
 
 def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report():
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     metrics = Metrics(engine)
     server, during = Server(("127.0.0.1", 0), {"/metrics": (TEXT, metrics.text)}), []
 
@@ -59,7 +59,7 @@ def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report
 
 
 def test_lateness_is_counted_in_powers_of_two_however_late_one_producer_is():
-    engine = ps.Engine(config(), num_required=1)
+    engine = ps.Engine(config_of(), num_required=1)
     one = {"user": (np.array([3]), np.ones((1, 2), np.float32))}
     for _ in range(100):
         engine.apply(one, learning_rates=[0.1])
@@ -108,7 +108,7 @@ class EngineOfJob(ps.Engine):
 
 
 def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_path):
-    engine = EngineOfJob(config(), num_required=2)
+    engine = EngineOfJob(config_of(), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
     engine.watch.queued_rows = lambda: 0  # as a service sets it
     assert described(Metrics(engine).text()) == documented()
@@ -117,7 +117,7 @@ def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_p
 
 
 def test_a_collector_goes_into_the_registry_of_a_program():
-    engine, registry = ps.Engine(config()), CollectorRegistry(auto_describe=True)
+    engine, registry = ps.Engine(config_of()), CollectorRegistry(auto_describe=True)
     registry.register(Metrics(engine))
     engine.apply({"user": (np.array([3]), np.ones((1, 2), np.float32))}, learning_rates=[0.1])
     assert registry.get_sample_value("penstock_rows_total") == 1
@@ -128,7 +128,7 @@ def test_a_collector_goes_into_the_registry_of_a_program():
 
 def test_every_number_of_the_report_is_a_metric():
     assert set(METRIC_OF) | NO_NUMBERS == set(ps.Report.__dataclass_fields__)
-    exposed = set(described(Metrics(ps.Engine(config())).text()))
+    exposed = set(described(Metrics(ps.Engine(config_of())).text()))
     for names in METRIC_OF.values():
         assert exposed.issuperset([names] if isinstance(names, str) else names), names
 
@@ -154,7 +154,7 @@ def test_health_is_503_and_says_why_once_no_step_can_be_made():
             return answer.read().decode()
 
     words = {"ui": None, "metrics": "127.0.0.1:0", "metrics_file": None, "report": None, "command": "replay"}
-    engine = ps.Engine(config())
+    engine = ps.Engine(config_of())
     with Watching(argparse.Namespace(**words), engine) as watching:
         assert fetched(watching.servers[0]) == "ok, step 0\n"
         engine.core.failed = "OSError: the device has gone"
@@ -164,7 +164,7 @@ def test_health_is_503_and_says_why_once_no_step_can_be_made():
 
 
 def test_a_new_run_begins_anew_and_what_is_applied_without_one_counts(tmp_path):
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     metrics = Metrics(engine)
     engine.run(batches(), on_bad_row="drop")
     report = engine.run(batches(4), on_bad_row="drop")
@@ -174,7 +174,7 @@ def test_a_new_run_begins_anew_and_what_is_applied_without_one_counts(tmp_path):
 
 
 def test_a_checkpoint_has_an_age_and_a_size(tmp_path):
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     assert "penstock_checkpoint_bytes" not in Metrics(engine).plain()
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "run1")
     told = Metrics(engine).plain()
@@ -186,7 +186,7 @@ def test_a_checkpoint_has_an_age_and_a_size(tmp_path):
 
 
 def test_steps_are_timed_and_a_steady_state_compiles_nothing():
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     metrics = Metrics(engine)
     engine.run(batches(), on_bad_row="drop")
     before = metrics.plain()

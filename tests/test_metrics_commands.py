@@ -9,17 +9,25 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
+from cli import ONE_TABLE, frame, started
+from ipc import write
 from limits import HANG_S
-from scrapes import CONFIG, batches, config, scraped
+from scrapes import batches, config_of, scraped
 
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.http_server import Server, address_of
 from penstock.errors import UsageError
+
+CONFIG = ONE_TABLE
+
+
+@pytest.fixture
+def files(config, tmp_path):
+    return [str(config), write(tmp_path / "log.arrows", [frame(None, [1, 2, 1])] * 5)]
 
 
 @pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1", "h:²"])
@@ -40,13 +48,10 @@ def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_word_on_stderr(c
     assert capfd.readouterr().err == ""
 
 
-def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
+def test_an_address_in_use_is_exit_6_and_one_line(files, capsys):
     server = Server(("127.0.0.1", 0), {})
     try:
         address = server.url.removeprefix("http://")
-        files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
         assert main(["replay", *files, "--metrics", address]) == 6
         assert capsys.readouterr().err.startswith(f"penstock: {address}: cannot listen: address already in use")
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -55,28 +60,13 @@ def test_an_address_in_use_is_exit_6_and_one_line(tmp_path, capsys):
         server.close()
 
 
-def write_log(path):
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "id": pa.array([1, 2, 1]),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 2),
-        }
-    )
-    with pa.ipc.new_stream(str(path), batch.schema) as writer:
-        for _ in range(5):
-            writer.write_batch(batch)
-
-
-def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(tmp_path):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
-    words = ["replay", "tables.pbtxt", "-", "--num-required", "2", "--json"]
-    words += ["--metrics", "127.0.0.1:0", "--metrics-file", "metrics.jsonl"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "penstock", *words], cwd=tmp_path, **pipes) as done:
+def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(files, tmp_path):
+    words = ["replay", files[0], "-", "--num-required", "2", "--json"]
+    words += ["--metrics", "127.0.0.1:0", "--metrics-file", tmp_path / "metrics.jsonl"]
+    with started(*words) as done:
         url = done.stderr.readline().decode().split()[1]
         assert scraped(url)["penstock_rows_total"] == 0  # it waits for its input
-        out, _ = done.communicate((tmp_path / "log.arrows").read_bytes(), timeout=HANG_S)
+        out, _ = done.communicate(Path(files[1]).read_bytes(), timeout=HANG_S)
     report = json.loads(out)
     assert done.returncode == 0
     assert url.endswith("/metrics")
@@ -89,10 +79,7 @@ def test_the_command_serves_metrics_while_it_reads_and_writes_them_to_a_file(tmp
     assert lines[-1]["penstock_table_distinct_ids"] == {"user": report["tables"]["user"]["distinct"]}
 
 
-def test_a_metrics_file_that_cannot_be_written_is_exit_6_before_the_work(tmp_path, capsys):
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    write_log(tmp_path / "log.arrows")
-    files = [str(tmp_path / "tables.pbtxt"), str(tmp_path / "log.arrows")]
+def test_a_metrics_file_that_cannot_be_written_is_exit_6_before_the_work(files, tmp_path, capsys):
     assert main(["replay", *files, "--metrics-file", str(tmp_path)]) == 6
     assert "cannot write: is a directory" in capsys.readouterr().err
 
@@ -106,14 +93,14 @@ def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
             began.append(name)
             yield
 
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     engine.watch.tracer = Tracer()
     report = engine.run(batches(), on_bad_row="drop")
     assert began == ["penstock.run", *["penstock.step"] * report.steps]
 
 
 def test_runs_are_told_to_the_standard_librarys_logging(caplog):
-    engine = ps.Engine(config(), num_required=2)
+    engine = ps.Engine(config_of(), num_required=2)
     with caplog.at_level(logging.INFO, logger="penstock"):
         report = engine.run(batches(), on_bad_row="drop")
         with pytest.raises(ps.InputError):

@@ -1,71 +1,52 @@
 """``--on-bad-row quarantine=FILE``: what lands in the file, when it is whole, and that it can be replayed."""
 
 import errno
-import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from cli import SGD, outcome, table
 from faults.operations import failing
-from quarantines import COLUMNS, GOOD, batch, read, rows_of, write
+from ipc import write
+from quarantines import BAD, COLUMNS, GOOD, batch, read, rows_of
 
 import penstock as ps
 from penstock.cli import main
 from penstock.io.storage import atomic_files
 
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { stochastic_gradient_descent {} learning_rate { constant: 1.0 } }
-}
-table_descriptor {
-  name: "item" vocabulary_size: 20 dimension: 3
-  optimization_parameters { stochastic_gradient_descent {} learning_rate { constant: 1.0 } }
-}
-mode: TRAINING
-"""
-
-
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    path.write_text(CONFIG)
-    return str(path)
+CONFIG = table("user", 50, 2, SGD, "constant: 1.0") + table("item", 20, 3, SGD, "constant: 1.0") + "mode: TRAINING\n"
 
 
 @pytest.fixture
 def replay(config, capsys):
-    """replay(words…) → (exit code, the object that --json prints, stderr)."""
+    """replay(words…) → (exit code, the object that --json prints, stderr)"""
 
-    def run(*words):
-        code = main(["replay", config, "--json", *map(str, words)])
-        out, err = capsys.readouterr()
-        return code, json.loads(out), err
-
-    return run
+    return lambda *words: outcome(capsys, "replay", config, *words)
 
 
 def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
     log = write(
         tmp_path / "log.arrows",
-        batch(
-            7,
-            GOOD,
-            ("User", 2, [1.0, 2.0]),
-            (None, 2, [1.0, 2.0]),
-            ("user", None, [1.0, 2.0]),
-            ("user", 50, [3.0, 4.0]),
-            ("item", -1, [1.0, 2.0, 3.0]),
-        ),
-        batch(
-            8,
-            ("user", 1, None),
-            ("user", 2, [1.0, None]),
-            ("user", 3, [1.0]),
-            ("item", 4, []),
-            GOOD,
-            ("user", 5, [float("nan"), float("-inf")]),
-        ),
+        [
+            batch(
+                7,
+                GOOD,
+                ("User", 2, [1.0, 2.0]),
+                (None, 2, [1.0, 2.0]),
+                ("user", None, [1.0, 2.0]),
+                ("user", 50, [3.0, 4.0]),
+                ("item", -1, [1.0, 2.0, 3.0]),
+            ),
+            batch(
+                8,
+                ("user", 1, None),
+                ("user", 2, [1.0, None]),
+                ("user", 3, [1.0]),
+                ("item", 4, []),
+                GOOD,
+                ("user", 5, [float("nan"), float("-inf")]),
+            ),
+        ],
     )
     file = tmp_path / "bad.arrows"
     code, report, _ = replay(log, "--on-bad-row", f"quarantine={file}")
@@ -95,7 +76,7 @@ def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
 
 
 def test_the_report_and_the_tables_are_those_of_drop(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", batch(0, GOOD, ("user", 99, [1.0, 2.0])), batch(1, GOOD))
+    log = write(tmp_path / "log.arrows", [batch(0, GOOD, BAD), batch(1, GOOD)])
     _, dropped, _ = replay(log, "--on-bad-row", "drop")
     _, aside, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     for key in ("state_hash", "rows", "frames", "dropped", "steps", "tables"):
@@ -106,7 +87,7 @@ def test_the_report_and_the_tables_are_those_of_drop(replay, tmp_path):
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.int8(), pa.uint16()])
 def test_an_id_of_any_integer_type_is_carried(kind, replay, tmp_path):
     largest = 2**64 - 1 if kind == pa.uint64() else 100
-    log = write(tmp_path / "log.arrows", batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind))
+    log = write(tmp_path / "log.arrows", [batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     found = [(row["id"], row["id_text"]) for row in rows_of(tmp_path / "bad.arrows")]
     assert found == [(60, None), (None, str(largest)) if kind == pa.uint64() else (100, None)]
@@ -129,7 +110,7 @@ def test_a_gradient_of_any_type_is_carried(kind, replay, tmp_path):
     values = pa.array([[one, one], [one, nan], None, [one, None], [one, one]], storage)
     column = pa.ExtensionArray.from_storage(kind, values) if storage is not kind else values
     whole = pa.RecordBatch.from_pydict({"table": ["user"] * 5, "id": [1, 1, 1, 1, 99], "gradient": column})
-    log = write(tmp_path / "log.arrows", whole.slice(1))
+    log = write(tmp_path / "log.arrows", [whole.slice(1)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     first, *rest = (row["gradient"] for row in rows_of(tmp_path / "bad.arrows"))
     assert np.isnan(first[1])
@@ -138,12 +119,12 @@ def test_a_gradient_of_any_type_is_carried(kind, replay, tmp_path):
 
 def test_without_bad_rows_the_file_is_there_and_empty(replay, tmp_path):
     for name in ("bad.arrows", "bad.arrow"):
-        assert replay(write(tmp_path / "log.arrows", batch(0, GOOD)), "--on-bad-row", f"quarantine={tmp_path / name}")
+        assert replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", f"quarantine={tmp_path / name}")
         assert rows_of(tmp_path / name) == []
 
 
 def test_the_suffix_says_which_arrow_format(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", batch(0, ("user", 99, [1.0, 2.0])))
+    log = write(tmp_path / "log.arrows", [batch(0, BAD)])
     for name, start in (("a.arrow", b"ARROW1"), ("a.feather", b"ARROW1"), ("a.arrows", b"\xff\xff\xff\xff")):
         replay(log, "--on-bad-row", f"quarantine={tmp_path / name}")
         assert (tmp_path / name).read_bytes().startswith(start)
@@ -153,7 +134,7 @@ def test_the_suffix_says_which_arrow_format(replay, tmp_path):
 
 
 def test_a_parquet_source_has_rows_and_no_batches(replay, tmp_path):
-    table = pa.Table.from_batches([batch(0, GOOD, GOOD, ("user", 99, [1.0, 2.0]))])
+    table = pa.Table.from_batches([batch(0, GOOD, GOOD, BAD)])
     pa.parquet.write_table(table, tmp_path / "log.parquet")
     replay(tmp_path / "log.parquet", "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     (row,) = rows_of(tmp_path / "bad.arrows")
@@ -161,32 +142,29 @@ def test_a_parquet_source_has_rows_and_no_batches(replay, tmp_path):
 
 
 def test_one_frame_is_one_batch_however_it_came(replay, tmp_path):
-    bad = ("user", 99, [1.0, 2.0])
-    log = write(tmp_path / "log.arrows", batch(0, bad), batch(0, bad, GOOD), batch(1, bad), batch(2, GOOD))
+    log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(0, BAD, GOOD), batch(1, BAD), batch(2, GOOD)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     assert [one.num_rows for one in read(tmp_path / "bad.arrows")] == [2, 1]
 
 
 def test_many_bad_rows_of_one_frame_are_still_one_batch(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)]))
+    log = write(tmp_path / "log.arrows", [batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)])])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     (one,) = read(tmp_path / "bad.arrows")
     assert one.column("id").to_pylist() == list(range(50, 10_050))
 
 
 def test_a_stale_frame_has_its_bad_rows_put_aside_too(replay, tmp_path):
-    bad = ("user", 99, [1.0, 2.0])
-    log = write(tmp_path / "log.arrows", batch(5, GOOD), batch(0, bad))
+    log = write(tmp_path / "log.arrows", [batch(5, GOOD), batch(0, BAD)])
     _, report, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     assert (report["stale"], report["dropped"]) == (1, {"id_out_of_range": 1})
     assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrows")] == [0]
 
 
 def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay, tmp_path):
-    bad = ("user", 99, [1.0, 2.0])
-    batches = [batch(step, GOOD, bad) for step in range(4)]
+    batches = [batch(step, GOOD, BAD) for step in range(4)]
     path = tmp_path / "log.arrows"
-    write(path, *batches)
+    write(path, batches)
     path.write_bytes(path.read_bytes()[:-40])
     code, said, _ = replay(path, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrow'}")
     assert (code, "cut" in said["error"]) == (3, True)
@@ -195,7 +173,7 @@ def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay
 
 
 def test_an_interrupt_leaves_a_whole_file(config, tmp_path):
-    log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
+    log = write(tmp_path / "log.arrows", [batch(step, GOOD, BAD) for step in range(9)])
     engine = ps.Engine(ps.EmbeddingConfig.load(config))
 
     def stop(counters, gate, share):
@@ -208,7 +186,7 @@ def test_an_interrupt_leaves_a_whole_file(config, tmp_path):
 
 
 def test_an_existing_file_is_not_touched(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", batch(0, GOOD))
+    log = write(tmp_path / "log.arrows", [batch(0, GOOD)])
     file = tmp_path / "bad.arrows"
     file.write_text("mine")
     code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
@@ -218,26 +196,25 @@ def test_an_existing_file_is_not_touched(replay, tmp_path):
 
 @pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
 def test_what_is_no_way_to_treat_bad_rows_is_said(given, replay, tmp_path):
-    code, said, _ = replay(write(tmp_path / "log.arrows", batch(0, GOOD)), "--on-bad-row", given)
+    code, said, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
     assert (code, "on_bad_row" in said["error"]) == (2, True)
 
 
 def test_where_nothing_can_be_written_is_said_before_the_work(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", batch(0, GOOD))
+    log = write(tmp_path / "log.arrows", [batch(0, GOOD)])
     (tmp_path / "file").write_text("")
     code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'file' / 'bad.arrows'}")
     assert (code, "directory" in said["error"]) == (6, True)
 
 
 def test_a_mended_file_is_replayed_a_frame_per_batch_and_never_stale(replay, config, tmp_path):
-    bad = ("user", 99, [1.0, 2.0])
-    log = write(tmp_path / "log.arrows", batch(0, bad), batch(5, bad), batch(6, bad, bad))
+    log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(5, BAD), batch(6, BAD, BAD)])
     replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
     mended = []
     for one in read(tmp_path / "bad.arrows"):
         ids = pa.array([7] * one.num_rows, pa.int64())
         mended.append(one.set_column(one.schema.get_field_index("id"), "id", ids))
-    code, report, _ = replay(write(tmp_path / "mended.arrows", *mended), "--init", out_of(config, tmp_path))
+    code, report, _ = replay(write(tmp_path / "mended.arrows", mended), "--init", out_of(config, tmp_path))
     assert code == 0
     assert [report[key] for key in ("frames", "steps", "stale", "rows")] == [3, 3, 0, 4]
 
@@ -249,31 +226,27 @@ def out_of(config, tmp_path):
 
 
 def test_an_unmended_file_is_refused_for_the_same_reasons(replay, config, tmp_path, capsys):
-    log = write(tmp_path / "log.arrows", batch(0, ("user", 99, [1.0, 2.0]), ("user", 1, [1.0]), ("user", 1, None)))
+    log = write(tmp_path / "log.arrows", [batch(0, BAD, ("user", 1, [1.0]), ("user", 1, None))])
     file = tmp_path / "bad.arrows"
     _, first, _ = replay(log, "--on-bad-row", f"quarantine={file}")
     _, again, _ = replay(file, "--on-bad-row", "drop")
     assert again["dropped"] == first["dropped"]
-    assert main(["validate", config, str(file)]) == 3
+    assert main(["validate", str(config), str(file)]) == 3
     assert "[id_out_of_range]" in capsys.readouterr().out
 
 
-def test_inspect_says_what_is_in_it(replay, tmp_path, capsys):
-    log = write(
-        tmp_path / "log.arrows", batch(3, ("user", 99, [1.0, 2.0]), ("user", 1, [1.0]), ("user", 98, [1.0, 1.0]))
-    )
+def test_inspect_says_what_is_in_it(replay, tmp_path, call):
+    log = write(tmp_path / "log.arrows", [batch(3, BAD, ("user", 1, [1.0]), ("user", 98, [1.0, 1.0]))])
     file = tmp_path / "bad.arrows"
     replay(log, "--on-bad-row", f"quarantine={file}")
-    assert main(["inspect", str(file)]) == 0
-    text = capsys.readouterr().out
+    text, found = call(0, "inspect", file)
+    (part,) = found["parts"]
     assert "quarantine of bad rows: id_out_of_range 2, length_mismatch 1" in text
-    assert main(["inspect", str(file), "--json"]) == 0
-    (part,) = json.loads(capsys.readouterr().out)["parts"]
     assert part["reasons"] == {"id_out_of_range": 2, "length_mismatch": 1}
 
 
 def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
-    log = write(tmp_path / "log.arrows", *[batch(step, GOOD, ("user", 99, [1.0, 2.0])) for step in range(9)])
+    log = write(tmp_path / "log.arrows", [batch(step, GOOD, BAD) for step in range(9)])
     file = tmp_path / "bad.arrows"
     monkeypatch.setattr(atomic_files, "operations", failing(2, errno.ENOSPC, also_after=True))
     code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")

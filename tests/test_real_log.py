@@ -2,16 +2,15 @@
 
 import io
 import itertools
-import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
+from ipc import stream
 from oracle import adagrad_step, coalesce, ulps
 
-from penstock.cli import main
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
@@ -132,10 +131,8 @@ def test_the_hash_depends_on_no_record_batch_boundary(log, num_required, reducti
 @pytest.mark.parametrize(("num_required", "reduction", "tables"), MODES)
 def test_the_hash_depends_on_no_container(log, tmp_path, num_required, reduction, tables):
     source = only(log, tables)
-    with pa.ipc.new_stream(tmp_path / "a.arrows", source.schema) as writer:
-        writer.write_table(source)
-    with pa.ipc.new_file(tmp_path / "a.arrow", source.schema) as writer:
-        writer.write_table(source)
+    for name, make in (("a.arrows", pa.ipc.new_stream), ("a.arrow", pa.ipc.new_file)):
+        (tmp_path / name).write_bytes(stream(source.to_batches(), make=make))
     pq.write_table(source, tmp_path / "a.parquet", row_group_size=999)
     files = [tmp_path / "a.arrows", tmp_path / "a.arrow", tmp_path / "a.parquet"]
     pipes = [io.BytesIO(path.read_bytes()) for path in files]
@@ -143,13 +140,12 @@ def test_the_hash_depends_on_no_container(log, tmp_path, num_required, reduction
     assert len(hashes) == 1
 
 
-def test_the_command_line_gives_the_same_hash_and_writes_the_tables(log, shared, tmp_path, capsys):
+def test_the_command_line_gives_the_same_hash_and_writes_the_tables(log, shared, tmp_path, call):
     tables = ("center", "context")
     config_of(tables).save(tmp_path / "c.pbtxt")
     path = shared("realdata/shakespeare_words.arrows")
-    arguments = ["replay", tmp_path / "c.pbtxt", path, "--column", "gradient=grad", "--out", tmp_path / "out", "--json"]
-    assert main([str(a) for a in arguments]) == 0
-    report = json.loads(capsys.readouterr().out)
+    flags = ["--column", "gradient=grad", "--out", tmp_path / "out"]
+    _, report = call(0, "replay", tmp_path / "c.pbtxt", path, *flags)
     engine = Engine(config_of(tables))
     engine.run(path, columns=COLUMNS)
     assert report["state_hash"] == engine.state_hash()

@@ -7,37 +7,27 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pyarrow as pa
 import pytest
+from cli import frame, table
+from ipc import write
 
 from penstock.cli import main
 from penstock.cli.html_report import covered, frequencies
 from penstock.cli.id_statistics import IdUses
 from penstock.cli.svg import Axis, Bar, bars, lines, short
 
-CONFIG = """
-table_descriptor {
-  name: "user" vocabulary_size: 50 dimension: 2
-  optimization_parameters { adagrad {} learning_rate { dynamic { tag: 0 } } gradient_accumulation_status: ENABLED }
-}
-mode: TRAINING
-"""
+CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(config, tmp_path):
     """A configuration and a log: user 7 is in half of the rows, one row in ten is bad."""
-    (tmp_path / "tables.pbtxt").write_text(CONFIG)
-    rng = np.random.default_rng(0)
-    gradient = pa.list_(pa.float32(), 2)
-    schema = pa.schema([("id", pa.int64()), ("gradient", gradient), ("learning_rates", pa.list_(pa.float32()))])
-    with pa.ipc.new_stream(str(tmp_path / "log.arrows"), schema) as writer:
-        for at in range(30):
-            ids = np.where(np.arange(40) % 2, 7, rng.integers(0, 50, 40))
-            ids[0] = 99 if at % 10 == 0 else 3
-            values = pa.array(rng.standard_normal(80).astype(np.float32))
-            columns = [pa.array(ids), pa.FixedSizeListArray.from_arrays(values, 2), pa.array([[0.5 / (1 + at)]] * 40)]
-            columns[2] = columns[2].cast(schema.field(2).type)
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return [str(tmp_path / name) for name in ("tables.pbtxt", "log.arrows")]
+    rng, batches = np.random.default_rng(0), []
+    for at in range(30):
+        ids = np.where(np.arange(40) % 2, 7, rng.integers(0, 50, 40))
+        ids[0] = 99 if at % 10 == 0 else 3
+        rates = pa.array([[0.5 / (1 + at)]] * 40, pa.list_(pa.float32()))
+        batches.append(frame(None, ids, at, learning_rates=rates))
+    return [str(config), write(tmp_path / "log.arrows", batches)]
 
 
 def page_of(folder):
@@ -53,10 +43,9 @@ def headings(page):
     return re.findall("<h2>(.*?)</h2>", page)
 
 
-def test_replay_writes_a_page_of_the_run(files, tmp_path, capsys, monkeypatch):
+def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
     monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
-    assert main(["replay", *files, "--on-bad-row", "drop", "--report", str(tmp_path / "page"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    _, told = call(0, "replay", *files, "--on-bad-row", "drop", "--report", tmp_path / "page")
     page = page_of(tmp_path / "page")
     assert headings(page) == [
         "What it did",
@@ -81,10 +70,8 @@ def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_p
     monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("adagrad {}", "stochastic_gradient_descent {}"))
     gradient = pa.array([[1e30, 1.0]] * 3, pa.list_(pa.float32(), 2))
-    batch = pa.record_batch({"id": np.arange(3), "gradient": gradient})
-    with pa.ipc.new_stream(str(tmp_path / "l.arrows"), batch.schema) as writer:
-        writer.write_batch(batch)
-    words = ["replay", str(tmp_path / "t.pbtxt"), str(tmp_path / "l.arrows"), "--learning-rate", "0=1e30"]
+    log = write(tmp_path / "l.arrows", [frame(0, range(3), gradient=gradient)])
+    words = ["replay", str(tmp_path / "t.pbtxt"), log, "--learning-rate", "0=1e30"]
     assert main([*words, "--report", str(tmp_path / "page")]) == 0
     page_of(tmp_path / "page")
     assert json.loads((tmp_path / "page" / "report.json").read_text())["live"]["moments"][-1]["norms"] == {}
@@ -92,9 +79,8 @@ def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_p
 
 def test_what_did_not_happen_has_no_plot(tmp_path):
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("dynamic { tag: 0 }", "constant: 0.1"))
-    schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
-    pa.ipc.new_stream(str(tmp_path / "empty.arrows"), schema).close()
-    words = ["replay", str(tmp_path / "t.pbtxt"), str(tmp_path / "empty.arrows"), "--report", str(tmp_path / "page")]
+    empty = write(tmp_path / "empty.arrows", [], schema=frame().schema)
+    words = ["replay", str(tmp_path / "t.pbtxt"), empty, "--report", str(tmp_path / "page")]
     assert main(words) == 0
     assert headings(page_of(tmp_path / "page")) == ["What it did", "Where the time went", "Tables"]
 

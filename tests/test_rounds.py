@@ -3,12 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import batch, engine_of, write
+from checkpoints import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.errors import InputError, StateError, UsageError
+from penstock.errors import InputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"t": (100, 1)}
@@ -39,19 +38,6 @@ def test_frames_before_a_bad_one_come_out_and_those_behind_it_do_not():
     assert [int(next(frames).rows["t"][0].ids[0]) for _ in range(4)] == [1, 3, 5, 2]
     with pytest.raises(InputError, match="expected 0 <= id < 100"):
         next(frames)
-
-
-def test_a_resumed_run_goes_on_in_the_same_round(tmp_path):
-    logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(9)]) for n in range(3)]
-    whole = engine_of()
-    whole.run(logs, merge="round")
-    folder = tmp_path / "c"
-    engine_of().run(logs, limit=13, checkpoint=folder, merge="round")
-    engine = ps.Engine.restore(folder)
-    assert engine.run(logs, checkpoint=folder, merge="round", resume=True).skipped == 13
-    assert engine.state_hash() == whole.state_hash()
-    with pytest.raises(StateError, match="made with --merge round; resume it the same way"):
-        ps.Engine.restore(folder).run(logs, resume=True)
 
 
 def test_another_way_of_merging_is_refused():

@@ -7,6 +7,7 @@ import sys
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from ipc import write
 from limits import HANG_S, until
 from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of
 
@@ -214,9 +215,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
     whole, cut = frame(0, step=0), frame(1, step=1)
-    with pa.OSFile(str(tmp_path / "log"), "wb") as file, pa.ipc.new_stream(file, whole.schema) as log:
-        log.write_batch(whole)
-        log.write_batch(cut)  # which says that the one before is whole, and may go on itself
+    write(tmp_path / "log", [whole, cut])  # cut says that the one before is whole, and may have more rows itself
     with service_of() as service:
         for _ in range(3):
             done = subprocess.run(

@@ -1,14 +1,13 @@
 """What an acknowledgement says became of a producer's frames, also over restarts of the service."""
 
 import signal
-import socket
 import threading
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
+from services import VOCABULARY, Process, client_of, config_of, frame, free_port, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.incremental import Saver
@@ -107,12 +106,6 @@ def test_counts_are_those_of_the_frames_up_to_the_position(tmp_path, monkeypatch
         writer.close()
         client.close()
         assert [(ack.position, ack.applied, ack.stale) for ack in acks] == [(0, 0, 0), (4, 3, 1), (6, 4, 2)]
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @pytest.mark.parametrize("committed", [0, 3])

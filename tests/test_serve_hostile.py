@@ -21,11 +21,7 @@ from penstock.service import put_streams
 FRAMES = [frame(n) for n in range(12)]
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    config_of().save(path)
-    return path
+CONFIG = config_of()
 
 
 def test_columns_that_change_in_mid_stream_are_refused_and_those_before_stay():

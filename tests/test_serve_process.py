@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from ipc import write
 from limits import HANG_S, until
-from services import Process, config_of, frame, replayed
+from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
 from penstock.cli.main import main
@@ -67,30 +67,18 @@ print(anew)
 """
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 def started(script, *words):
     words = [*map(str, words), str(HANG_S)]
     return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "tables.pbtxt"
-    config_of().save(path)
-    return path
+CONFIG = config_of()
 
 
 @pytest.fixture
 def frames(tmp_path):
     made = [frame(n) for n in range(NUM_FRAMES)]
-    with pa.OSFile(str(tmp_path / "log"), "wb") as file, pa.ipc.new_stream(file, made[0].schema) as log:
-        for each in made:
-            log.write_batch(each)
+    write(tmp_path / "log", made)
     return made
 
 

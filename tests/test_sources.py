@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.ipc
 import pytest
-from streams import CONTAINERS, EVERY, FRAMES, SIZES, OneWay, batch_of, frames_of, parquet, until_error, written
+from ipc import stream
+from streams import CONTAINERS, EVERY, FRAMES, SIZES, OneWay, batch_of, frames_of, parquet, until_error
 
 import penstock.io.sources.opening as sources
 from penstock.errors import InputError, TruncatedInputError
@@ -46,9 +47,9 @@ def test_a_file_of_another_file_system(monkeypatch, container):
 @EVERY
 def test_a_binary_file_object_and_a_stream_that_cannot_seek(container):
     content = CONTAINERS[container]
-    for stream in (io.BytesIO(content), OneWay(content), io.BufferedReader(OneWay(content)), pa.BufferReader(content)):
-        assert frames_of(stream) == FRAMES
-        assert not stream.closed  # it belongs to whoever opened it
+    for source in (io.BytesIO(content), OneWay(content), io.BufferedReader(OneWay(content)), pa.BufferReader(content)):
+        assert frames_of(source) == FRAMES
+        assert not source.closed  # the caller opened it
 
 
 @EVERY
@@ -142,7 +143,7 @@ def test_a_large_row_group_behind_a_file_object_is_not_read_at_once():
 def test_a_directorys_files_by_name_without_hidden_ones_and_marks(tmp_path):
     for name, batch in {"b": batch_of(2), "a/2": batch_of(1), "a/1": batch_of(0), "c.parquet": batch_of(3)}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        content = parquet(pa.table(batch)) if name.endswith("parquet") else written([batch])
+        content = parquet(pa.table(batch)) if name.endswith("parquet") else stream([batch])
         (tmp_path / name).write_bytes(content)
     for name in (".hidden", "_SUCCESS", "_metadata"):
         (tmp_path / name).write_bytes(b"")

@@ -9,7 +9,8 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from streams import CONTAINERS, TABLE, OneWay, batch_of, frames_of, parquet, until_error, written
+from ipc import stream
+from streams import CONTAINERS, TABLE, OneWay, batch_of, frames_of, parquet, until_error
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -18,10 +19,10 @@ from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 NAMES = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), pa.array(["user"]))
 SMALL = {
-    "plain": written([batch_of(0, 1), batch_of(1, 2)]),
-    "dictionary": written([batch_of(0, 1, table=NAMES), batch_of(1, 2, table=NAMES)]),
-    "compressed": written([batch_of(0, 1), batch_of(1, 2)], compression="zstd"),
-    "legacy": written([batch_of(0, 1), batch_of(1, 2)], use_legacy_format=True),
+    "plain": stream([batch_of(0, 1), batch_of(1, 2)]),
+    "dictionary": stream([batch_of(0, 1, table=NAMES), batch_of(1, 2, table=NAMES)]),
+    "compressed": stream([batch_of(0, 1), batch_of(1, 2)], compression="zstd"),
+    "legacy": stream([batch_of(0, 1), batch_of(1, 2)], use_legacy_format=True),
 }
 SMALL_FRAMES = [[0], [1, 1], [2]]
 
@@ -83,9 +84,9 @@ def test_two_files_in_one_are_an_error_and_never_one_files_rows_by_the_others_fo
         if kind == "parquet":
             content += parquet(pa.Table.from_batches(tables[size]))
         elif size == "empty":
-            content += written([tables[size][0]], pa.ipc.new_file)
+            content += stream([tables[size][0]], make=pa.ipc.new_file)
         else:
-            content += written(tables[size], pa.ipc.new_file)
+            content += stream(tables[size], make=pa.ipc.new_file)
     path.write_bytes(content)
     for source in (path, io.BytesIO(content)):
         frames, text = until_error(source)
@@ -94,10 +95,9 @@ def test_two_files_in_one_are_an_error_and_never_one_files_rows_by_the_others_fo
 
 
 def test_a_file_without_any_batch_after_another_is_noticed(tmp_path):
-    empty = io.BytesIO()
-    pa.ipc.new_file(empty, TABLE.schema).close()
-    (tmp_path / "empty").write_bytes(empty.getvalue())
-    (tmp_path / "two").write_bytes(CONTAINERS["file"] + empty.getvalue())
+    empty = stream([], schema=TABLE.schema, make=pa.ipc.new_file)
+    (tmp_path / "empty").write_bytes(empty)
+    (tmp_path / "two").write_bytes(CONTAINERS["file"] + empty)
     assert frames_of(tmp_path / "empty") == []
     assert "two files in one?" in until_error(tmp_path / "two")[1]
 
@@ -121,7 +121,7 @@ def test_dictionaries_that_grow_or_are_replaced_in_mid_stream(tmp_path):
     sizes = {"user": (10, 1), "item": (10, 1), "other": (10, 1)}
     batches = [named("user", "item"), named("user", "item", "other"), named("other", "user")]
     for deltas in (True, False):
-        content = written(batches, emit_dictionary_deltas=deltas)
+        content = stream(batches, emit_dictionary_deltas=deltas)
         (tmp_path / "log").write_bytes(content)
         for source in (tmp_path / "log", OneWay(content)):
             frames = list(FrameReader(source, ReadOptions(sizes, columns={"step": "id"})))
@@ -199,9 +199,9 @@ def rich(rows=9):
 
 
 DAMAGED = {
-    "stream": written([rich(), rich()]),
-    "compressed stream": written([rich(), rich()], compression="lz4"),
-    "file": written([rich(), rich()], pa.ipc.new_file),
+    "stream": stream([rich(), rich()]),
+    "compressed stream": stream([rich(), rich()], compression="lz4"),
+    "file": stream([rich(), rich()], make=pa.ipc.new_file),
     "parquet": parquet(pa.table(rich())),
 }
 
@@ -219,11 +219,8 @@ def test_any_bit_flipped_is_an_input_error_or_a_result_and_never_a_crash(tmp_pat
 @pytest.mark.parametrize("name", [b"table", b"inner"])
 def test_a_name_that_is_not_utf8_is_bad_input(name):
     """Of a column, or of a field inside one."""
-    sink = io.BytesIO()
     row = {"id": pa.array([1]), "table": ["t"], "gradient": pa.array([[1.0]], pa.list_(pa.float32(), 1))}
     batch = pa.record_batch(row | {"more": pa.array([[{"inner": 1}]])})
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    damaged = io.BytesIO(sink.getvalue().replace(name, b"t\xff\xfe\xfde"))
+    damaged = io.BytesIO(stream([batch]).replace(name, b"t\xff\xfe\xfde"))
     with pytest.raises(InputError, match="name is not UTF-8"):
         list(FrameReader(damaged, ReadOptions({"t": (5, 1), "u": (5, 1)})))

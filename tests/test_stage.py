@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import DIM, LOG, ROWS, batch, config_of, engine_of, write
-from deltas import bytes_of, equal, example, follow, follower_of, numbers, tables_of
+from checkpoints import DIM, LOG, ROWS, batch, config_of, engine_of
+from deltas import WHOLE, bytes_of, equal, example, follow, follower_of, numbers, tables_of
+from ipc import write
 
 import penstock as ps
 from penstock.config import optimizers as o
 
-WHOLE = {"slots": True, "numbered": True}
 LAZY = [o.SGD(0.1), o.Adagrad(0.1), o.FTRL(0.1), o.Adam(0.1), o.Momentum(0.1)]
 
 

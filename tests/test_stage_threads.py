@@ -7,13 +7,12 @@ import time
 import numpy as np
 import pytest
 from checkpoints import DIM, batch, engine_of
-from deltas import equal, follow, follower_of, tables_of
+from deltas import WHOLE, equal, follow, follower_of, tables_of
 
 import penstock as ps
 from penstock.deltas import Deltas
 from penstock.io.storage.delta_format import DeltaForm
 
-WHOLE = {"slots": True, "numbered": True}
 LIMIT_S = 300  # only a thread that hangs reaches it
 NEVER_STALE = 1 << 40
 

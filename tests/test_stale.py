@@ -1,48 +1,24 @@
 """Stale frames of a replay: the note that counts them, ``--max-stale``, and what ``validate`` says in advance."""
 
-import json
-
 import pyarrow as pa
 import pytest
-from checkpoints import ROWS, batch, commits, config_of, engine_of, write
+from checkpoints import ROWS, batch, commits, config_of, engine_of
+from cli import unmarked
+from ipc import write
 from jobs import together
 
 import penstock as ps
-from penstock.cli import main
 from penstock.distributed.member import Member
 
 FIX = "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+CONFIG = config_of()
 STEPS = 6
-
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return str(tmp_path / "tables.pbtxt")
 
 
 @pytest.fixture
 def workers(tmp_path):
     """Two workers' logs of the same steps: read one after the other, the second is stale from its first frame on."""
     return [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(STEPS)]) for n in range(2)]
-
-
-@pytest.fixture
-def call(capsys):
-    """call(code, words…) → (what people read, what --json printed)"""
-
-    def run(code, *argv):
-        capsys.readouterr()
-        assert main([*map(str, argv), "--json"]) == code
-        said = capsys.readouterr()
-        return said.err, json.loads(said.out)
-
-    return run
-
-
-def unmarked(batches):
-    """The same without steps: every batch is a frame, and none is ever stale."""
-    return [each.drop_columns(["step", "contributor"]) for each in batches]
 
 
 # ---- the note
@@ -129,7 +105,7 @@ def test_python_runs_and_stages_take_it_too(workers):
 
 def test_an_earlier_run_of_the_same_engine_does_not_count(tmp_path, workers):
     engine = engine_of(num_required=1)
-    engine.run(iter(unmarked(batch(step, rows=400) for step in range(STEPS))))
+    engine.run(unmarked(batch(step, rows=400)) for step in range(STEPS))
     with pytest.raises(ps.InputError, match="480 of the 480 rows"):
         engine.run(workers, max_stale=0.5, checkpoint=tmp_path / "c")
     with pytest.raises(ps.InputError, match="480 of the 480 rows"):

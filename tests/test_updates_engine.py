@@ -1,7 +1,9 @@
 """Every optimizer through the engine, on one and on four devices, against the equations in NumPy: bit for bit."""
 
+import engines
 import numpy as np
 import pytest
+from engines import parts_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,14 +55,8 @@ def changed(optimizer, **arguments):
     return copy
 
 
-def engine_of(optimizer, dim=3, mesh=None, **arguments):
-    return Engine(
-        EmbeddingConfig.from_tables([TableConfig(ROWS, dim, name="t", optimizer=optimizer)]), mesh, **arguments
-    )
-
-
-def parts_of(engine, name="t"):
-    return list(engine.retrieve_parameters(name).values())
+def engine_of(optimizer, dim=3, mesh=None, **options):
+    return engines.engine_of(optimizer, dim=dim, rows=ROWS, mesh=mesh, **options)
 
 
 def stepped(engine, parts, ids, grads, name="t"):
@@ -76,10 +72,6 @@ def stepped(engine, parts, ids, grads, name="t"):
     for part, new in zip(after, (weights, *slots), strict=True):
         part[ids] = new
     return after
-
-
-def same(parts, wanted):
-    return [part.tobytes() for part in parts] == [part.tobytes() for part in wanted]
 
 
 def some(rng, count, dim):

@@ -1,7 +1,9 @@
 """What optimizers keep beside the weights, users' programs, and what a forward lookup sees, through the engine."""
 
+import engines
 import numpy as np
 import pytest
+from engines import parts_of, same
 
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
@@ -19,17 +21,8 @@ def heavy_ball(gradient, weights, momenta):
     return weights - 2.0 * momenta, momenta
 
 
-def engine_of(optimizer, dim=3, mesh=None, **arguments):
-    config = EmbeddingConfig.from_tables([TableConfig(ROWS, dim, name="t", optimizer=optimizer)])
-    return Engine(config, mesh, **arguments)
-
-
-def parts_of(engine):
-    return list(engine.retrieve_parameters("t").values())
-
-
-def same(parts, wanted):
-    return [part.tobytes() for part in parts] == [part.tobytes() for part in wanted]
+def engine_of(optimizer, dim=3, **options):
+    return engines.engine_of(optimizer, dim=dim, rows=ROWS, **options)
 
 
 # ---- slots in and out

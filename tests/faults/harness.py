@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from checkpoints import config_of, log_of
+from quarantines import read
 
 from penstock.io.log import LogWriter
 
@@ -154,8 +155,7 @@ def with_bad_row(batch):
 
 def batches_in(path):
     """Every batch that has rows, as bytes: the deltas of one run and of two in a row are cut alike."""
-    with pa.ipc.open_stream(str(path)) as batches:
-        return [batch.serialize().to_pybytes() for batch in batches if batch.num_rows]
+    return [batch.serialize().to_pybytes() for batch in read(path) if batch.num_rows]
 
 
 def write_log(path, batches, order=None):

@@ -1,5 +1,7 @@
 """File operations that fail or end the process at the n-th call: replacements for ``atomic_files.operations``."""
 
+import errno
+import itertools
 import os
 import signal
 
@@ -46,6 +48,17 @@ def failing(number, code, also_after=False):
     return Watched(at)
 
 
+def full_disk(num_writes=0, with_bytes=b""):
+    """Writes that hold these bytes fail after so many, for lack of space."""
+    seen = itertools.count()
+
+    def at(n, name, args):
+        if name == "write" and with_bytes in bytes(args[1]) and next(seen) >= num_writes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return Watched(at)
+
+
 def short_write(number):
     """The n-th call, where it is a write, takes half of what it is given; the next one has no room."""
 
@@ -53,7 +66,7 @@ def short_write(number):
         if n == number and name == "write":
             return lambda file, data: os.write(file, memoryview(data)[: max(1, len(data) // 2)])
         if n == number + 1:
-            raise OSError(28, os.strerror(28))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return None
 
     return Watched(at)
