@@ -51,7 +51,7 @@ LEARNING_RATE = 0.05
 GRADIENT_STDDEV = np.float32(0.01)
 
 CONFIG_SUFFIX = ".pbtxt"
-NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # who asks for these would not get them
+NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # formats that synth does not write
 FILE_SUFFIXES = (".arrow", ".feather")
 
 # Rank → id, so that the frequent ids do not lie side by side. A bijection: the multiplier is a prime above every
@@ -68,7 +68,7 @@ _RANGES = {
     "seed": (0, (1 << 63) - 1),
 }
 _BATCH_ROWS = 1 << 16
-_BATCH_FLOATS = 1 << 25  # 128 MB of gradients: very wide rows come in smaller batches
+_BATCH_FLOATS = 1 << 25  # 128 MB of gradients: batches of very wide rows are smaller
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTab
 
 
 def _zipf_cumulative(size: int, alpha: float) -> Float64:
-    """P(rank <= r) for P(r) ∝ (r+1)^-alpha: what inverse sampling looks up. Ends in exactly 1, and random() < 1."""
+    """Return P(rank <= r) for P(r) ∝ (r+1)^-alpha, for inverse sampling. Ends in exactly 1, and random() < 1."""
     table = np.arange(1, size + 1, dtype=np.float64)
     np.power(table, -alpha, out=table)
     np.cumsum(table, out=table)

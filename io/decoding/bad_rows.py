@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from penstock.io.decoding.columns import Gradients, Int64
+from penstock.io.decoding.columns import Int64, Lists
 from penstock.io.decoding.row_checks import REASONS
-from penstock.io.decoding.rows import RowBatch
+from penstock.io.decoding.rows import RowBatch, SampleGradients
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import arrow_errors
 
@@ -97,7 +97,7 @@ def _tables(decoded: RowBatch, rows: Int64) -> pa.Array:
     return names.take(pa.array(codes, mask=codes < 0))
 
 
-def _computed_gradients(gradients: Gradients, rows: Int64) -> pa.Array:
+def _computed_gradients(gradients: Lists | SampleGradients, rows: Int64) -> pa.Array:
     """Return a lookup's gradient in an example stream, its sample's times its gain, so that it can be repaired."""
     null = gradients.null
     values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]

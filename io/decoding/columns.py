@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,19 +31,6 @@ ROWS_OF_A_RUN = 256
 
 
 Look = tuple[Float32, Int64 | None, Float32 | None]  # of Rows: grads, which, gains
-
-
-class Gradients(Protocol):
-    """A gradient per row: ``Lists`` from the source, or an object that computes them on demand."""
-
-    @property
-    def null(self) -> Bool | None: ...
-    def look(self, rows: slice | Int64, dim: int) -> Look: ...
-    def of_row(self, row: int) -> Float32: ...
-    def length(self, row: int) -> int: ...
-    def differ_from(self, dim: int | np.int64 | Int64) -> Bool: ...
-    def all_of(self, dim: int, start: int, stop: int) -> bool: ...
-    def not_finite(self) -> Bool | None: ...
 
 
 @dataclass(eq=False)

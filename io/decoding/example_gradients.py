@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Rows
-from penstock.io.decoding.columns import Bool, Float32, Int64, Look
+from penstock.io.decoding.columns import Bool, Float32, Int64
 from penstock.io.decoding.frame_columns import Broken
-from penstock.io.decoding.rows import Examples, RowBatch
-from penstock.tables.combiners import not_finite
+from penstock.io.decoding.rows import Examples, RowBatch, SampleGradients
 
 
 @dataclass(frozen=True)
@@ -47,63 +45,34 @@ class FeatureUses:
     broken: Broken | None
 
 
-@dataclass(frozen=True)
-class SampleGradients:
-    """A gradient per lookup, computed on demand (``Gradients``). As in FeatureUses, but null has shape (n,)."""
-
-    gradients: Float32
-    samples: Int64
-    gains: Float32 | None
-    null: Bool | None
-
-    def look(self, rows: slice | Int64, dim: int) -> Look:
-        return self.gradients, self.samples[rows], None if self.gains is None else self.gains[rows]
-
-    def of_row(self, row: int) -> Float32:
-        return Rows(self.samples, self.gradients, self.samples, self.gains).gradient(row)
-
-    def length(self, row: int) -> int:
-        return int(self.gradients.shape[1])
-
-    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
-        return np.asarray(False)  # an example whose gradient has another length stops the reading
-
-    def all_of(self, dim: int, start: int, stop: int) -> bool:
-        return True
-
-    def not_finite(self) -> Bool | None:
-        found = not_finite(self.gradients, self.samples, self.gains)
-        return found if found.any() else None
-
-
 def table_rows(uses: Sequence[FeatureUses]) -> RowBatch:
     """Merge the lookups of the features of one table."""
     lengths = np.stack([of.lengths for of in uses])
-    places = _places(lengths) if len(uses) > 1 else []
+    positions = _positions(lengths) if len(uses) > 1 else []
     gradients, samples, num_samples = [of.gradients for of in uses], [], 0
     for of in uses:
         samples.append(of.samples + num_samples if num_samples else of.samples)
         num_samples += len(of.gradients)
-    raw_ids = _merged(places, [of.raw_ids for of in uses])
+    raw_ids = _merged(positions, [of.raw_ids for of in uses])
     ids = [of.raw_ids.astype(np.int64, copy=False) for of in uses]
     return RowBatch(
         num_rows=len(raw_ids),
         tables=(uses[0].table,),
         codes=None,
         raw_ids=raw_ids,
-        ids=raw_ids if raw_ids.dtype == np.int64 else _merged(places, ids),
-        ids_null=_optional(places, [of.ids_null for of in uses], False),
+        ids=raw_ids if raw_ids.dtype == np.int64 else _merged(positions, ids),
+        ids_null=_optional(positions, [of.ids_null for of in uses], False),
         gradients=SampleGradients(
             gradients[0] if len(uses) == 1 else np.concatenate(gradients),
-            _merged(places, samples),
-            _optional(places, [of.gains for of in uses], np.float32(1)),
-            _optional(places, [None if of.null is None else np.repeat(of.null, of.lengths) for of in uses], False),
+            _merged(positions, samples),
+            _optional(positions, [of.gains for of in uses], np.float32(1)),
+            _optional(positions, [None if of.null is None else np.repeat(of.null, of.lengths) for of in uses], False),
         ),
         examples=Examples(lengths, np.array([of.column for of in uses])),
     )
 
 
-def _places(lengths: Int64) -> list[Int64]:
+def _positions(lengths: Int64) -> list[Int64]:
     """Return the positions of every feature's lookups in the order of examples, then features.
 
     lengths : int64, shape (features, examples)
@@ -115,23 +84,23 @@ def _places(lengths: Int64) -> list[Int64]:
     ]
 
 
-def _merged(places: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Merge one array per feature into one, by the places of their values."""
+def _merged(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Merge one array per feature into one, by the positions of their values."""
     if len(arrays) == 1:
         return arrays[0]
     kinds = {of.dtype for of in arrays}
     # No integer type has both signs and all of uint64.
     kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
-    out = np.empty(sum(map(len, places)), kind)
-    for at, of in zip(places, arrays, strict=True):
+    out = np.empty(sum(map(len, positions)), kind)
+    for at, of in zip(positions, arrays, strict=True):
         out[at] = of
     return out
 
 
-def _optional(places: Sequence[Int64], arrays: Sequence[npt.NDArray[Any] | None], default: Any) -> Any:
+def _optional(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any] | None], default: Any) -> Any:
     """Merge one array per feature, the default for those without; None if no feature has one."""
     if len(arrays) == 1 or all(of is None for of in arrays):
         return arrays[0]
     return _merged(
-        places, [np.full(len(at), default) if of is None else of for at, of in zip(places, arrays, strict=True)]
+        positions, [np.full(len(at), default) if of is None else of for at, of in zip(positions, arrays, strict=True)]
     )

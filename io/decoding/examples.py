@@ -111,7 +111,11 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
     if feature.sequence_length and "weights" in kinds:
         raise InputError("a sequence feature takes no weights", source=source, column=field.name)
     if not feature.sequence_length and feature.combiner is None:
-        by = f"name: '{feature.name}'" if feature.path == feature.name else f"feature_id: {_index(feature, options)}"
+        by = (
+            f"name: '{feature.name}'"
+            if feature.path == feature.name
+            else f"feature_id: {options.features.index(feature)}"
+        )
         raise ConfigError(
             f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
             f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
@@ -120,10 +124,6 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
     if pa.types.is_fixed_size_list(gradient) and gradient.list_size != num_floats:
         problem = f"expected {num_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
         raise InputError(problem, source=source, column=field.name)
-
-
-def _index(feature: FeatureSpec, options: ReadOptions) -> int:
-    return next(index for index, of in enumerate(options.features) if of.path == feature.path)
 
 
 def _combined(feature: FeatureSpec) -> str:
@@ -165,7 +165,7 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int) -
 
 
 def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:
-    """Of a sequence: which ids are kept, of which position each of those is, and how many are cut by example."""
+    """Truncate sequences: return a mask of the ids kept, the position of each, and the number dropped by example."""
     positions = np.arange(len(examples)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     kept = positions < most
     return kept, (examples * most + positions)[kept], np.maximum(lengths - most, 0)
@@ -198,7 +198,7 @@ def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Brok
 
 
 def _dense(lists: Lists, width: int, lengths: Int64, name: str) -> tuple[Float32, Bool | None, Broken | None]:
-    """float32 (examples, width); which are null; the first that looks something up and is of another length."""
+    """Return float32 (examples, width), which examples are null, and the first with lookups that has another length."""
     null = np.zeros(lists.num_rows, bool) if lists.null is None else lists.null
     wrong = np.broadcast_to(lists.differ_from(width), null.shape) | null
     if not wrong.any():

@@ -179,15 +179,15 @@ class FrameBuilder:
         """Add a piece, after a check of every value if the frame is so long that its bad rows may fill the memory."""
         options = self._options
         if self._num_bytes > UNVALIDATED_BYTES:
-            piece = piece.validated(options.sizes)
-        self._frame.add(piece)
-        if not options.unvalidated or self._num_bytes > UNVALIDATED_BYTES:
+            self._frame.add(piece.validated(options.sizes))
             return
-        self._pieces.append(piece)
-        if options.on_bad_row != "error":
-            self._num_bytes += piece.num_bytes
-            if self._num_bytes > UNVALIDATED_BYTES:
-                self._frame, self._pieces = self._validated(self._pieces), []
+        self._frame.add(piece)
+        if options.unvalidated:
+            self._pieces.append(piece)
+            if options.on_bad_row != "error":
+                self._num_bytes += piece.num_bytes
+                if self._num_bytes > UNVALIDATED_BYTES:
+                    self._frame, self._pieces = self._validated(self._pieces), []
 
     def _audited(self, pieces: Sequence[Piece]) -> Frame:
         """Return the frame of these pieces after a check of every value."""

@@ -56,7 +56,7 @@ class FrameReader:
                 yield frame
 
     def numbered(self) -> Numbered:
-        """The frames, each with the number of its source."""
+        """Return the frames, each with the number of its source."""
         self._verified = []
         self.checksums = set()
         by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
@@ -176,10 +176,10 @@ def _unknown_frames(part: Part) -> InputError:
 
 
 def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
-    """The frames of several sources in the order that ``merge`` says, each with the number of its source.
+    """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
-    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn, one
-        that has ended sits out; None: one source after the other
+    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
+        without those that have ended; None: one source after the other
     """
     with ExitStack() as stack:
         for frames in sources:
@@ -200,7 +200,7 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
 
 
 def sorted_by_step(frames: Frames) -> Frames:
-    """The same frames. Raises InputError at one that has no step, or an earlier one than the frame before it."""
+    """Yield the same frames. Raises InputError at a frame without a step, or with an earlier one than the last."""
     last: int | None = None
     with closing(frames):
         for frame in frames:

@@ -17,8 +17,10 @@ from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
     Bool,
     Codes,
-    Gradients,
+    Float32,
     Int64,
+    Lists,
+    Look,
     Runs,
     coded,
     float_lists,
@@ -28,6 +30,7 @@ from penstock.io.decoding.columns import (
 from penstock.io.decoding.frame_columns import FrameColumns, Place, frame_columns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import arrow_errors
+from penstock.tables.combiners import not_finite
 
 
 @dataclass(eq=False)
@@ -54,6 +57,39 @@ class Examples:
 
 
 @dataclass(eq=False)
+class SampleGradients:
+    """The gradient of each row of an example stream, computed on demand; has the methods of ``Lists``.
+
+    gradients : float32, shape (m, dim); samples : int64, shape (n,), the one of each row
+    gains : float32, shape (n,), its factor, None: all 1; null : shape (n,), rows without a gradient, None: none
+    """
+
+    gradients: Float32
+    samples: Int64
+    gains: Float32 | None
+    null: Bool | None
+
+    def look(self, rows: slice | Int64, dim: int) -> Look:
+        return self.gradients, self.samples[rows], None if self.gains is None else self.gains[rows]
+
+    def of_row(self, row: int) -> Float32:
+        return Rows(self.samples, self.gradients, self.samples, self.gains).gradient(row)
+
+    def length(self, row: int) -> int:
+        return int(self.gradients.shape[1])
+
+    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
+        return np.asarray(False)  # an example whose gradient has another length stops the reading
+
+    def all_of(self, dim: int, start: int, stop: int) -> bool:
+        return True
+
+    def not_finite(self) -> Bool | None:
+        found = not_finite(self.gradients, self.samples, self.gains)
+        return found if found.any() else None
+
+
+@dataclass(eq=False)
 class RowBatch:
     """Gradient rows of a batch as numpy.
 
@@ -69,7 +105,7 @@ class RowBatch:
     raw_ids: npt.NDArray[Any]
     ids: Int64
     ids_null: Bool | None
-    gradients: Gradients
+    gradients: Lists | SampleGradients
     known_runs: Runs | None = None
     examples: Examples | None = None
 

@@ -97,19 +97,19 @@ def _resolve(schema: pa.Schema, source: str, columns: Mapping[str, str], gradien
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a candidate is close, else nothing."""
+    """Return ``; did you mean 'x'?`` if a candidate is close, else nothing."""
     near = _nearest(name, candidates)
     return f"; did you mean '{near}'?" if near is not None else ""
 
 
 def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
-    """``; did you mean --column role=x?`` where a column's name is close, else nothing."""
+    """Return ``; did you mean --column role=x?`` if a column's name is close, else nothing."""
     near = _nearest(role if name is None else name, schema.names)
     return f"; did you mean --column {role}={near}?" if near is not None else ""
 
 
 def _nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Upper and lower case do not count."""
+    """Return the closest candidate; upper and lower case do not count."""
     folded = {other.casefold(): other for other in candidates}
     near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
     return folded[near[0]] if near else None

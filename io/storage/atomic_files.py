@@ -241,7 +241,7 @@ def remove(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file where that is possible: what is raised already counts more than what this would say."""
+    """Remove a file if possible: an error that is being raised already matters more than a failure here."""
     with suppress(OSError):
         operations.remove(path)
 
@@ -261,7 +261,7 @@ def make_folders(path: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor to lock."""
+    """Open a lock file, or create it; return its descriptor."""
     with _naming(path):
         return reserve.open(lambda: operations.open_lock(path))
 

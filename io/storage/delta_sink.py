@@ -132,7 +132,7 @@ class DeltaFile(DeltaWriter):
 
 
 class DeltaStream(DeltaWriter):
-    """Deltas into an open binary file, a pipe or an object: written at once, and never taken back."""
+    """Deltas into an open binary file, a pipe or an object: written immediately, and irrevocable."""
 
     def __init__(self, name: str, stream: Any, schema: pa.Schema, step: int, own: bool = True) -> None:
         self._stream, self._own, self._broken = stream, own, False
