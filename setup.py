@@ -114,7 +114,7 @@ setup(
     packages=list(PACKAGE_DIR),
     package_dir=PACKAGE_DIR,
     package_data={
-        "penstock": ["py.typed"],
+        "penstock": ["py.typed", "*.pyi"],
         "penstock.bench": ["*.pyi"],
         "penstock.cli": ["*.html"],
         "penstock.config": ["*.proto", "*.pyi"],

@@ -2,7 +2,7 @@
 
 All sides use ``Engine.run`` over record batches in memory, with validation. ``contribution_rows`` splits the frames, so
 that a step is one frame, independent of its batches. Only ``Coalesce``, which must stop before the device, connects a
-reader and a pipeline directly, as the Engine does.
+reader, a gate and a pipeline directly, as the Engine does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.accumulators.table_store import TableStore
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
@@ -22,12 +23,11 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from penstock.config.tables import Constant, TableConfig
 from penstock.engine import Engine
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Coalesced
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pipeline import Pipeline
 from penstock.stats import Counters
-from penstock.table_accumulator import TableStore
 
 
 def config_of(workload: Workload, kind: str) -> EmbeddingConfig:
@@ -88,7 +88,7 @@ class Replay(Update):
 class Coalesce(Ours):
     """Reads, validates and coalesces, and stops there: an Engine without devices.
 
-    It connects reader → pipeline → stores, as ``Engine.__init__`` and ``Engine.run`` do.
+    It connects reader → gate → pipeline, as ``Engine.__init__`` and ``Engine.run`` do.
     """
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
@@ -100,24 +100,22 @@ class Coalesce(Ours):
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)
             for spec in config.tables
         }
-        self._pipeline = Pipeline(Gate(1), stores, self._take, threads)
+        self._gate, self._pipeline = Gate(1), Pipeline(stores, threads)
+        self._gate.open_into(self._take)
 
     def run(self, steps: Sequence[int]) -> None:
         counters = Counters()
         for frame in FrameReader(batches_of(self._steps, steps), self._options):
-            self._pipeline.push(frame, self._no_rates, counters)
+            admitted = self._gate.admit(frame.local_step, partial(self._pipeline.add, frame, lambda: None))
+            counters.count(frame, admitted)
 
     def seen(self, table: str, ids: Int64) -> Float32:
         (coalesced,) = self._last[table]
         unique, sums = (np.concatenate(of) for of in zip(*coalesced.parts, strict=True))
         return look_up(unique, sums, ids)
 
-    def _take(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        self._last = coalesced
-
-    @staticmethod
-    def _no_rates(frame: Frame, opens: bool) -> tuple[float, ...]:
-        return ()
+    def _take(self, _: int) -> None:
+        self._last = self._pipeline.drain()
 
 
 def batches_of(steps: Sequence[Step], numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:

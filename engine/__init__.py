@@ -6,68 +6,7 @@ neither jax nor pyarrow.
 
 __version__ = "0.1.0"
 
-# typing.TYPE_CHECKING without its import: the command line cannot handle signals before this file has run.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from penstock.accumulators import ConditionalAccumulator, SparseConditionalAccumulator, SparseGradient
-    from penstock.activations.coo import CooIds
-    from penstock.activations.deduplication import DeduplicationData
-    from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.engine_config_pb2 import EngineConfig
-    from penstock.config.features import FeatureConfig
-    from penstock.config.lint.findings import Finding
-    from penstock.config.optimizers import (
-        FTRL,
-        SGD,
-        Adadelta,
-        Adagrad,
-        AdagradMomentum,
-        Adam,
-        Assign,
-        BoundedAdagrad,
-        CenteredRMSProp,
-        DynamicLearningRate,
-        FrequencyAwareAdagrad,
-        FrequencyEstimator,
-        Lion,
-        MDLAdagradLight,
-        Momentum,
-        OnlineYogi,
-        ProximalAdagrad,
-        ProximalYogi,
-        RMSProp,
-        RowWiseAdagrad,
-        UserDefinedProgram,
-    )
-    from penstock.config.tables import (
-        Constant,
-        QuantizationConfig,
-        RowIdInitializer,
-        TableConfig,
-        TruncatedNormal,
-        Uniform,
-    )
-    from penstock.dataflow import BlockStage, StageFunction, stage_fn
-    from penstock.engine import Engine
-    from penstock.errors import (
-        CancelledError,
-        ConfigError,
-        DeltasGoneError,
-        InputError,
-        PeerError,
-        PenstockError,
-        ServiceError,
-        StateError,
-        TakeTimeoutError,
-        TruncatedInputError,
-        UsageError,
-        UsageTypeError,
-    )
-    from penstock.stats import Report, TableReport
-
-# Module → the public names that load it on first use.
+# Module → the public names that load it on first use. ``__init__.pyi`` declares them for type checkers.
 _NAMES = {
     "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),
@@ -125,72 +64,17 @@ _NAMES = {
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
-_HOME = {name: room for room, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "FTRL",
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "AdagradMomentum",
-    "Adam",
-    "Assign",
-    "BlockStage",
-    "BoundedAdagrad",
-    "CancelledError",
-    "CenteredRMSProp",
-    "ConditionalAccumulator",
-    "ConfigError",
-    "Constant",
-    "CooIds",
-    "DeduplicationData",
-    "DeltasGoneError",
-    "DynamicLearningRate",
-    "EmbeddingConfig",
-    "Engine",
-    "EngineConfig",
-    "FeatureConfig",
-    "Finding",
-    "FrequencyAwareAdagrad",
-    "FrequencyEstimator",
-    "InputError",
-    "Lion",
-    "MDLAdagradLight",
-    "Momentum",
-    "OnlineYogi",
-    "PeerError",
-    "PenstockError",
-    "ProximalAdagrad",
-    "ProximalYogi",
-    "QuantizationConfig",
-    "RMSProp",
-    "Report",
-    "RowIdInitializer",
-    "RowWiseAdagrad",
-    "ServiceError",
-    "SparseConditionalAccumulator",
-    "SparseGradient",
-    "StageFunction",
-    "StateError",
-    "TableConfig",
-    "TableReport",
-    "TakeTimeoutError",
-    "TruncatedInputError",
-    "TruncatedNormal",
-    "Uniform",
-    "UsageError",
-    "UsageTypeError",
-    "UserDefinedProgram",
-    "stage_fn",
-]
+__all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> object:
     import importlib
 
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

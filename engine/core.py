@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import ref
 
-import numpy as np
-import numpy.typing as npt
-
+from penstock.accumulators.table_store import TableStore
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, StateError, UsageError
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Coalesced, Frame, Int64
 from penstock.gate import Gate
-from penstock.learning_rates import Given, LearningRates
-from penstock.pipeline import BadRowsError, Begin, Pipeline
+from penstock.learning_rates import LearningRates, Rates
+from penstock.pipeline import BadRowsError, Pipeline
 from penstock.stats import Counters, TableReport
-from penstock.table_accumulator import TableStore
 from penstock.tables.table_set import TableSet
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Stepped = Mapping[str, Sequence[Coalesced]]
 REDUCTIONS = ("mean", "sum")
 
@@ -87,7 +83,7 @@ class EngineCore:
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step = 0
         self.counters = Counters()
-        self._observers: list[Callable[[], StepObserver | None]] = []
+        self._observers: list[ref[StepObserver]] = []
         stores = {
             name: TableStore(
                 spec.vocabulary_size,
@@ -99,18 +95,20 @@ class EngineCore:
             for name, spec in tables.held.items()
         }
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
-        self.pipeline = Pipeline(self.gate, stores, self._step, threads)
+        self.gate.open_into(self._step)
+        self.pipeline = Pipeline(stores, threads)
+        # Of the next step: the learning rate of every tag, and the counters of its run.
+        self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
 
     # ---- observers
 
-    def observe(self, observer: StepObserver, *, weakly: bool = False) -> None:
-        """Register an observer. The last one is the outermost: called first before a step, and last after it.
+    def observe(self, observer: StepObserver) -> None:
+        """Register an observer, without keeping it alive.
 
-        weakly : do not keep it alive
+        The last one is the outermost: called first before a step, and last after it.
         """
         with self.gate.still():
-            alive = [get for get in self._observers if get() is not None]
-            self._observers = [*alive, ref(observer) if weakly else lambda: observer]
+            self._observers = [*(get for get in self._observers if get() is not None), ref(observer)]
 
     @property
     def observers(self) -> list[StepObserver]:
@@ -128,22 +126,40 @@ class EngineCore:
 
         Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
         """
-        begin, began = self._begin(rates)
+        began = False
+
+        def begin() -> None:
+            # Under the gate's lock: another thread's step may have failed, and the rates belong to this step.
+            nonlocal began
+            opens = self.gate.opens_next
+            if opens:
+                self.gate.check_may_open()
+            self.check_ready()
+            self._opening = rates.at(self.global_step, frame.learning_rates) if opens else (), counters
+            began = True
+
+        def audit() -> None:
+            # Before the frame is counted as stale: a rejected frame is not counted.
+            nonlocal frame
+            frame = frame.audited()
+
         try:
             with self.gate.still():
-                taken, admitted = self.pipeline.push(frame, begin, counters)
+                add = partial(self.pipeline.add, frame, begin)
+                admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+                counters.count(frame, admitted)
                 for observer in self.observers:
-                    observer.frame_applied(taken, admitted, counters)
-                return taken, admitted
+                    observer.frame_applied(frame, admitted, counters)
+                return frame, admitted
         except BadRowsError:
             pass
         except BaseException as error:
-            if began():
+            if began:
                 self.fail(error)
             raise
         return self.push(frame.audited(), rates, counters)
 
-    def take_in(self, frame: Frame, learning_rates: Given) -> bool:
+    def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
         self.check_ready()
         rates = self._own_rates
@@ -154,19 +170,26 @@ class EngineCore:
 
     def flush(self, counters: Counters) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
-        begin, began = self._begin(self.rates)
-        with self._whole(began):
-            return self.pipeline.flush(begin, counters)
+        with self.gate.still():
+            self.check_ready()
+            if not self.gate.num_accumulated:
+                return False
+            self.gate.check_may_open()
+            self._opening = self.rates.at(self.global_step, self.pipeline.last_rates), counters
+            with self._whole():
+                self.gate.open_early()
+            return True
 
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""
         with self.still():
             for store in self.pipeline.stores.values():
-                store.start_counting()
+                store.accumulator.start_counting()
 
     def table_reports(self) -> dict[str, TableReport]:
         """Return the rows and distinct ids that entered every table's sums since ``start_counting``."""
-        return {name: TableReport(of.num_rows, of.num_distinct) for name, of in self.pipeline.stores.items()}
+        counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
+        return {name: TableReport(of.num_rows, of.num_distinct) for name, of in counted.items()}
 
     # ---- tables
 
@@ -177,21 +200,15 @@ class EngineCore:
             self.check_whole()
             yield
 
-    def load(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows (n, dim), as ``TableSet.checked`` returns them"""
+    def load(self, write: Callable[[], None], ids: Mapping[str, Int64 | None]) -> None:
+        """Set rows of tables. write : sets them; if it raises, the engine fails; ids : of each table, None: all"""
         with self.still(), self._whole():
-            self._before_load()
-            for part, value in values.items():
-                self.tables.table(name).write(ids, value, part)
-            self._loaded(name, ids)
-
-    def load_all(self, read: Callable[[], None]) -> None:
-        """Set rows of any tables. read : sets them; if it raises, the engine fails"""
-        with self.still(), self._whole():
-            self._before_load()
-            read()
-            for name in self.config.table_names:
-                self._loaded(name, None)
+            for observer in reversed(self.observers):
+                observer.before_load()
+            write()
+            for observer in self.observers:
+                for name, of_table in ids.items():
+                    observer.loaded(name, of_table)
 
     def wait(self) -> None:
         """Wait until the devices are done, and raise their errors."""
@@ -217,33 +234,20 @@ class EngineCore:
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 
     @contextmanager
-    def _whole(self, began: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Fail the engine on an error in the context. began : whether anything was changed; if not, it stays usable"""
+    def _whole(self) -> Iterator[None]:
+        """Fail the engine on an error in the context."""
         try:
             yield
         except BaseException as error:
-            if began():
-                self.fail(error)
+            self.fail(error)
             raise
 
     # ---- the step
 
-    def _begin(self, rates: LearningRates) -> tuple[Begin, Callable[[], bool]]:
-        """Return the callback that the pipeline calls before it changes anything, and whether it has been called."""
-        began = False
-
-        # Runs under the gate's lock: another thread's step may have failed, and the rates belong to this step.
-        def begin(frame: Frame, opens: bool) -> tuple[float, ...]:
-            nonlocal began
-            self.check_ready()
-            resolved = rates.at(self.global_step, frame.learning_rates) if opens else ()
-            began = True
-            return resolved
-
-        return begin, lambda: began
-
-    def _step(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        step, observers = self.gate.global_step, self.observers
+    def _step(self, _: int) -> None:
+        rates, counters = self._opening
+        counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
+        coalesced, step, observers = self.pipeline.drain(), self.gate.global_step, self.observers
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:
@@ -257,14 +261,7 @@ class EngineCore:
         for observer in observers:
             observer.after_step(coalesced)
         self.last_rates = rates
-
-    def _before_load(self) -> None:
-        for observer in reversed(self.observers):
-            observer.before_load()
-
-    def _loaded(self, name: str, ids: Int64 | None) -> None:
-        for observer in self.observers:
-            observer.loaded(name, ids)
+        counters.steps += 1
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

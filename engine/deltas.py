@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.checkpoint.dirty_rows import TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
+from penstock.frames import Int64
 from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin, checksum_with
-from penstock.touched_rows import TouchedRows
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -27,20 +27,10 @@ if TYPE_CHECKING:
 
     from penstock.config.specs import TableSpec
 
-Int64 = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaOptions:
-    """The contents of deltas, and how often one is emitted.
-
-    slots : names of slots to include next to the weights; True: all of them
-    op : add a column ``op``, "upsert" in every row
-    numbered : add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated, truncated or damaged
-        delta
-    per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first, with
-        the last value of every row that changed; none of them: one per step
-    """
+    """The contents of deltas, and how often one is emitted. ``Engine.run`` documents every option."""
 
     slots: bool | Sequence[str] = ()
     op: bool = False
@@ -48,11 +38,6 @@ class DeltaOptions:
     per_steps: int | None = None
     per_rows: int | None = None
     per_seconds: float | None = None
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> DeltaOptions:
-        """Return the options among the arguments of a call."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def check_unused(self, default: DeltaOptions) -> None:
         """Raise UsageError for the first option that differs from the default, for a run without deltas."""
@@ -75,11 +60,11 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
-    come_out_here = True  # False in the processes of a job that do not emit the deltas
+    emits = True  # False in the processes of a job that do not emit the deltas
 
-    def __init__(self, core: EngineCore, options: DeltaOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
-        self._core, self._clock = core, clock
+        self._core = core
         self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
@@ -89,15 +74,15 @@ class Deltas(StepObserver):
         self._touched = {name: TouchedRows(rows) for name, rows in self._sizes().items()}
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
-            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, clock()
-            core.observe(self, weakly=True)
+            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, time.monotonic()
+            core.observe(self)
 
     @property
     def schema(self) -> pa.Schema:
         return self._form.schema
 
     @property
-    def is_clear(self) -> bool:
+    def fully_consumed(self) -> bool:
         """Whether every change was emitted and acknowledged, by the consumer's request for the next batch."""
         return not self.num_touched and self._delta is None
 
@@ -107,9 +92,9 @@ class Deltas(StepObserver):
         return sum(touched.num_ids for touched in self._touched.values())
 
     @property
-    def num_times(self) -> int:
+    def num_changes(self) -> int:
         """Row changes since the last delta began; a row that two steps touched counts twice."""
-        return sum(touched.num_times for touched in self._touched.values())
+        return sum(touched.num_changes for touched in self._touched.values())
 
     def due(self) -> Iterator[pa.RecordBatch]:
         """Return the batches of the next delta if an interval is over; else none."""
@@ -155,7 +140,7 @@ class Deltas(StepObserver):
 
     def _cut(self) -> None:
         """End the interval, and begin a delta if anything changed. The caller holds the gate's lock."""
-        self._cut_step, self._cut_s = self._core.global_step, self._clock()
+        self._cut_step, self._cut_s = self._core.global_step, time.monotonic()
         if blocks := self._taken():
             parent, self._parent = self._parent, self._core.changed_step
             self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
@@ -176,7 +161,7 @@ class Deltas(StepObserver):
     def before_load(self) -> None:
         """Read the rest of the current delta, before rows change."""
         if self._delta is not None:
-            self._delta.settle()
+            self._delta.materialize()
 
     def after_step(self, coalesced: Stepped) -> None:
         for name, several in coalesced.items():
@@ -196,8 +181,8 @@ class Deltas(StepObserver):
         step = self._core.global_step
         return (
             (self._steps is not None and step // self._steps > self._cut_step // self._steps)
-            or (self._rows is not None and self.num_times >= self._rows)
-            or (self._seconds is not None and self._clock() - self._cut_s >= self._seconds)
+            or (self._rows is not None and self.num_changes >= self._rows)
+            or (self._seconds is not None and time.monotonic() - self._cut_s >= self._seconds)
         )
 
     def _read(self, block: Block) -> Piece:
@@ -237,7 +222,7 @@ class Delta:
         """Return the next batch. The delta must not be over."""
         return self._ready.popleft() if self._ready else self._make()
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Read the batches that were not consumed yet into memory."""
         while self._waiting:
             self._ready.append(self._make())

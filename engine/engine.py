@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
 
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
@@ -23,27 +20,26 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
-from penstock.frames import Frame
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.learning_rates import Given
+from penstock.learning_rates import Rates
 from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Contributor, ProcessReport, Report
+from penstock.tables.access import TableAccess
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
-from penstock.validation import known_options, place, whole
+from penstock.validation import known_options, options_among, whole
 
 if TYPE_CHECKING:
     import jax
     import pyarrow as pa
 
-Float32 = npt.NDArray[np.float32]
 AnyPath = str | os.PathLike[str]
 
 
-class Engine:
+class Engine(TableAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
@@ -56,6 +52,8 @@ class Engine:
 
     Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
     written between two steps.
+
+    gate : counts the frames; producers may push to it
     """
 
     def __init__(
@@ -78,10 +76,10 @@ class Engine:
         self.core.observe(self.watch)
         self.session = self._make_session()
         self.core.observe(self.session)
-        self._gate = FrameGate(self.core.gate, self.apply)
+        self.gate = FrameGate(self.core.gate, self.apply)
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
 
-        self._exchange = Exchange(config, self._seen, self._take_in, self.core.gate, is_staging)
+        self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate, is_staging)
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
@@ -99,7 +97,7 @@ class Engine:
         columns: Mapping[str, str] | None = None,
         contribution_rows: int | None = None,
         merge: str | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         on_bad_row: str = "error",
         flush: bool = False,
         limit: int | None = None,
@@ -154,7 +152,7 @@ class Engine:
         threads push, the report counts this source's frames and the steps that they opened; its tables count
         everything that entered since the run began.
         """
-        options, rows = RunOptions.among(locals()), DeltaOptions.among(locals())
+        options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         if deltas is None:
             rows.check_unused(DeltaOptions(numbered=True))
             return self._source_run(source, options).run()
@@ -169,7 +167,7 @@ class Engine:
         columns: Mapping[str, str] | None = None,
         contribution_rows: int | None = None,
         merge: str | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         on_bad_row: str = "error",
         flush: bool = False,
         limit: int | None = None,
@@ -195,7 +193,7 @@ class Engine:
         The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
         run there, after a whole frame. The request that meets an error raises it.
         """
-        options, rows = RunOptions.among(locals()), DeltaOptions.among(locals())
+        options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         deltas = self._make_deltas(rows)
         return self._source_run(source, options, deltas).reader()
 
@@ -203,7 +201,7 @@ class Engine:
         self,
         gradients: Mapping[str, tuple[Any, Any]],
         local_step: int | None = None,
-        learning_rates: Given = None,
+        learning_rates: Rates = None,
         contributor: Contributor = None,
     ) -> bool:
         """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
@@ -216,7 +214,7 @@ class Engine:
         self.core.check_ready()
         step = None if local_step is None else whole("local_step", local_step)
         frame = one_frame(gradients, self.config.sizes, step, contributor_of(contributor))
-        return self._take_in(frame, learning_rates)
+        return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
@@ -226,7 +224,7 @@ class Engine:
         return self._exchange.recv(features, weights)
 
     def send_gradients(
-        self, gradients: Any, learning_rates: Given = None, deduplication_data: DeduplicationData | None = None
+        self, gradients: Any, learning_rates: Rates = None, deduplication_data: DeduplicationData | None = None
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
@@ -234,86 +232,11 @@ class Engine:
         """
         return self._exchange.send(gradients, learning_rates, deduplication_data)
 
-    def warmup(self) -> int:
-        """Compile every program that steps, lookups and checkpoints need; return their number.
-
-        Without it each program is compiled on first use, which takes seconds on a TPU. Nothing is applied.
-        """
-        with self.core.still():
-            return self.core.tables.warm()
-
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
-        self.core.check_ready()
         return self.core.flush(self.core.counters)
 
     # ---- state out and in
-
-    @property
-    def gate(self) -> FrameGate:
-        return self._gate
-
-    @property
-    def global_step(self) -> int:
-        """Number of openings of the gate, counted on from the last ``gate.set_global_step``."""
-        return self.core.global_step
-
-    def table(self, name: str) -> jax.Array:
-        """Return a copy of the weights in id order, (vocabulary_size, dim); row-sharded if the mesh divides it."""
-        with self.core.still():
-            return self.core.tables.table(name).whole()
-
-    def slots(self, name: str) -> dict[str, jax.Array]:
-        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names."""
-        with self.core.still():
-            table = self.core.tables.table(name)
-            return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
-
-    def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
-        """Return the weights of some ids, repeats allowed: float32 (n, dim). Cheaper than ``table`` for a few rows.
-
-        forward : as a forward pass sees them, through the table's simulated quantization if it has one
-        """
-        with self.core.still():
-            return self.core.tables.lookup(name, ids, forward)
-
-    def retrieve_parameters(self, name: str) -> dict[str, Float32]:
-        """Return weights ("parameters") and slots, in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
-        with self.core.still():
-            return self.core.tables.retrieve(name)
-
-    def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
-        """Set the weights and every slot: TensorFlow's LoadTPUEmbedding…Parameters.
-
-        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only
-        """
-        self.core.check_whole()
-        where, values = self.core.tables.checked(name, rows, ids, slots)
-        self.core.load(name, where, values)
-
-    def state_hash(self) -> str:
-        """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
-
-        The hash covers each table, in the order of names: the name and a zero byte, vocabulary_size and dim (int64),
-        the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they
-        are). The global step (int64) ends it.
-        """
-        with self.core.still():
-            return self.core.tables.hash(self.global_step)
-
-    def write_tables(self, directory: AnyPath) -> list[Path]:
-        """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
-        with self.core.still():
-            return self.core.tables.write(place("directory", directory))
-
-    def read_tables(self, directory: AnyPath) -> None:
-        """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
-
-        A slot without a column keeps its value, so that weights from another system can be loaded. Raises InputError:
-        if a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new engine.
-        """
-        with self.core.still():
-            self.core.load_all(self.core.tables.reading(place("directory", directory)))
 
     def save(self, path: AnyPath) -> None:
         """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
@@ -356,7 +279,7 @@ class Engine:
         return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))
 
     def _make_session(self) -> CheckpointSession:
-        return CheckpointSession(self.core, self.watch.saving)
+        return CheckpointSession(self.core, partial(self.watch.timed, "save"))
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return Deltas(self.core, options)
@@ -364,13 +287,5 @@ class Engine:
     def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return FrameReader(source, options)
 
-    def _take_in(self, frame: Frame, learning_rates: Given) -> bool:
-        return self.core.take_in(frame, learning_rates)
-
     def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self._gate, self._open_reader, source, options, deltas)
-
-    def _seen(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
-        """Return the rows by table as a forward pass sees them, and their global step."""
-        with self.core.still():
-            return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step
+        return SourceRun(self.core, self.session, self.watch, self.gate, self._open_reader, source, options, deltas)

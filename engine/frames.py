@@ -7,13 +7,17 @@ and undoes the sums if one is bad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from penstock.pyx.buffer_pool import Sums
+
+Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
@@ -85,22 +89,8 @@ class Frame:
         return self if self.audit is None else self.audit()
 
 
-class Summed(Protocol):
-    """Distinct ids and their sums, converted to arrays lazily: ``pyx.buffer_pool.Sums``."""
-
-    @property
-    def num_ids(self) -> int: ...
-    @property
-    def ids(self) -> Int64: ...
-    @property
-    def sums(self) -> Float32: ...
-    @property
-    def nbytes(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class SummedArrays(NamedTuple):
-    """Distinct ids int64 (u,) and their sums float32 (u, dim), as arrays."""
+    """Distinct ids int64 (u,) and their sums float32 (u, dim). ``Sums`` is the same, converted to arrays lazily."""
 
     ids: Int64
     sums: Float32
@@ -123,9 +113,14 @@ class Coalesced:
 
     __slots__ = ("num_ids", "summed")
 
-    def __init__(self, summed: tuple[Summed, ...]) -> None:
+    def __init__(self, summed: tuple[Sums | SummedArrays, ...]) -> None:
         self.summed = summed
         self.num_ids = sum([one.num_ids for one in summed])
+
+    @classmethod
+    def of_no_rows(cls, dim: int) -> Coalesced:
+        """Return the gradients of a table that nothing touched."""
+        return cls((SummedArrays(np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
 
     @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:

@@ -14,10 +14,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import CancelledError, StateError, UsageError
-from penstock.stats import Contributor, Stale, count_by, told
+from penstock.stats import Contributor, Stale, count_by, largest_counts
 from penstock.validation import INT64_MAX, whole
 
 T = TypeVar("T")
@@ -60,9 +61,10 @@ class Gate:
         self._counted = counted
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
-        self._changes = False  # a thread is inside _change
+        self._change = _Change(self)
+        self._is_changing = False
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
-        self._tell: list[Callable[[], None]] = []
+        self._completions: list[Callable[[], object]] = []  # of Futures that the current change has served
         self._standing: Callable[[int], None] | None = None
         self._contributors: Counter[Contributor] = Counter()
         self._stale = Stale()
@@ -72,6 +74,11 @@ class Gate:
     def is_stale(self, local_step: int | None) -> bool:
         """Return whether a contribution of this step is behind the global step; one without a step never is."""
         return local_step is not None and local_step < self.global_step
+
+    @property
+    def opens_next(self) -> bool:
+        """Whether the next contribution opens the gate into its consumer."""
+        return self.num_required is not None and self.num_accumulated + 1 >= self.num_required
 
     def admit(
         self,
@@ -86,7 +93,7 @@ class Gate:
         counted. Raises CancelledError if the gate is closed.
         """
 
-        def change() -> bool:
+        with self._change:
             self._check_open()
             if local_step is not None and self.is_stale(local_step):
                 drop()
@@ -96,19 +103,15 @@ class Gate:
             add()
             self.num_accumulated += 1
             count_by(self._contributors, contributor)
+            self._serve()
             return True
-
-        return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
-
         step = whole("global_step", global_step)
-
-        def change() -> None:
+        with self._change:
             self.global_step = step
-
-        self._change(change)
+            self._serve()
 
     def check_may_open(self) -> None:
         """Raise StateError if the global step is the largest int64."""
@@ -125,6 +128,11 @@ class Gate:
         """
         self._standing = standing
 
+    def open_early(self) -> None:
+        """Open the gate into its consumer now, as ``admit`` does once enough has arrived. Queued takers come first."""
+        with self._change:
+            self._serve(early=True)
+
     def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
         """Queue for the next opening with at least num_required contributions.
 
@@ -136,13 +144,11 @@ class Gate:
         if num_required < 1:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         future: Future[T] = Future()
-
-        def change() -> None:
+        with self._change:
             self._check_open()
             self._queue[future] = _Ticket(num_required, produce, self._clock())
             future.add_done_callback(self._leave)
-
-        self._change(change)
+            self._serve()
         return future
 
     def close(self) -> None:
@@ -171,7 +177,7 @@ class Gate:
             now, head = self._clock(), next(iter(self._queue.values()), None)
             required = head.num_required if head else self.num_required
             text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
-            text += f" ({told(self._contributors)})" if self._contributors else ""
+            text += f" ({largest_counts(self._contributors)})" if self._contributors else ""
             waiting = f"{len(self._queue)} waiting to take, the first for {now - head.since:.1f} s" if head else ""
             text += f"; global step {self.global_step}; {waiting or 'no taker is waiting'}"
             if self._stale.last is not None:
@@ -196,13 +202,11 @@ class Gate:
             stale = Stale.from_state(state["stale"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not the state of a gate: {type(error).__name__}: {error}") from None
-
-        def change() -> None:
+        with self._change:
             put()
             self.global_step, self.num_accumulated = step, num
             self._contributors, self._stale = contributors, stale
-
-        self._change(change)
+            self._serve()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
@@ -211,26 +215,7 @@ class Gate:
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
 
-    def _change(self, change: Callable[[], T]) -> T:
-        """Run a change under the lock and serve the takers that it allows; complete their Futures after the release."""
-        # No context manager: every small step runs this, and a generator costs more than the lock does.
-        tell: list[Callable[[], None]] = []
-        try:
-            with self._lock:
-                if self._changes:
-                    raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
-                self._changes, self._tell = True, tell
-                try:
-                    result = change()
-                    self._serve()
-                    return result
-                finally:
-                    self._changes = False
-        finally:
-            for one in tell:
-                one()
-
-    def _serve(self) -> None:
+    def _serve(self, early: bool = False) -> None:
         if self._closed:
             return
         while self._queue:
@@ -240,7 +225,8 @@ class Gate:
             del self._queue[future]
             if future.set_running_or_notify_cancel():
                 self._give(future, ticket)
-        if self._standing is not None and self.num_required and self.num_accumulated >= self.num_required:
+        due = early or (self.num_required and self.num_accumulated >= self.num_required)
+        if self._standing is not None and due:
             self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()
@@ -250,13 +236,13 @@ class Gate:
             self.check_may_open()
             result = ticket.produce(self.num_accumulated)
         except Exception as error:
-            self._tell.append(lambda error=error: future.set_exception(error))  # type: ignore[misc]
+            self._completions.append(partial(future.set_exception, error))
         except BaseException:  # Ctrl-C is for this thread; the taker may be in another
-            self._tell.append(lambda: future.set_exception(CancelledError("interrupted while it was served")))
+            self._completions.append(partial(future.set_exception, CancelledError("interrupted while it was served")))
             raise
         else:
             self._pass_through()
-            self._tell.append(lambda: future.set_result(result))
+            self._completions.append(partial(future.set_result, result))
 
     def _pass_through(self) -> None:
         """Count the step and reset the contributions, which the taker has consumed."""
@@ -268,11 +254,39 @@ class Gate:
         """Remove a cancelled Future from the queue, which may allow the next taker to be served."""
         if future.cancelled():
             with self._lock:
-                if self._changes:
+                if self._is_changing:
                     return  # cancelled from inside a change, which serves the queue when it ends
-
-            def change() -> None:
+            with self._change:
                 if self._queue.pop(future, None) is not None:
                     future.set_running_or_notify_cancel()
+                self._serve()
 
-            self._change(change)
+
+class _Change:
+    """The context of every change of a gate: holds its lock, and completes the Futures served after the release.
+
+    A class and no generator, which would cost more than the lock.
+    """
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        gate = self._gate
+        gate._lock.acquire()
+        if gate._is_changing:
+            gate._lock.release()
+            raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+        gate._is_changing = True
+
+    def __exit__(self, *_: object) -> None:
+        gate = self._gate
+        try:
+            completions, gate._completions = gate._completions, []
+            gate._is_changing = False
+        finally:
+            gate._lock.release()
+        for complete in completions:
+            complete()

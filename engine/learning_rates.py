@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, UsageError
 
-Given = Mapping[int, float] | Sequence[float] | None
+Rates = Mapping[int, float] | Sequence[float] | None
 
 
 # Rates are float32 on the device: a larger one becomes infinite there and destroys the tables.
@@ -25,7 +25,7 @@ def is_usable(rate: float) -> bool:
     return abs(rate) <= MAX_FLOAT32
 
 
-def check_given(given: Given, num_tags: int) -> dict[int, float]:
+def check_given(given: Rates, num_tags: int) -> dict[int, float]:
     """Return the rates of a call by tag. given : a mapping for some tags, or a sequence for all. Raises UsageError."""
     if given is None:
         return {}
@@ -55,7 +55,7 @@ def check_given(given: Given, num_tags: int) -> dict[int, float]:
 class LearningRates:
     """Resolves the value of every tag at an opening."""
 
-    def __init__(self, num_tags: int, given: Given, schedules: Mapping[int, Callable[..., Any]]) -> None:
+    def __init__(self, num_tags: int, given: Rates, schedules: Mapping[int, Callable[..., Any]]) -> None:
         self.num_tags = num_tags
         self._given = check_given(given, num_tags)
         self._schedules = schedules

@@ -1,6 +1,6 @@
-"""The pipeline: frames in, and a step out when the gate opens. No I/O, no clock, no jax.
+"""The pipeline: frames in, and at an opening of the gate the coalesced gradients of every table out.
 
-Frame → gate → stores → at an opening: Coalesced of every table to ``step``, a callable.
+No I/O, no clock, no jax. ``FrameGate`` is the gate before it, as producers see it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from penstock.accumulators.table_store import TableStore
 from penstock.errors import StateError
 from penstock.frames import Coalesced, Frame, Rows
 from penstock.gate import Gate
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.stats import Contributor, Counters, Stale
-from penstock.table_accumulator import TableStore
+from penstock.stats import Contributor, Stale
 from penstock.threads import ThreadTeam
-
-Step = Callable[[Mapping[str, list[Coalesced]], tuple[float, ...]], None]
-Begin = Callable[[Frame, bool], tuple[float, ...]]
-# The fields of the last frame that a flush needs: step, contributor, learning rates, source.
-_Last = tuple[int | None, Contributor, tuple[float, ...] | None, str]
 
 # Below this many rows a second thread costs more than it saves.
 ROWS_WORTH_SPLITTING = 1 << 14
@@ -105,80 +100,34 @@ class BadRowsError(Exception):
 
 
 class Pipeline:
-    """The path from a source of frames to the device.
+    """The sums of all tables between two openings of the gate.
 
-    step : called at an opening with the coalesced gradients of every table and the learning rate of every tag, after
-        the stores are drained and before the global step is incremented
+    stores : by table
     threads : tables are coalesced in parallel, and large blocks in parts; results do not depend on it
 
-    Thread-safe: pushes run under the gate's lock.
+    last_rates : learning rates of the last frame added, if it had any
+
+    Call every method under the gate's lock.
     """
 
-    def __init__(self, gate: Gate, stores: Mapping[str, TableStore], step: Step, threads: int | None = None) -> None:
-        self.gate = gate
+    def __init__(self, stores: Mapping[str, TableStore], threads: int | None = None) -> None:
         self.stores = stores
-        self._step = step
-        self._crew = ThreadTeam(threads)
+        self._team = ThreadTeam(threads)
         self._intake = Intake()
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]
-        self._most_parts = 1 << self._crew.threads.bit_length() - 1  # a power of two
-        self._last: _Last | None = None  # of the last frame admitted
-        self._num_admitted = 0
-        self._opening: tuple[tuple[float, ...], Counters] = ((), Counters())  # rates, and the step's counters
-        gate.open_into(self._open)
+        self._most_parts = 1 << self._team.threads.bit_length() - 1  # a power of two
+        # Step and contributor of the last frame. Not the frame: its rows may keep a whole batch in memory.
+        self._last: tuple[int | None, Contributor] | None = None
+        self.last_rates: tuple[float, ...] | None = None
+        self._num_added = 0
 
-    def push(self, frame: Frame, begin: Begin, counters: Counters) -> tuple[Frame, bool]:
-        """Push one frame, and step if that opens the gate. Drop and count a stale frame.
+    def add(self, frame: Frame, begin: Callable[[], None]) -> None:
+        """Add a frame to the sums, or nothing of it.
 
-        Returns the frame (audited if it was stale), and whether it was admitted.
-
-        begin : called for a frame that is not stale, before any of its rows is added, with whether it opens the gate;
-            returns the learning rate of every tag if it does
+        begin : called before any row is added; if it raises, nothing has changed
         Raises BadRowsError for a frame that was not audited and contains a bad row.
         """
-
-        def audit() -> None:
-            # Before the frame is counted as stale: a rejected frame is not counted.
-            nonlocal frame
-            frame = frame.audited()
-
-        contributor = frame.contributor
-        admitted = self.gate.admit(frame.local_step, lambda: self._add(frame, begin, counters), contributor, audit)
-        with self.gate.still():
-            counters.count(frame, admitted)
-        return frame, admitted
-
-    def flush(self, begin: Begin, counters: Counters) -> bool:
-        """Open the gate for the buffered frames. Returns False if there are none, or takers are queued."""
-        with self.gate.still():
-            if self._last is None or not self.gate.num_accumulated:
-                return False
-            self.gate.check_may_open()
-            step, contributor, rates, source = self._last
-            self._opening = begin(Frame({}, 0, step, contributor, rates, source=source), True), counters
-            future = self.gate.take(1, self._open)
-        if future.cancel():
-            return False
-        future.result()
-        return True
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state next to the stores, as plain data: frames admitted, and the fields of the last one."""
-        return {"num_admitted": self._num_admitted, "last": self._last and list(self._last[:3])}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that ``get_state`` returned, or its copy through JSON."""
-        self._num_admitted = int(state["num_admitted"])
-        self._last = None
-        if state["last"] is not None:
-            step, contributor, rates = state["last"]
-            self._last = step, contributor, None if rates is None else tuple(rates), ""
-
-    def close(self) -> None:
-        self._crew.close()
-
-    def _add(self, frame: Frame, begin: Begin, counters: Counters) -> None:
         intake, rows = self._intake, frame.rows
         tables, parts, total = list(rows), None, 0
         for blocks in rows.values():
@@ -189,33 +138,52 @@ class Pipeline:
             tables, parts = self._split(rows, total)
         stores = [self.stores[table] for table in tables]
         vacant = intake.begin(
-            [store.accumulator for store in stores], [rows[table] for table in tables], self._num_admitted + 1, parts
+            [store.accumulator for store in stores], [rows[table] for table in tables], self._num_added + 1, parts
         )
         try:
-            if frame.audit is not None and not vacant:
-                self._check(alone)
-            required = self.gate.num_required
-            opens = required is not None and self.gate.num_accumulated + 1 >= required
-            if opens:
-                self.gate.check_may_open()
-            opening = begin(frame, opens), counters
+            # Validate every row before it is added to buffered sums, where it could not be undone.
+            unchecked = frame.audit is not None and not vacant
+            if unchecked and not self._work(intake.check(1 if alone else self._team.threads), alone):
+                raise BadRowsError
+            begin()
             num_tasks = intake.add()
         except BaseException:
             intake.cancel()
             raise
         if not self._work(num_tasks, alone):
-            # If an earlier frame is buffered, _check above has validated the rows.
-            assert vacant
+            assert vacant  # else the rows were validated above
             intake.undo()
             raise BadRowsError
         intake.end()
         for table in self._apart:
             if table in rows:
                 self.stores[table].end()
-        self._opening = opening
-        self._num_admitted += 1
-        # Not the frame: its rows may keep a whole batch in memory.
-        self._last = frame.local_step, frame.contributor, frame.learning_rates, frame.source
+        self._num_added += 1
+        self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
+
+    def drain(self) -> dict[str, list[Coalesced]]:
+        """Return and reset the sums of every table."""
+        return {name: store.drain() for name, store in self.stores.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sums."""
+        return bytes_held(self._accumulators) + sum([self.stores[table].nbytes_apart for table in self._apart])
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state next to the stores, as plain data: frames added, and the fields of the last one."""
+        return {"num_admitted": self._num_added, "last": self._last and [*self._last, self.last_rates]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that ``get_state`` returned, or its copy through JSON."""
+        self._num_added = int(state["num_admitted"])
+        self._last = self.last_rates = None
+        if state["last"] is not None:
+            step, contributor, rates = state["last"]
+            self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
+
+    def close(self) -> None:
+        self._team.close()
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
         """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.
@@ -228,25 +196,12 @@ class Pipeline:
         large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
         return tables, [most if one else 1 for one in large]
 
-    def _check(self, alone: bool) -> None:
-        """Validate every row before it is added to buffered sums, where it could not be undone. Raises BadRowsError."""
-        if not self._work(self._intake.check(1 if alone else self._crew.threads), alone):
-            raise BadRowsError
-
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""
         if alone:
             return self._intake.work()
         try:
-            return self._crew.run([self._intake.work] * min(num_tasks, self._crew.threads))
+            return self._team.run([self._intake.work] * min(num_tasks, self._team.threads))
         except MemoryError:
             # A thread found no memory for its own call, before it took a task of the intake: this one does the rest.
             return self._intake.work()
-
-    def _open(self, _: int) -> None:
-        rates, counters = self._opening
-        stores = self.stores
-        held = bytes_held(self._accumulators) + sum([stores[table].nbytes_apart for table in self._apart])
-        counters.held_bytes = max(counters.held_bytes, held)
-        self._step({name: store.drain() for name, store in stores.items()}, rates)
-        counters.steps += 1

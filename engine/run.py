@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -21,10 +22,11 @@ from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
+from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.learning_rates import Given, LearningRates
+from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import FrameGate
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
@@ -42,7 +44,7 @@ class RunOptions:
     columns: Mapping[str, str] | None = None
     contribution_rows: int | None = None
     merge: str | None = None
-    learning_rates: Given = None
+    learning_rates: Rates = None
     on_bad_row: str = "error"
     flush: bool = False
     limit: int | None = None
@@ -54,11 +56,6 @@ class RunOptions:
     keep: int = KEEP
     resume: bool = False
     progress: Progress | None = None
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> RunOptions:
-        """Return the options among the arguments of a call."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
 
 class SourceRun:
@@ -108,7 +105,7 @@ class SourceRun:
         self._progress = None if options.progress is None else function("progress", options.progress)
         self._open_deltas: OpenDeltas | None = None
         self._writer: DeltaWriter | None = None
-        self._skipped = 0
+        self._num_skipped = 0
         self._started_s = time.perf_counter()
 
     def run(self) -> Report:
@@ -123,7 +120,7 @@ class SourceRun:
         """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
         deltas, core = self._deltas, self._core
         assert deltas is not None
-        if deltas.come_out_here:
+        if deltas.emits:
             place("deltas", target)
 
             def opened(committed: Mapping[str, Any] | None, is_counted: Callable[[], bool] | None) -> DeltaWriter:
@@ -162,58 +159,55 @@ class SourceRun:
             ) as saving,
         ):
             self._writer = saving.files.deltas
-            self._telemetry.num_skipped = self._skipped = saving.skipped
+            self._telemetry.num_skipped = self._num_skipped = saving.num_skipped
             try:
-                yield from self._applied(saving)
+                with closing(self._reader.numbered()) as numbered:
+                    yield from self._applied(islice(numbered, self._limit), saving)
             except GeneratorExit:
                 raise
             except BaseException as error:
                 if self._deltas is not None and self._deltas.outlive(error):
-                    yield from self._rest()
+                    yield from self._deltas.rest()
                 raise
-            with self._alone(saving):
-                yield from self._rest()
-                if not self._may_commit():  # other threads stepped before the consumer's next request
-                    yield from self._rest()
+            # If both are files, no other thread steps between the last delta and its commit. No lock is held for a
+            # consumer, which may take any time and continue from another thread.
+            with core.gate.still() if self._writer is not None and saving.commits else nullcontext():
+                if self._deltas is not None:
+                    yield from self._deltas.rest()
+                    if not self._deltas.fully_consumed:  # other threads stepped before the consumer's next request
+                        yield from self._deltas.rest()
                 saving.end()
         core.wait()
-        saving.check_stale(self._max_stale)
+        saving.positions.check_stale(self._max_stale)
 
-    def _alone(self, saving: Run) -> AbstractContextManager[Any]:
-        """Return a context in which no other thread steps between the last delta and its commit, if both are files.
-
-        It holds no lock if a consumer pulls the deltas, which may take any time and continue from another thread.
-        """
-        return self._core.gate.still() if self._writer is not None and saving.commits else nullcontext()
-
-    def _applied(self, saving: Run) -> Iterator[pa.RecordBatch]:
+    def _applied(self, frames: Iterator[tuple[int, Frame]], saving: Run) -> Iterator[pa.RecordBatch]:
+        """Apply the frames that the checkpoint does not contain, and yield the deltas as they become due."""
         core, counters, watch = self._core, self._counters, self._telemetry
-        for frame in watch.reading(saving.frames(self._limit)):
-            with watch.applying():
+        with watch.timed("read"):
+            saving.skip(frames, self._limit)
+        while True:
+            with watch.timed("read"):
+                saving.source, frame = next(frames, (0, None))
+            if frame is None:
+                break
+            with watch.timed("sum"):
                 frame, _ = core.push(frame, self._rates, counters)
             try:
-                yield from self._due()
+                if self._deltas is not None:
+                    yield from self._deltas.due()
             finally:
-                with watch.saving():
-                    saving.took(frame)
-            watch.took(frame, core.gate, core.last_rates or ())
+                with watch.timed("save"):
+                    saving.advance()
+            watch.sample(frame, core.gate, core.last_rates or ())
             if self._progress is not None:
                 self._progress(counters, self._gate, self._reader.fraction())
             interrupts.check()
         if self._options.flush:
             core.flush(counters)
 
-    def _due(self) -> Iterator[pa.RecordBatch]:
-        return iter(()) if self._deltas is None else self._deltas.due()
-
-    def _rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield the deltas of the interval that has begun."""
-        if self._deltas is not None:
-            yield from self._deltas.rest()
-
     def _may_commit(self) -> bool:
         """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""
-        return self._deltas is None or self._deltas.is_clear
+        return self._deltas is None or self._deltas.fully_consumed
 
     def _report(self) -> Report:
         seconds, core, counters = time.perf_counter() - self._started_s, self._core, self._counters
@@ -227,5 +221,5 @@ class SourceRun:
                 tables=core.table_reports(),
                 learning_rates=core.last_rates if core.config.num_tags else None,
                 notes=counters.notes(self._reader.first_bad),
-                skipped=self._skipped,
+                skipped=self._num_skipped,
             )

@@ -13,14 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.frames import Coalesced, Frame
+from penstock.frames import Coalesced, Float32, Frame, Int64
 from penstock.gate import Gate
 from penstock.stats import Counters
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Stepped = Mapping[str, Sequence[Coalesced]]
 Read = Callable[[str, Int64], Float32]
 KnownAs = Callable[[str, Int64], Int64]
@@ -148,7 +145,7 @@ class Probe:
                     self.norms[name] = norm
             self._rows = {}
 
-    def took(self, frame: Frame) -> None:
+    def sample_ids(self, frame: Frame) -> None:
         if not self._for_ids.may():
             return
         with self._for_ids.look():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.frames import Frame
@@ -50,12 +50,11 @@ class ProcessReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        tables = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
-        return {**vars(self), "tables": tables}
+        return {**vars(self), "tables": {name: asdict(table) for name, table in self.tables.items()}}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> ProcessReport:
-        return cls(**{**told, "tables": {name: TableReport(**of) for name, of in told["tables"].items()}})
+    def from_dict(cls, plain: Mapping[str, Any]) -> ProcessReport:
+        return cls(**{**plain, "tables": {name: TableReport(**of) for name, of in plain["tables"].items()}})
 
 
 def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], Counter[str]]:
@@ -125,17 +124,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers, as ``--json`` prints them."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["dropped"] = dict(self.dropped)
-        plain["tables"] = {name: {"rows": t.rows, "distinct": t.distinct} for name, t in self.tables.items()}
-        plain["notes"] = list(self.notes)
-        plain["processes"] = [process.to_dict() for process in self.processes]
-        plain["learning_rates"] = None if self.learning_rates is None else list(self.learning_rates)
-        return plain
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        tables = {name: asdict(table) for name, table in self.tables.items()}
+        return {**plain, "tables": tables, "processes": [process.to_dict() for process in self.processes]}
 
-
-_REPORTED = ("rows", "frames", "stale", "stale_rows", "steps", "held_bytes", "truncated")
-_ADDED = ("rows", "frames", "stale", "stale_rows", "steps", "truncated")
 
 FIX_STALE = (
     "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
@@ -188,15 +180,13 @@ class Counters:
 
     def plus(self, other: Counters) -> Counters:
         """Return the sum of both; of ``held_bytes`` the larger."""
-        added = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
-        held = max(self.held_bytes, other.held_bytes)
-        return Counters(held_bytes=held, dropped=self.dropped + other.dropped, **added)
+        added = {name: count + getattr(other, name) for name, count in vars(self).items()}
+        return Counters(**{**added, "held_bytes": max(self.held_bytes, other.held_bytes)})
 
     def report(self, seconds: float, **rest: Any) -> Report:
         """Return the Report with these counters. rest : its other fields"""
-        counted = {name: getattr(self, name) for name in _REPORTED}
         rows_per_s = self.rows / seconds if seconds > 0 else 0.0
-        return Report(seconds=seconds, rows_per_s=rows_per_s, dropped=dict(self.dropped), **counted, **rest)
+        return Report(seconds=seconds, rows_per_s=rows_per_s, **self.get_state(), **rest)
 
     def get_state(self) -> dict[str, Any]:
         """Return the counters as plain data."""
@@ -236,7 +226,7 @@ def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
     counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
 
 
-def told(counts: Mapping[Contributor, int], most: int = 8) -> str:
+def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
     """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
     largest = sorted(counts.items(), key=lambda of: -of[1])
     text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])

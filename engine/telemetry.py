@@ -9,8 +9,8 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from penstock.core import StepObserver
 from penstock.frames import Frame
@@ -18,7 +18,6 @@ from penstock.gate import Gate
 from penstock.sampling import KnownAs, Probe, Read, Stepped
 from penstock.stats import Counters
 
-T = TypeVar("T")
 log = logging.getLogger("penstock")
 log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints warnings to stderr
 
@@ -41,10 +40,8 @@ class Telemetry(StepObserver):
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(
-        self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
-    ) -> None:
-        self._read, self.clock, self._known_as = read, clock, known_as
+    def __init__(self, read: Read, known_as: KnownAs = lambda _, ids: ids) -> None:
+        self._read, self._known_as = read, known_as
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
         self.num_steps = 0
@@ -64,7 +61,7 @@ class Telemetry(StepObserver):
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
         if self.probe is None:
-            self.probe = Probe(self._read, self.clock, self._known_as)
+            self.probe = Probe(self._read, known_as=self._known_as)
 
     @contextmanager
     def run(
@@ -74,10 +71,10 @@ class Telemetry(StepObserver):
         self.counters, self.share, self.first_bad = counters, share, first_bad
         self.stage_s, self.num_steps = dict.fromkeys(STAGES, 0.0), 0
         self.updated, self.num_skipped = Counter(), 0
-        self.started_s, self.ended_s = self.clock(), None
+        self.started_s, self.ended_s = time.perf_counter(), None
         log.info("run began")
         try:
-            with self._span("penstock.run"):
+            with nullcontext() if self.tracer is None else self.tracer.start_as_current_span("penstock.run"):
                 yield
         except GeneratorExit:  # the consumer has dropped its deltas
             self._ended()
@@ -89,50 +86,35 @@ class Telemetry(StepObserver):
             self._ended()
 
     def _ended(self, message: str = "run ended", *of: Any) -> None:
-        self.ended_s = self.clock()
+        self.ended_s = time.perf_counter()
         share = self.share()
         self.share = lambda: share  # a reference to the reader would keep its files mapped
-        told = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
+        counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
         level = logging.WARNING if of else logging.INFO
-        log.log(level, message, *of, extra={"penstock": told | {"seconds": self.seconds}})
+        log.log(level, message, *of, extra={"penstock": counted | {"seconds": self.seconds}})
 
     @property
     def seconds(self) -> float:
         """Duration of the current or last run."""
         if self.started_s is None:
             return 0.0
-        return (self.clock() if self.ended_s is None else self.ended_s) - self.started_s
+        return (time.perf_counter() if self.ended_s is None else self.ended_s) - self.started_s
 
-    def reading(self, frames: Iterator[T]) -> Iterator[T]:
-        """Yield the frames, and count the wait for them as the stage "read"."""
-        while True:
-            started = self.clock()
-            try:
-                frame = next(frames)
-            except StopIteration:
-                return
-            finally:
-                self.stage_s["read"] += self.clock() - started
-            yield frame
-
-    def applying(self) -> AbstractContextManager[Any]:
-        """Return a context that counts its time as the stage "sum", without the time of steps and saving."""
-        return _Timed(self, "sum", ("step", "save"))
-
-    def saving(self) -> AbstractContextManager[Any]:
-        return _Timed(self, "save")
+    def timed(self, stage: str) -> AbstractContextManager[Any]:
+        """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
+        return _Timed(self, stage, ("step", "save") if stage == "sum" else ())
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:
             self.probe.before(coalesced)
-        self._step_began_s = self.clock()
+        self._step_began_s = time.perf_counter()
         if self.tracer is not None:
             self._step_span = self.tracer.start_as_current_span("penstock.step")
             self._step_span.__enter__()
 
     def after_step(self, coalesced: Stepped) -> None:
         self._end_span(None)
-        seconds = self.clock() - self._step_began_s
+        seconds = time.perf_counter() - self._step_began_s
         self.num_steps += 1
         self.recent_s.append(seconds)
         self.stage_s["step"] += seconds
@@ -151,19 +133,11 @@ class Telemetry(StepObserver):
         if span is not None:
             span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
-    def took(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
+    def sample(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
         """Sample a frame of a run after it was admitted or dropped as stale."""
         if self.probe is not None:
-            self.probe.took(frame)
+            self.probe.sample_ids(frame)
             self.probe.note(self.seconds, self.counters, gate, rates)
-
-    @contextmanager
-    def _span(self, name: str) -> Iterator[None]:
-        if self.tracer is None:
-            yield
-        else:
-            with self.tracer.start_as_current_span(name):
-                yield
 
 
 class _Timed:
@@ -171,15 +145,15 @@ class _Timed:
 
     __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
 
-    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...] = ()) -> None:
+    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...]) -> None:
         self._watch, self._stage, self._others = watch, stage, others
 
     def __enter__(self) -> None:
         self._outside_s = self._others_s()
-        self._started_s = self._watch.clock()
+        self._started_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        seconds = self._watch.clock() - self._started_s
+        seconds = time.perf_counter() - self._started_s
         self._watch.stage_s[self._stage] += seconds - (self._others_s() - self._outside_s)
 
     def _others_s(self) -> float:

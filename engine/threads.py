@@ -27,16 +27,14 @@ class ThreadTeam:
         self.threads = num_threads(threads)
         self._pool = _started_pool(self.threads - 1) if self.threads > 1 else None
 
-    def run(self, tasks: Iterable[Task], alone: bool = False) -> bool:
+    def run(self, tasks: Iterable[Task]) -> bool:
         """Run all tasks, started in the given order, and return whether all returned True. Raises the error of a task
-        once all have ended. alone : on the calling thread only"""
-        if alone or self._pool is None:
-            return False not in [task() for task in tasks]
+        once all have ended."""
         left = deque(tasks)
-        others = min(self.threads, len(left)) - 1
         helping: list[Future[bool]] = []
         try:
-            for _ in range(others):
+            for _ in range(min(self.threads, len(left)) - 1):
+                assert self._pool is not None
                 helping.append(self._pool.submit(_work, left))
             good = _work(left)
         finally:

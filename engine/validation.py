@@ -1,11 +1,16 @@
-"""Validation of arguments at the public interface: an invalid one raises a UsageError that names it."""
+"""Validation of arguments at the public interface: an invalid one raises a UsageError that names it.
+
+Masked NumPy arrays are rejected: a conversion to a plain array would use the masked values.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import wraps
 from numbers import Real
 from pathlib import Path
@@ -15,7 +20,9 @@ from penstock.errors import UsageError, UsageTypeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
 
 
 def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -45,6 +52,11 @@ def known_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return called
 
     return checked
+
+
+def options_among(kind: type[T], arguments: Mapping[str, Any]) -> T:
+    """Return the options of a dataclass ``kind`` among the arguments of a call."""
+    return kind(**{field.name: arguments[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
@@ -80,3 +92,16 @@ def function(name: str, value: Any) -> Any:
     if not callable(value):
         raise UsageTypeError(f"{name}: expected something to call, got {value!r}")
     return value
+
+
+def is_masked(given: Any) -> bool:
+    """Return whether this is a masked array, or a list or tuple that contains one."""
+    # Without an import, which takes tens of milliseconds: until a caller imports numpy.ma, there is no masked array.
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and _contains(kind, given)
+
+
+def _contains(kind: type, given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(_contains(kind, item) for item in given)
+    return isinstance(given, kind)

@@ -9,17 +9,10 @@ import json
 
 import numpy as np
 import pytest
+from tensorflow_stacker import StackTable, stack_tables
 from test_config_golden import from_features
 
 import penstock as ps
-from penstock.activations.shapes import (
-    activation_shapes,
-    check_learning_rate_shapes,
-    check_mode,
-    retrieve_shapes,
-    table_named,
-)
-from penstock.activations.stacking import StackTable, stack_tables
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
@@ -89,58 +82,45 @@ def config_of(case):
     return ps.EmbeddingConfig.from_proto(TPUEmbeddingConfiguration.FromString(base64.b64decode(case["config_base64"])))
 
 
-def test_activation_shapes_are_inferred_as_the_ops_do(golden):
-    cases = [case for case in golden("op_shapes") if "num_outputs" in case]
+def shapes_of(config):
+    """The shapes that the activations of a configuration should have."""
+    return [(*feature.input_shape, config.sizes[feature.table][1]) for feature in config.features]
+
+
+def test_activations_have_the_shapes_that_the_ops_infer(golden):
+    cases = [case for case in golden("op_shapes") if "num_outputs" in case and case["ok"]]
     for case in cases:
-        if not case["ok"]:
-            with pytest.raises(ValueError, match="num_outputs"):
-                activation_shapes(config_of(case), case["num_outputs"])
-            continue
         config = config_of(case)
-        assert [list(s) for s in activation_shapes(config, case["num_outputs"])] == case["shapes"]
-        given = [np.zeros(shape[:-1], int) for shape in case["shapes"]]
-        activations, dedup = ps.Engine(config).recv_activations(given)
+        activations, dedup = ps.Engine(config).recv_activations([np.zeros(s[:-1], int) for s in case["shapes"]])
         assert [list(a.shape) for a in activations] == case["shapes"]
         assert len(dedup.features) == case["num_outputs"]
-    assert len(cases) == 12
+    assert len(cases) == 6
 
 
-def test_shards_are_shaped_as_the_bulk_ops_do(golden):
-    optimizers = {"sgd": ps.SGD, "adagrad": ps.Adagrad}
-    cases = [case for case in golden("op_shapes") if case["op"] == "RetrieveAllTPUEmbeddingParameters"]
+def test_learning_rates_are_scalars_as_in_the_ops(golden):
+    cases = [case for case in golden("op_shapes") if "learning_rate_shapes" in case]
     for case in cases:
-        tables = [
-            ps.TableConfig(rows, dim, name=f"t{n}", optimizer=optimizers[optimizer]())
-            for n, (rows, dim, optimizer) in enumerate(zip(case["vocab"], case["dim"], case["optimizers"], strict=True))
-        ]
-        config = ps.EmbeddingConfig.from_tables(tables)
-        if not case["ok"]:
-            with pytest.raises(ValueError, match="shard"):
-                retrieve_shapes(config, case["num_shards"], case["shard_id"])
-            continue
-        found = retrieve_shapes(config, case["num_shards"], case["shard_id"])
-        assert {key: [list(s) for s in found[key]] for key in case["shapes"]} == case["shapes"], case["id"]
-    assert len(cases) == 18
-
-
-def test_what_the_graph_checks_of_rates_tables_and_modes(golden):
-    one = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
-    for case in golden("op_shapes"):
-        if "learning_rate_shapes" in case:
-            check = (check_learning_rate_shapes, [np.zeros(shape) for shape in case["learning_rate_shapes"]])
-        elif "attrs" in case:
-            check = (lambda attrs: table_named(one, **attrs), case["attrs"])
-        elif "mode" in case:
-            message = TPUEmbeddingConfiguration(mode=case["mode"])
-            message.table_descriptor.extend(one.to_proto().table_descriptor)
-            check = (check_mode, ps.EmbeddingConfig.from_proto(message))
-        else:
-            continue
+        rates = [np.full(shape, 0.5) for shape in case["learning_rate_shapes"]]
+        tables = [ps.TableConfig(3, 2, optimizer=ps.SGD(lambda step: 0.5)) for _ in rates] or [ps.TableConfig(3, 2)]
+        engine = ps.Engine(ps.EmbeddingConfig.from_features([ps.FeatureConfig(t) for t in tables], 1, ps.SGD()))
+        activations, dedup = engine.recv_activations([[0] for _ in tables])
         if case["ok"]:
-            check[0](check[1])
+            assert engine.send_gradients(activations, learning_rates=rates, deduplication_data=dedup)
         else:
-            with pytest.raises(ValueError, match=r".+"):
-                check[0](check[1])
+            with pytest.raises(ValueError, match="expected scalars"):
+                engine.send_gradients(activations, learning_rates=rates, deduplication_data=dedup)
+    assert len(cases) == 8
+
+
+def test_lint_warns_of_the_mode_that_the_partitioner_refuses(golden):
+    one = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
+    cases = [case for case in golden("op_shapes") if "mode" in case]
+    for case in cases:
+        message = TPUEmbeddingConfiguration(mode=case["mode"])
+        message.table_descriptor.extend(one.to_proto().table_descriptor)
+        codes = {finding.code for finding in ps.EmbeddingConfig.from_proto(message).lint()}
+        assert ("PS101" in codes) == (not case["ok"])
+    assert len(cases) == 4
 
 
 def test_gradients_are_sent_or_refused_as_by_apply_gradients(golden):
@@ -152,7 +132,7 @@ def test_gradients_are_sent_or_refused_as_by_apply_gradients(golden):
             continue
         config = from_features(case["config"])
         engine = ps.Engine(config)
-        shapes = activation_shapes(config)
+        shapes = shapes_of(config)
         _, dedup = engine.recv_activations([np.zeros(shape[:-1], int) for shape in shapes])
         gradients = [g and np.zeros(g, np.float32) for g in case["gradients"]]
         if case["raises"]:

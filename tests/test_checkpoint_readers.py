@@ -6,7 +6,6 @@ import pytest
 from checkpoints import LOG, engine_of
 
 import penstock as ps
-from penstock.checkpoint import incremental
 from penstock.checkpoint import store as folders
 from penstock.cli.main import main
 
@@ -17,7 +16,7 @@ def replaced(tmp_path, monkeypatch):
 
     Every commit is a base and only one is kept: the next one removes every file of the last one.
     """
-    monkeypatch.setattr(incremental, "MAX_DELTAS", 0)
+    monkeypatch.setattr(folders, "MAX_DELTAS", 0)
     path, writer = tmp_path / "run", engine_of()
     writer.run(iter(LOG[:3]), checkpoint=path, keep=1)
 

@@ -53,6 +53,7 @@ def recorded():
     observers = [Recorder(name, events, engine.core) for name in ("inner", "outer")]
     for observer in observers:
         engine.core.observe(observer)
+    engine.observers = observers  # the core does not keep them alive
     return engine, events
 
 
@@ -105,10 +106,10 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
         engine.lookup("t", [1])
 
 
-def test_an_observer_held_weakly_ends_with_its_last_reference():
+def test_an_observer_ends_with_its_last_reference():
     engine, events = zeroed(engine_of()), []
     observer = Recorder("weak", events, engine.core)
-    engine.core.observe(observer, weakly=True)
+    engine.core.observe(observer)
     apply(engine, [1])
     assert len(events) == 3
     del observer

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.dirty_rows import RowMarks
+from penstock.checkpoint.dirty_rows import RowMarks, TouchedRows
 from penstock.checkpoint.engine_state import rows_of
 from penstock.checkpoint.incremental import Contents, Saved, Saver
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
+from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
 from penstock.pyx import reference
-from penstock.touched_rows import TouchedRows
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
@@ -49,7 +49,7 @@ def test_marks_are_two_sets(steps, stride):
 def test_a_commit_and_a_delta_hold_the_same_rows(changes, merge_ids):
     """Both keep track of the rows changed since the last one, each in its own way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.touched_rows.MERGE_IDS", merge_ids)
+        patch.setattr("penstock.checkpoint.dirty_rows.MERGE_IDS", merge_ids)
         marks, touched = RowMarks(ROWS), TouchedRows(ROWS)
         for what, ids in [*changes, ("take", None)]:
             if what == "step":
@@ -142,10 +142,10 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
         elif isinstance(action, str) and action in ("advance", "idle"):
             saver.advance(idle=action == "idle")
         elif isinstance(action, str):
-            saver.before_any_change()
+            saver.before_load()
             table.values += 1
         else:
-            saver.before_step({"t": [action]})
+            saver.before_step({"t": [Coalesced((SummedArrays(action, np.zeros((len(action), 3))),))]})
             table.values[slice(None) if all_change else action] += 1
     saver.finish()
     saver.close()

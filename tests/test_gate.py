@@ -286,7 +286,7 @@ def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeyp
     first.join(HANG_S)
     second.join(HANG_S)
     assert {type(error) for error in caught} == {RuntimeError, ps.StateError}  # whose thread is first to say so is open
-    assert engine.core.pipeline.stores["u"].num_rows == 0
+    assert engine.core.pipeline.stores["u"].accumulator.num_rows == 0
 
 
 def test_the_example_of_synchronous_replicas_equals_the_sequential_computation():

@@ -178,6 +178,8 @@ def test_every_public_name_exists():
     import penstock
 
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    stub = ast.parse((ROOT / "engine" / "__init__.pyi").read_text())
+    assert penstock.__all__ == sorted(a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = penstock.Nothing
 

@@ -66,14 +66,14 @@ def test_what_fails_after_a_frame_is_in_does_not_let_it_in_again(monkeypatch):
     """The client sends again what it heard nothing of: a frame in the tables must be one that is counted."""
     with service_of() as service, client_of(service) as client:
         watch, failures = service.engine.watch, [MemoryError("no room to look closer")]
-        took = watch.took
+        sample = watch.sample
 
         def fails_once(*arguments):
-            took(*arguments)
+            sample(*arguments)
             if failures:
                 raise failures.pop()
 
-        monkeypatch.setattr(watch, "took", fails_once)
+        monkeypatch.setattr(watch, "sample", fails_once)
         assert client.put(FRAMES, "w0").position == 12
         assert not failures
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow_stacker import StackTable, stack_tables
 
-from penstock.activations.stacking import StackTable, stack_tables
 from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.program_cache import Programs

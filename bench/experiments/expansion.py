@@ -34,9 +34,9 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
+from penstock.accumulators.table_store import TableStore
 from penstock.frames import Rows
 from penstock.pyx.frame_accumulate import Intake
-from penstock.table_accumulator import TableStore
 from penstock.threads import ThreadTeam
 
 SAMPLES, PER_SAMPLE = 1 << 16, 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,10 @@ from penstock.accumulators.gradient_checks import (
     sparse_row_problem,
     values_of,
 )
-from penstock.accumulators.storage import DenseSums, SparseSums, sparse_sums
+from penstock.accumulators.storage import SparseSums, sparse_sums
 from penstock.errors import InputError, StateError
+from penstock.frames import Array
 from penstock.stats import Contributor
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 class SparseGradient(NamedTuple):
@@ -57,7 +56,7 @@ class ConditionalAccumulator(Conditional[Array]):
 
     def __init__(self, dtype: Any = "float32", shape: Any = None, reduction: str = "MEAN") -> None:
         super().__init__(dtype, shape, reduction)
-        self._sums = DenseSums()
+        self._sum: Array | None = None  # in the dtype, in arrival order
 
     def apply_gradient(self, value: Any, local_step: int = 0, contributor: Contributor = None) -> bool:
         """Add one gradient. value : an array of the accumulator's dtype, or (nested) numbers.
@@ -69,28 +68,35 @@ class ConditionalAccumulator(Conditional[Array]):
         array = values_of(value, self.dtype)
 
         def add() -> None:
-            held = self._sums.value
-            problem = dense_problem(array.shape, self.shape, None if held is None else held.shape)
+            problem = dense_problem(array.shape, self.shape, None if self._sum is None else self._sum.shape)
             if problem is not None:
                 raise InputError(problem)
-            self._sums.add(array)
+            if self._sum is None:
+                self._sum = array.copy()
+            else:
+                with np.errstate(all="ignore"):  # TensorFlow overflows to inf silently
+                    np.add(self._sum, array, out=self._sum)
 
         return self._gate.admit(step, add, who)
 
     def _produce(self, num: int) -> Array:
-        return self._sums.take(num, self._mean)
+        value = self._sum
+        assert value is not None  # the gate opens only after a gradient was admitted
+        if self._mean:
+            with np.errstate(all="ignore"):
+                value = np.asarray(value / value.dtype.type(num))
+        self._sum = None
+        return value
 
     def _held(self) -> dict[str, Any]:
-        return {} if self._sums.value is None else {"value": self._sums.value.copy()}
+        return {} if self._sum is None else {"value": self._sum.copy()}
 
     def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
-        sums = DenseSums()
-        if num:
-            sums.value = np.array(values_of(held["value"], self.dtype))
-            problem = dense_problem(sums.value.shape, self.shape, None)
-            if problem is not None:
-                raise StateError(problem)
-        return lambda: setattr(self, "_sums", sums)
+        value = np.array(values_of(held["value"], self.dtype)) if num else None
+        problem = None if value is None else dense_problem(value.shape, self.shape, None)
+        if problem is not None:
+            raise StateError(problem)
+        return lambda: setattr(self, "_sum", value)
 
 
 class SparseConditionalAccumulator(Conditional[SparseGradient]):

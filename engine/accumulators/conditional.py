@@ -14,12 +14,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from penstock.accumulators.gradient_checks import (
     dtype_of,
-    num_required_of,
     reduction_of,
     scalar_of,
     shape_of,
+    shape_text,
     timeout_of,
-    told,
 )
 from penstock.errors import CancelledError, StateError, TakeTimeoutError
 from penstock.gate import Gate
@@ -51,7 +50,7 @@ class Conditional(ABC, Generic[T]):
 
     def take_gradient_async(self, num_required: int) -> Future[T]:
         """Queue a take and return its result as a Future. Cancelling the Future passes the turn to the next taker."""
-        return self._gate.take(num_required_of(num_required), self._produce)
+        return self._gate.take(scalar_of("num_required", num_required), self._produce)
 
     def num_accumulated(self) -> int:
         """Return the number of gradients accumulated since the last take. Source: AccumulatorNumAccumulated."""
@@ -89,7 +88,7 @@ class Conditional(ABC, Generic[T]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.dtype}, {told(self.shape)}, {self.reduction}: {self.explain()})"
+        return f"{type(self).__name__}({self.dtype}, {shape_text(self.shape)}, {self.reduction}: {self.explain()})"
 
     def get_state(self) -> dict[str, Any]:
         """Return settings, counts and sums as plain data (str, int, lists, NumPy arrays), without queued takers."""

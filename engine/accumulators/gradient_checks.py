@@ -13,13 +13,11 @@ import operator
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
+from penstock.frames import Array, Int64
+from penstock.validation import MASKED, is_masked
 
-Array: TypeAlias = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 # A declared shape: None if the rank is unknown; an unknown dim is None.
 Partial: TypeAlias = tuple[int | None, ...] | None
 DTYPES = ("float16", "float32", "float64")
@@ -78,13 +76,6 @@ def sizes_of(grad_shape: Any) -> tuple[int, ...] | None:
         raise UsageError(f"grad_shape: expected a sequence of integers, got {grad_shape!r}") from None
 
 
-def num_required_of(value: Any) -> int:
-    number = scalar_of("num_required", value)
-    if number < 1:
-        raise UsageError(f"num_required: expected at least 1, got {number}")
-    return number
-
-
 def timeout_of(value: Any) -> float | None:
     if value is None:
         return None
@@ -130,7 +121,7 @@ def ids_of(ids: Any) -> Int64:
     return array.astype(np.int64, copy=False)
 
 
-def told(shape: Partial) -> str:
+def shape_text(shape: Partial) -> str:
     """Return a partial shape as messages print it: ``(?, 3)``."""
     if shape is None:
         return "any shape"
@@ -145,7 +136,7 @@ def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ..
     if declared is not None and (
         len(shape) != len(declared) or any(want not in (None, got) for want, got in zip(declared, shape, strict=True))
     ):
-        return f"gradient: expected shape {told(declared)}, got {shape}"
+        return f"gradient: expected shape {shape_text(declared)}, got {shape}"
     return None
 
 
@@ -160,7 +151,7 @@ def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tup
     if grad_shape is not None and declared is not None:
         fits = len(declared) <= len(grad_shape) and _fits(declared, grad_shape)
         if not fits:
-            return f"grad_shape: expected {told(declared)}, got {grad_shape}"
+            return f"grad_shape: expected {shape_text(declared)}, got {grad_shape}"
     # Negative ids are accepted, as in TensorFlow.
     if declared and declared[0] is not None and ids.size and ids.max() >= declared[0]:
         return f"ids: expected id < {declared[0]}, got {ids.max()}"
@@ -172,7 +163,7 @@ def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] |
     if held is not None:
         return None if values.shape[1:] == held else f"gradient: expected rows of {held}, got {values.shape[1:]}"
     if declared is not None and not (len(declared) <= values.ndim and _fits(declared[1:], values.shape[1:])):
-        return f"gradient: expected rows of {told(declared[1:])}, got {values.shape[1:]}"
+        return f"gradient: expected rows of {shape_text(declared[1:])}, got {values.shape[1:]}"
     return None
 
 

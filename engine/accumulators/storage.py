@@ -1,6 +1,6 @@
-"""The stores behind the gate of a conditional accumulator: sums, and per row the number of gradients in it.
+"""The stores behind the gate of a sparse conditional accumulator: sums, and per row the number of gradients in it.
 
-One dense store and three sparse ones with the same four methods (KernelSums: the fast path;
+Three with the same four methods (KernelSums: the fast path;
 NumpySums: float16, which has no kernel, and rows without elements; TensorFlowSums: TensorFlow's merge
 with its quirks). They neither validate nor lock. ``add`` and ``take`` change a store as their last
 action, so a failed allocation in NumPy leaves it unchanged.
@@ -8,41 +8,15 @@ action, so a failed allocation in NumPy leaves it unchanged.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.frames import Array, Int64, Rows
 from penstock.pyx.accumulator import Accumulator, divide
 from penstock.pyx.frame_accumulate import Intake
 
-Array: TypeAlias = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 State = dict[str, Array]
-
-
-class DenseSums:
-    """One array, summed in its dtype in arrival order."""
-
-    def __init__(self) -> None:
-        self.value: Array | None = None
-
-    def add(self, value: Array) -> None:
-        if self.value is None:
-            self.value = value.copy()
-        else:
-            with np.errstate(all="ignore"):  # TensorFlow overflows to inf silently
-                np.add(self.value, value, out=self.value)
-
-    def take(self, num: int, mean: bool) -> Array:
-        """Return the sum, divided by dtype(num) if mean, and empty the store."""
-        assert self.value is not None  # the gate opens only after a gradient was admitted
-        value = self.value
-        if mean:
-            with np.errstate(all="ignore"):
-                value = np.asarray(value / value.dtype.type(num))
-        self.value = None
-        return value
 
 
 class SparseSums(Protocol):
@@ -70,15 +44,6 @@ def sparse_sums(dtype: np.dtype[Any], width: int, tf_compat: bool) -> SparseSums
     return KernelSums(dtype, width) if width and dtype.itemsize >= 4 else NumpySums(dtype, width)
 
 
-class _Block(NamedTuple):
-    """The intake's view of one gradient; also float64, which frames never have."""
-
-    ids: Int64
-    grads: Array
-    which: None = None
-    gains: None = None
-
-
 class KernelSums:
     """A store for float32 and float64, in pyx: sums the rows of an id in arrival order, without the GIL."""
 
@@ -88,8 +53,8 @@ class KernelSums:
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # A caller that unpacks bytes itself may pass unaligned arrays.
-        ids, values = (np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values))
-        self._intake.begin([self._accumulator], [[_Block(ids, values)]], number)
+        rows = Rows(*(np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values)))
+        self._intake.begin([self._accumulator], [[rows]], number)
         self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
         self._intake.work()
         self._intake.end()

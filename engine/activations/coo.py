@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Int64
+from penstock.frames import Int64
+from penstock.validation import MASKED, is_masked
 
 Array = npt.NDArray[Any]
 
@@ -44,32 +44,32 @@ class PlacedIds(NamedTuple):
     weights: Array | None
 
 
-def is_coo(given: Any) -> bool:
+def is_coo(batch: Any) -> bool:
     """Return whether the value is CooIds or has a SparseTensor's attributes."""
-    return isinstance(given, CooIds) or (hasattr(given, "indices") and hasattr(given, "dense_shape"))
+    return isinstance(batch, CooIds) or (hasattr(batch, "indices") and hasattr(batch, "dense_shape"))
 
 
-def by_sample(given: Any, weights: Any, who: str, shape: tuple[int, ...]) -> PlacedIds:
+def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> PlacedIds:
     """Return coordinates in the order of their samples.
 
-    given : a value that ``is_coo``; who : for messages; shape : of the samples
+    batch : a value that ``is_coo``; name : for messages; shape : of the samples
     weights : given in addition to the ids, as an array (n,) or as coordinates; or None
     Raises UsageError, InputError.
     """
-    coo = _as_coo(given, who, "ids", shape)
+    coo = _as_coo(batch, name, "ids", shape)
     ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
-    samples, positions = _indices(rows, len(ids), who, shape)
+    samples, positions = _indices(rows, len(ids), name, shape)
     if weights is not None and coo.weights is not None:
-        raise UsageError(f"{who}: weights are given twice, with the ids and beside them")
+        raise UsageError(f"{name}: weights are given twice, with the ids and beside them")
     by = coo.weights if weights is None else weights
     if is_coo(by):
-        by = _as_coo(by, who, "weights", shape)
+        by = _as_coo(by, name, "weights", shape)
         if not np.array_equal(np.asarray(by.rows), rows):
-            raise UsageError(f"{who}: the weights are of other indices than the ids; give both in the same order")
+            raise UsageError(f"{name}: the weights are of other indices than the ids; give both in the same order")
         by = by.ids
     values = None if by is None else np.asarray(by).reshape(-1)
     if values is not None and len(values) != len(ids):
-        raise UsageError(f"{who}: {len(ids)} ids and {len(values)} weights")
+        raise UsageError(f"{name}: {len(ids)} ids and {len(values)} weights")
     order = np.argsort(samples, kind="stable") if positions is None else np.lexsort((positions, samples))
     samples = samples[order]
     placed = places(np.bincount(samples)) if positions is None else positions[order]
@@ -81,37 +81,37 @@ def places(lengths: Int64) -> Int64:
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _as_coo(given: Any, who: str, what: str, shape: tuple[int, ...]) -> CooIds:
+def _as_coo(batch: Any, name: str, what: str, shape: tuple[int, ...]) -> CooIds:
     """Return CooIds unchanged, or those of a SparseTensor, whose dense_shape must match the batch."""
-    if isinstance(given, CooIds):
-        return given
-    if is_masked([given.indices, given.values]):
-        raise UsageError(f"{who}: {MASKED}")
-    dense = tuple(np.asarray(given.dense_shape).tolist())
-    check_num_samples(math.prod(dense[:-1]), math.prod(shape), who, what)
+    if isinstance(batch, CooIds):
+        return batch
+    if is_masked([batch.indices, batch.values]):
+        raise UsageError(f"{name}: {MASKED}")
+    dense = tuple(np.asarray(batch.dense_shape).tolist())
+    check_num_samples(math.prod(dense[:-1]), math.prod(shape), name, what)
     if len(dense) not in (2, len(shape) + 1) or (len(dense) > 2 and dense[:-1] != shape):
-        wanted = f"{[*shape, 'k']}".replace("'", "")
-        raise UsageError(f"{who}: expected {what} of dense_shape {wanted}, got {list(dense)}")
-    return CooIds(given.indices, given.values)
+        expected = f"{[*shape, 'k']}".replace("'", "")
+        raise UsageError(f"{name}: expected {what} of dense_shape {expected}, got {list(dense)}")
+    return CooIds(batch.indices, batch.values)
 
 
-def _indices(rows: Array, number: int, who: str, shape: tuple[int, ...]) -> tuple[Int64, Int64 | None]:
+def _indices(rows: Array, number: int, name: str, shape: tuple[int, ...]) -> tuple[Int64, Int64 | None]:
     """Return the sample of every lookup, int64 (n,), and its position, int64 (n,), or None without positions."""
     if not np.issubdtype(rows.dtype, np.integer) and rows.size:
-        raise UsageError(f"{who}: expected integers as rows, got {rows.dtype}")
+        raise UsageError(f"{name}: expected integers as rows, got {rows.dtype}")
     sizes: tuple[int, ...] = (math.prod(shape),)
     flat = rows.ndim == 1
     index = rows.reshape(-1, 1) if flat else rows
     if len(rows) != number or rows.ndim > 2 or (not flat and rows.shape[1] not in (2, len(shape) + 1)):
-        wanted = f"[{number}], or [{number}, {len(shape) + 1}] with a position at the end"
-        raise UsageError(f"{who}: expected rows of shape {wanted}, got {list(rows.shape)}")
+        expected = f"[{number}], or [{number}, {len(shape) + 1}] with a position at the end"
+        raise UsageError(f"{name}: expected rows of shape {expected}, got {list(rows.shape)}")
     positions = None
     if not flat:
         sizes = shape if rows.shape[1] == len(shape) + 1 else sizes
         index, positions = rows[:, :-1], rows[:, -1].astype(np.int64)
         if len(positions) and positions.min() < 0:
-            raise InputError(f"{who}: expected positions of at least 0, got {positions.min()}")
+            raise InputError(f"{name}: expected positions of at least 0, got {positions.min()}")
     bad = ((index < 0) | (index >= np.array(sizes))).any(axis=1)
     if bad.any():
-        raise InputError(f"{who}: expected rows below {list(sizes)}, got {index[bad][0].tolist()}")
+        raise InputError(f"{name}: expected rows below {list(sizes)}, got {index[bad][0].tolist()}")
     return np.ravel_multi_index(tuple(index.T.astype(np.int64)), sizes), positions

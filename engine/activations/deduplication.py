@@ -19,8 +19,8 @@ from penstock.activations.nesting import name_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
 from penstock.errors import InputError, StateError, UsageError
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Float32, Int64
+from penstock.frames import Float32, Int64
+from penstock.validation import MASKED, is_masked
 
 UInt32 = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
@@ -117,11 +117,11 @@ class DeduplicationData:
         """
         elements = merge(integers, floats, mask)
         tables, features = config.table_names, config.features
-        wanted = len(tables) + 3 * len(features) + 2
-        header = elements[-2] if len(elements) == wanted else np.zeros(0, np.uint32)
+        expected = len(tables) + 3 * len(features) + 2
+        header = elements[-2] if len(elements) == expected else np.zeros(0, np.uint32)
         if len(header) != _HEADER_WORDS + len(features):
             raise InputError(
-                f"deduplication data of {len(tables)} tables and {len(features)} features has {wanted} elements and "
+                f"deduplication data of {len(tables)} tables and {len(features)} features has {expected} elements and "
                 f"ends in a header; got {len(elements)} elements, which are not of this configuration"
             )
         words = header.astype(np.uint32)
@@ -163,11 +163,11 @@ def fingerprint(config: EmbeddingConfig) -> str:
     return hashlib.sha256(config.to_engine_proto().SerializeToString(deterministic=True)).hexdigest()
 
 
-def check_fingerprint(wanted: str, found: str) -> None:
+def check_fingerprint(expected: str, found: str) -> None:
     """Raise StateError if the fingerprints differ."""
-    if found != wanted:
+    if found != expected:
         raise StateError(
-            f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {wanted[:12]}…); "
+            f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {expected[:12]}…); "
             "send gradients to the engine that gave the activations"
         )
 
@@ -213,7 +213,7 @@ def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     return elements
 
 
-def check_uses(who: str, rows: Array, samples: Array, gains: Array | None, num_unique: int, num_samples: int) -> None:
+def check_uses(name: str, rows: Array, samples: Array, gains: Array | None, num_unique: int, num_samples: int) -> None:
     """Raise InputError if one feature's arrays are inconsistent. Code that sums gradients does not check again.
 
     num_unique : unique ids of its table; num_samples : rows of its activation
@@ -221,11 +221,11 @@ def check_uses(who: str, rows: Array, samples: Array, gains: Array | None, num_u
     num_gains = len(rows) if gains is None else len(gains)
     if len(rows) != len(samples) or num_gains != len(rows):
         lengths = f"{len(rows)} rows, {len(samples)} samples, {num_gains} gains"
-        raise InputError(f"deduplication data of {who}: expected as many of each, got {lengths}")
+        raise InputError(f"deduplication data of {name}: expected as many of each, got {lengths}")
     for what, found, size, of in (("row", rows, num_unique, "unique ids"), ("sample", samples, num_samples, "samples")):
         if len(found) and not 0 <= int(found.min()) <= int(found.max()) < size:
             wrong = found[(found < 0) | (found >= size)][0]
-            raise InputError(f"deduplication data of {who}: {what} {wrong} of {size} {of}")
+            raise InputError(f"deduplication data of {name}: {what} {wrong} of {size} {of}")
 
 
 def check_unique_ids(table: str, ids: Array, vocabulary_size: int) -> None:

@@ -29,10 +29,10 @@ from penstock.activations.nesting import features_of, leaves, name_of, structure
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.frames import Frame, Rows
+from penstock.frames import Float32, Frame, Int64, Rows
 from penstock.gate import Gate
-from penstock.masked_arrays import MASKED, is_masked
-from penstock.tables.combiners import Float32, Int64, Lookups, combine, not_finite
+from penstock.tables.combiners import Lookups, combine, not_finite
+from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
 
@@ -57,7 +57,7 @@ class Exchange:
         self._config, self._seen, self._push, self._gate, self._staging = config, seen, push, gate, staging
         self._fingerprint = fingerprint(config)
         # Pipelined, forward n+1 runs before backward n, so one step passes before gradients arrive.
-        self._lag = int(is_pipelined(config))
+        self._lag = int(config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core)
         self._lock = threading.Lock()
         self._received = 0
         self._sent: dict[int, int] = {}  # number → step, of data that could still be sent again
@@ -80,7 +80,8 @@ class Exchange:
             self._received += 1
             number = self._received
         data = DeduplicationData(self._fingerprint, step, number, unique, UsesByPath(config, uses))
-        return _packed(structure_for(config, features), activations), data
+        structure = structure_for(config, features)
+        return pack(structure, (activations[index] for index in flatten(structure))), data
 
     def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
         """Push the gradients of activations as one frame. Return False if the gate found it stale.
@@ -99,8 +100,8 @@ class Exchange:
         check_fingerprint(self._fingerprint, data.fingerprint)
         _check_scalars(learning_rates)
         structure = structure_for(self._config, gradients)
-        given = leaves(structure, gradients, "gradients")
-        frame = self._frame(data, [self._checked(index, given[index]) for index in sorted(given)])
+        by_feature = leaves(structure, gradients, "gradients")
+        frame = self._frame(data, [self._checked(index, by_feature[index]) for index in sorted(by_feature)])
         self._claim(data)
         try:
             return self._push(frame, learning_rates)
@@ -115,24 +116,24 @@ class Exchange:
                 f"and {instead}; inside, use penstock.bridge.lookup"
             )
 
-    def _checked(self, index: int, given: Any) -> Float32 | None:
+    def _checked(self, index: int, gradient: Any) -> Float32 | None:
         """Return a feature's gradient as float32 (samples, dim), or None, which means zeros."""
-        feature, who = self._config.features[index], name_of(self._config, index)
-        if given is None:
+        feature, name = self._config.features[index], name_of(self._config, index)
+        if gradient is None:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
-        if is_masked(given):
-            raise UsageError(f"gradient of {who}: {MASKED}")
-        array = np.asarray(given)
+        if is_masked(gradient):
+            raise UsageError(f"gradient of {name}: {MASKED}")
+        array = np.asarray(gradient)
         if array.dtype != np.float32:
-            raise UsageTypeError(f"gradient of {who}: expected float32, got {array.dtype}; cast it")
+            raise UsageTypeError(f"gradient of {name}: expected float32, got {array.dtype}; cast it")
         if array.shape != shape:
-            raise UsageError(f"gradient of {who}: expected shape {list(shape)}, got {list(array.shape)}")
+            raise UsageError(f"gradient of {name}: expected shape {list(shape)}, got {list(array.shape)}")
         finite = np.isfinite(array)
         if not finite.all():
             at = tuple(np.argwhere(~finite)[0].tolist())
             raise InputError(
-                f"gradient of {who}: expected finite values, got {array[at]} at {list(at)}",
+                f"gradient of {name}: expected finite values, got {array[at]} at {list(at)}",
                 reason="gradient_not_finite",
             )
         # No defensive copy, which would cost a pass: send() sums the frame before it returns.
@@ -177,8 +178,8 @@ class Exchange:
                 and rows.which is not None
                 and not_finite(rows.grads, rows.which, rows.gains).any()
             ):
-                who = name_of(self._config, index)
-                problem = f"gradient of {who}: times a weight it is not finite as float32"
+                name = name_of(self._config, index)
+                problem = f"gradient of {name}: times a weight it is not finite as float32"
                 raise InputError(problem, reason="gradient_not_finite")
         return frame
 
@@ -208,15 +209,10 @@ class Exchange:
 
 def _check_scalars(rates: Any) -> None:
     """Raise UsageError for a rate that is an array. Resolving the rates checks that there is one per tag."""
-    given = rates.values() if isinstance(rates, Mapping) else rates
-    for rate in given if np.iterable(given) else ():
+    values = rates.values() if isinstance(rates, Mapping) else rates
+    for rate in values if np.iterable(values) else ():
         if np.ndim(rate):
             raise UsageError(f"learning_rates: expected scalars, one per dynamic tag, got shape {np.shape(rate)}")
-
-
-def is_pipelined(config: EmbeddingConfig) -> bool:
-    """Return whether the configuration pipelines steps, so that activations may be one step behind."""
-    return config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core
 
 
 def deduplicated(
@@ -248,8 +244,3 @@ def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Looku
         lookups(feature, name_of(config, i), config.sizes[feature.table][0], ids[i], of[i])
         for i, feature in enumerate(features_of(config))
     ]
-
-
-def _packed(structure: Any, by_feature: Mapping[int, Any]) -> Any:
-    """Return the structure with each feature's value at its leaf."""
-    return pack(structure, [by_feature[index] for index in flatten(structure)])

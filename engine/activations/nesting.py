@@ -55,36 +55,36 @@ def _collect(structure: Any, values: Any, what: str, path: str, found: dict[int,
     if inside is None:
         found[structure] = values
         return
-    who = f"{what} at '{path}'" if path else what
+    name = f"{what} at '{path}'" if path else what
     if isinstance(structure, Mapping):
-        _check_keys(structure, values, who)
+        _check_keys(structure, values, name)
         keys: Sequence[Any] = sorted(structure)
-        given = [values[key] for key in keys]
+        entries = [values[key] for key in keys]
     else:
-        _check_sequence(structure, values, who)
-        keys, given = range(len(inside)), list(values)
-    for key, child, value in zip(keys, inside, given, strict=True):
+        _check_sequence(structure, values, name)
+        keys, entries = range(len(inside)), list(values)
+    for key, child, value in zip(keys, inside, entries, strict=True):
         _collect(child, value, what, f"{path}/{key}" if path else str(key), found)
 
 
-def _check_keys(structure: Mapping[Any, Any], values: Any, who: str) -> None:
+def _check_keys(structure: Mapping[Any, Any], values: Any, name: str) -> None:
     if isinstance(values, Mapping) and set(values) == set(structure):
         return
-    wanted = f"{who}: expected a mapping with the features' keys ({', '.join(map(str, structure))}), got"
+    problem = f"{name}: expected a mapping with the features' keys ({', '.join(map(str, structure))}), got"
     if not isinstance(values, Mapping):
-        raise UsageTypeError(f"{wanted} {type(values).__name__}")
-    raise UsageError(f"{wanted} keys {', '.join(map(str, values))}")
+        raise UsageTypeError(f"{problem} {type(values).__name__}")
+    raise UsageError(f"{problem} keys {', '.join(map(str, values))}")
 
 
-def _check_sequence(structure: Sequence[Any], values: Any, who: str) -> None:
+def _check_sequence(structure: Sequence[Any], values: Any, name: str) -> None:
     """Raise unless lists match lists and tuples match tuples, as in tf.nest; named tuples need the same fields."""
     got, nested = type(values).__name__, f"of {len(structure)}, nested like the features"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise UsageTypeError(f"{who}: expected a sequence {nested}, got {got}")
+        raise UsageTypeError(f"{name}: expected a sequence {nested}, got {got}")
     kind = tuple if isinstance(structure, tuple) else list
     fields = getattr(structure, "_fields", None)
     if not isinstance(values, kind) or getattr(values, "_fields", None) != fields:
         named = f"a named tuple ({', '.join(fields)})" if fields else f"a {kind.__name__}"
-        raise UsageTypeError(f"{who}: expected {named} {nested}, got a {got}")
+        raise UsageTypeError(f"{name}: expected {named} {nested}, got a {got}")
     if len(values) != len(structure):
-        raise UsageError(f"{who}: expected {len(structure)} entries, nested like the features, got {len(values)}")
+        raise UsageError(f"{name}: expected {len(structure)} entries, nested like the features, got {len(values)}")

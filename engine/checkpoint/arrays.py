@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.checkpoint.engine_state import rows_of
 from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
+from penstock.frames import Float32
 
-Float32 = npt.NDArray[np.float32]
 WEIGHTS = "parameters"
 
 

@@ -33,7 +33,7 @@ class CommitListener:
 class CommitSession:
     """Commits an engine through a saver until it is closed.
 
-    saver : open (``CheckpointSession.opened``)
+    saver : open
     every : steps between two commits; None: only on request
     prepare : called once on the background thread
 

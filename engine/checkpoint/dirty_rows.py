@@ -1,8 +1,12 @@
-"""Dirty rows of a table: which rows a commit still has to copy, and which have changed since it began.
+"""Dirty rows of a table: those that changed since the last commit (RowMarks), or since the last delta (TouchedRows).
 
 A commit contains the rows as they were when it began. Rows are copied between steps, so a step first copies those
-pending rows that it is about to change (copy on write). Deltas have a separate, sparse record of touched rows:
-touched_rows.py gives the reason, and tests/test_dirty_rows.py checks that both agree.
+pending rows that it is about to change (copy on write). A byte per row records which rows are dirty and which are
+pending; it is scanned once per commit.
+
+A delta may be due after every step, so its cost must follow the number of touched rows and not the size of the table:
+ids are kept as lists, and marked per row only after many steps. Several streams of deltas, each since another step,
+coexist with one checkpoint. tests/test_dirty_rows.py checks that both agree.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock.frames import Int64
 from penstock.pyx import dirty_bits
-
-Int64 = npt.NDArray[np.int64]
 
 # Marks scanned per call if few rows are pending: a fraction of a millisecond.
 LOOKED_AT = 1 << 20
+# Merge the ids of several steps at this number, so that memory does not grow with the number of steps.
+MERGE_IDS = 1 << 16
 
 
 class RowMarks:
@@ -72,3 +77,54 @@ class RowMarks:
         found, self._cursor = dirty_bits.take(self._marks, self._cursor, self._step, LOOKED_AT, taken)
         self.num_waiting -= found
         return taken[:found]
+
+
+class TouchedRows:
+    """The distinct ids of one table that steps touched.
+
+    The ids of a few steps are kept as lists, those of many as marks, a byte per row: merging lists would cost more than
+    the steps themselves.
+
+    num_ids : number of ids; one that two steps touched may count twice; num_changes : the same, but it counts twice
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._reset()
+
+    def _reset(self) -> None:
+        self._held: list[Int64] = []
+        self._marks: npt.NDArray[np.bool_] | None = None
+        self._num_marked = 0
+        self._all = False
+        self.num_ids = self.num_changes = 0
+
+    def add(self, ids: Int64) -> None:
+        if self._all or not len(ids):
+            return
+        self._held.append(np.array(ids))  # a copy: the ids may be a view of memory that is soon reused
+        self.num_ids += len(ids)
+        self.num_changes += len(ids)
+        if self.num_ids - self._num_marked > MERGE_IDS:
+            self._mark()
+            self.num_ids = self._num_marked
+
+    def add_all(self) -> None:
+        self._all, self._held, self.num_ids = True, [], self._num_rows
+        self.num_changes += self._num_rows
+
+    def take(self) -> Int64 | range:
+        """Return the touched ids in ascending order, and reset them."""
+        ids: Int64 | range = range(self._num_rows)
+        if not self._all:
+            ids = np.unique(np.concatenate(self._held)) if self._marks is None else np.flatnonzero(self._mark())
+        self._reset()
+        return ids
+
+    def _mark(self) -> npt.NDArray[np.bool_]:
+        marks = self._marks = np.zeros(self._num_rows, bool) if self._marks is None else self._marks
+        for ids in self._held:  # the ids of one step are distinct
+            self._num_marked += len(ids) - int(np.count_nonzero(marks[ids]))
+            marks[ids] = True
+        self._held = []
+        return marks

@@ -24,19 +24,17 @@ from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
 from penstock.core import EngineCore
 from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 
 if TYPE_CHECKING:
     import jax
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-
 
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None: ...
 
 
 class Restorable(Protocol):
@@ -125,7 +123,7 @@ def restore(
                 seed=commit.contents["seed"],
                 threads=threads,
             )
-            _take_up(engine.core, engine.session, folder, commit)
+            _load(engine.core, engine.session, folder, commit)
         except PenstockError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -173,7 +171,7 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float3
             yield record.about["table"], ids, values
 
 
-def _take_up(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
+def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
     for name, ids, values in rows_of(folder, commit):
         for part, rows in enumerate(values):
             core.tables.table(name).write(ids, rows, part)
@@ -190,7 +188,7 @@ def _take_up(core: EngineCore, session: Session, folder: Folder, commit: Commit)
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    session.take_up(folder, commit, positions, totals)
+    session.resume_from(folder, commit, positions, totals)
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:

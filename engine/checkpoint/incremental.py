@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.checkpoint.digests import VERSION
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.core import StepObserver, Stepped
+from penstock.frames import Float32, Int64
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18
@@ -38,8 +35,6 @@ BLOCKS_WHEN_IDLE = 16
 MOST_ROWS = 1 << 15
 # The share of the time between two steps allowed for copying, and for hashing and writing.
 SHARE = WRITING_SHARE = 0.15
-# After a chain longer than this, or deltas larger than their base, the next commit is a new base.
-MAX_DELTAS = 64
 KEEP = 3
 
 
@@ -66,6 +61,16 @@ class Saved(NamedTuple):
     dim: int
     all_change: bool
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in all parts."""
+        return 4 * self.dim * self.table.num_parts
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return min(self.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // self.row_bytes))
+
 
 class Contents(NamedTuple):
     """The contents of a commit apart from rows: plain data for the manifest, records for the data file."""
@@ -74,12 +79,13 @@ class Contents(NamedTuple):
     records: Sequence[Record]
 
 
-class Saver:
-    """Writes commits of some tables into a folder, and tracks the dirty rows since the last one.
+class Saver(StepObserver):
+    """Writes commits of some tables into a folder, and tracks the dirty rows since the last one, as an observer.
 
     describe : returns the rest of the state; called when a commit begins
     last : the newest commit, which the tables are equal to except for the dirty rows; None: there is none
     delta : whether the next commit may be a delta to it
+    timed : context manager around work that a step has to wait for
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
@@ -92,9 +98,9 @@ class Saver:
         describe: Callable[[], Contents],
         last: Commit | None = None,
         delta: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
+        timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.folder, self._tables, self._describe, self._clock = folder, tables, describe, clock
+        self.folder, self._tables, self._describe, self._timed = folder, tables, describe, timed
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
@@ -103,6 +109,7 @@ class Saver:
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
         self.last, self.in_use = last, False
+        self._before_open: Commit | None = None
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -129,6 +136,11 @@ class Saver:
             raise
         self._ring.touch()
         self._keep, self._next_number = keep, numbers[-1] + 1 if numbers else 1
+        self._before_open = self.last
+
+    def has_committed(self) -> bool:
+        """Return whether a commit is durable since the last ``open``."""
+        return self.last is not self._before_open
 
     @property
     def is_busy(self) -> bool:
@@ -140,20 +152,22 @@ class Saver:
         """Return whether a commit can begin without waiting for one in flight."""
         return not self.is_busy
 
-    def before_step(self, touched: Mapping[str, Sequence[Int64]]) -> None:
-        """Mark rows as dirty before a step, and copy those that are pending. touched : table → lists of distinct ids"""
-        began = self._clock()
-        for name, saved in self._tables.items():
-            marks = self._marks[name]
-            if saved.all_change:
-                self._copy_all(name)
-                marks.change_all()
-            for ids in touched.get(name, ()):
-                self._put(name, marks.change(ids))
+    def before_step(self, coalesced: Stepped) -> None:
+        """Mark rows as dirty before a step, and copy those that are pending."""
+        began = time.perf_counter()
+        with self._timed():
+            for name, saved in self._tables.items():
+                marks = self._marks[name]
+                if saved.all_change:
+                    self._copy_all(name)
+                    marks.change_all()
+                for rows in coalesced.get(name, ()):
+                    for ids, _ in rows.parts:
+                        self._put(name, marks.change(ids))
         # ``advance`` need not copy these rows any more, so this time counts against its share.
-        self._spent_s += self._clock() - began
+        self._spent_s += time.perf_counter() - began
 
-    def before_any_change(self) -> None:
+    def before_load(self) -> None:
         """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""
         for name, marks in self._marks.items():
             self._copy_all(name)
@@ -162,17 +176,17 @@ class Saver:
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
-        files = self.last.files if self.last is not None and self._delta and _may_grow(self.last) else ()
+        files = self.last.files if self.last is not None and self._delta and self.last.may_grow else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
         draft = Commit(self._next_number, tuple(files), contents.plain)
         self._next_number += 1
         self._writer = self._new_writer(draft)
-        self._closed, self._spent_s, self._began_s = False, 0.0, self._clock()
+        self._closed, self._spent_s, self._began_s = False, 0.0, time.perf_counter()
         self._advanced_s = self._began_s
         for record in contents.records:
-            self._writer.put(partial(_itself, record))
+            self._writer.put(record)
 
     def advance(self, idle: bool = False) -> None:
         """Copy a block of rows, if time and the disk allow. Raises OSError if the commit in flight cannot be written.
@@ -181,17 +195,17 @@ class Saver:
         """
         if self._writer is None:
             return
-        now = self._clock()
+        now = time.perf_counter()
         if idle or self._spent_s <= SHARE * (now - self._began_s):
             for _ in range(BLOCKS_WHEN_IDLE if idle else 1):
                 if not self._closed and self._writer.has_room:
                     self._copy_next()
-            self._spent_s += self._clock() - now
+            self._spent_s += time.perf_counter() - now
         # Last, so that the writer works between the steps.
         if idle:
-            self._writer.hurry()
+            self._writer.pace.hurry()
         else:
-            self._writer.allow(WRITING_SHARE * (now - self._advanced_s))
+            self._writer.pace.allow(WRITING_SHARE * (now - self._advanced_s))
         self._advanced_s = now
         if self._writer.done:
             self.finish()
@@ -238,77 +252,47 @@ class Saver:
         assert self._writer is not None
         for name, marks in self._marks.items():
             if marks.num_waiting:
-                self._put(name, marks.take_next(_rows_at_once(self._tables[name])))
+                self._put(name, marks.take_next(self._tables[name].block_rows))
                 return
         self._closed = True
         self._writer.close()
 
     def _copy_all(self, name: str) -> None:
         while self._marks[name].num_waiting:
-            self._put(name, self._marks[name].take_next(_rows_at_once(self._tables[name])))
+            self._put(name, self._marks[name].take_next(self._tables[name].block_rows))
 
     def _put(self, name: str, ids: Int64) -> None:
         """Copy rows to the writer, in blocks. They are no longer marked as pending."""
         saved, start = self._tables[name], 0
         while start < len(ids):
             assert self._writer is not None  # else no row would be pending
-            at_once = _rows_at_once(saved)
+            at_once = saved.block_rows
             if saved.table.copies_any_number:
-                at_once = max(at_once, 4 * self._writer.most_floats // _row_bytes(saved))
+                at_once = max(at_once, 4 * self._writer.most_floats // saved.row_bytes)
             block = ids[start : start + at_once]
-            room = self._writer.room(len(block) * _row_bytes(saved) // 4)
-            self._writer.put(_copied(name, saved, block, room), lent=True)
+            room = self._writer.room(len(block) * saved.row_bytes // 4)
+            self._writer.put(*_copied(name, saved, block, room))
             start += at_once
 
 
 def _ring_for(tables: Sequence[Saved]) -> Ring:
-    row_bytes = [_row_bytes(saved) for saved in tables]
-    table_bytes = sum(saved.num_rows * each for saved, each in zip(tables, row_bytes, strict=True))
+    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
     most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
     # At least two rows fit, however wide they are; and no commit copies more than the tables.
-    return Ring(max(min(most, 2 * table_bytes), 2 * max(row_bytes, default=0)) // 4)
+    return Ring(max(min(most, 2 * table_bytes), 2 * max((saved.row_bytes for saved in tables), default=0)) // 4)
 
 
-def _row_bytes(saved: Saved) -> int:
-    return 4 * saved.dim * saved.table.num_parts
-
-
-def _rows_at_once(saved: Saved) -> int:
-    return min(saved.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // _row_bytes(saved)))
-
-
-def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> Callable[[], Record]:
-    """Start a copy of the current rows into ``room``. Return a function that waits for it and returns its record."""
+def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:
+    """Start a copy of the current rows into ``room``. Return its record, and a function that waits for the copy."""
     values = room.reshape(saved.table.num_parts, len(ids), saved.dim)
-    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _with_others(saved, ids), values)
+    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), values)
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
-    about: dict[str, Any] = {"table": name}
-    arrays: dict[str, npt.NDArray[Any]] = {"values": values}
     if step > 0 and (np.diff(ids) == step).all():
-        about |= {"first": int(ids[0]), "step": step}
-    else:
-        arrays["ids"] = ids
-
-    def record() -> Record:
-        wait()
-        return Record("rows", about, arrays)
-
-    return record
+        return Record("rows", {"table": name, "first": int(ids[0]), "step": step}, {"values": values}), wait
+    return Record("rows", {"table": name}, {"values": values, "ids": ids}), wait
 
 
-def _with_others(saved: Saved, ids: Int64) -> Int64:
+def _padded(saved: Saved, ids: Int64) -> Int64:
     """Pad ids to the size of a block: each number of rows needs a program, whose compilation outlasts many steps."""
-    lacking = _rows_at_once(saved) - len(ids)
+    lacking = saved.block_rows - len(ids)
     return np.concatenate([ids, np.setdiff1d(np.arange(len(ids) + lacking), ids)[:lacking]]) if lacking else ids
-
-
-def _itself(record: Record) -> Record:
-    return record
-
-
-def _may_grow(last: Commit) -> bool:
-    """Return whether a delta may follow a commit: its chain is not too long, and has the current format version."""
-    bases = [file for file in last.files if file.parent is None]
-    deltas = [file for file in last.files if file.parent is not None]
-    size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
-    return last.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import StateError
+from penstock.frames import Array
 
 MAGIC = b"PENSTOCK\x02\x00\x00\x00"  # the last four bytes: the version of this format
 _LENGTH = struct.Struct("<I")
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32
 
 
 class Ring:

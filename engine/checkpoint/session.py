@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.core import EngineCore, StepObserver, Stepped
+from penstock.core import EngineCore, StepObserver
 from penstock.errors import UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
@@ -56,7 +55,7 @@ class CheckpointSession(StepObserver):
             return None
         return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
 
-    def take_up(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
+    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
@@ -64,30 +63,19 @@ class CheckpointSession(StepObserver):
         same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
         self._saver = self._new_saver(folder, commit, same)
 
-    # ---- StepObserver
-
-    def before_step(self, coalesced: Stepped) -> None:
-        """Copy the rows that the commit in flight still needs, before the step changes them."""
-        if self._saver is not None:
-            with self._timed():
-                self._saver.before_step(
-                    {name: [ids for rows in several for ids, _ in rows.parts] for name, several in coalesced.items()}
-                )
-
-    def before_load(self) -> None:
-        if self._saver is not None:
-            self._saver.before_any_change()
-
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
         for run in self._runs:
             if run.counters is counters:
-                run.pushed(frame, admitted)
+                with self._timed():
+                    run.count(frame, admitted)
+                if self._stores(run):
+                    self.positions = run.positions
                 return
 
     # ---- commits
 
-    def speaks_of(self, run: Run | None) -> bool:
+    def _stores(self, run: Run | None) -> bool:
         """Return whether commits store the position of this run, and not of another one. None: a run without commits"""
         return all(other is run or not other.commits for other in self._runs)
 
@@ -97,7 +85,7 @@ class CheckpointSession(StepObserver):
         saver.open()
         try:
             for run in self._runs:
-                run.count()
+                run.check()
             self._core.tables.wait()
             saver.commit()
         finally:
@@ -107,9 +95,7 @@ class CheckpointSession(StepObserver):
 
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
-        folder.check_place(resume)
-        with self._core.gate.still():
-            saver = self.opened(folder, KEEP)
+        saver = self._opened(folder, KEEP, resume)
         return CommitSession(self._core, saver, every, listener, lambda: reserve.open(self._core.tables.prepare_thread))
 
     @contextmanager
@@ -127,56 +113,49 @@ class CheckpointSession(StepObserver):
     ) -> Iterator[Run]:
         """Open a run, which ends with ``Run.end``. If an error ends it, commit the state if it is consistent.
 
-        Arguments: ``FlowArguments``.
+        checkpoint, every, keep, resume : as for ``Engine.run``
+        quarantine : the file of bad rows
         may_commit : called before each commit; a resumed run repeats the frames that were not committed
         open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
         if checkpoint is None and every is not None:
             raise UsageError("every: says how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
-        met = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
-        met.follow(self.positions)
-        known = self.positions if resume else Positions()
-        saver = None
-        if checkpoint is not None:
-            folder = Folder(checkpoint)
-            folder.check_place(resume)
-            with self._core.gate.still():
-                saver = self.opened(folder, keep)
-        run: Run | None = None
-        before = None if saver is None else saver.last
-        is_counted = None if saver is None else partial(_has_committed, saver, before)
-        spoken_of = saver is not None or self.speaks_of(None)
-        if spoken_of:
+        positions = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
+        positions.follow(self.positions)
+        start = self.positions if resume else Positions()
+        saver = None if checkpoint is None else self._opened(Folder(checkpoint), keep, resume)
+        stores = saver is not None or self._stores(None)
+        if stores:
             self.count_into(counters)
+        run: Run | None = None
         try:
-            with self.files.opened(quarantine, open_deltas, resume, spoken_of, is_counted) as files:
+            has_committed = None if saver is None else saver.has_committed
+            with self.files.opened(self._quarantine(quarantine), open_deltas, resume, stores, has_committed) as files:
                 has_new = saver is not None and self._any_new(files)
                 with self._core.gate.still():
-                    run = Run(self, self._core, saver, reader, known, met, every, files, has_new, may_commit, counters)
+                    run = Run(self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit)
                     self._runs.append(run)
-                with self._ended(run):
+                    if not start.num_frames and self._stores(run):
+                        self.positions = positions
+                try:
                     yield run
+                except BaseException as error:
+                    if self._may_commit(run, error):
+                        run.end(completed=False)
+                    raise
+                finally:
+                    self._runs.remove(run)
         finally:
-            if run in self._runs:
-                self._runs.remove(run)
-            if saver is not None:
-                with self._core.gate.still():
-                    if run is None:
-                        saver.close()
-                    else:
-                        run.close()
             if run is not None:
-                run.join()
+                run.close()
+            elif saver is not None:
+                with self._core.gate.still():
+                    saver.close()
 
-    @contextmanager
-    def _ended(self, run: Run) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            if self._may_commit(run, error):
-                run.end(completed=False)
-            raise
+    def _quarantine(self, path: Path | None) -> Path | None:
+        """Return the file of bad rows that this process writes."""
+        return path
 
     def _any_new(self, files: RunFiles) -> bool:
         """Return whether the run writes a file that no commit refers to yet."""
@@ -186,22 +165,24 @@ class CheckpointSession(StepObserver):
         """Return whether the state is consistent after an error: neither a commit nor a step has failed."""
         return not run.failed and self._core.failed is None
 
-    def opened(self, folder: Folder, keep: int) -> Saver:
-        """Open the saver of a folder, which locks the folder until it is closed. Under the gate's lock.
+    def _opened(self, folder: Folder, keep: int, resume: bool) -> Saver:
+        """Open the saver of a folder, which locks the folder until it is closed.
 
         Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
         """
-        saver, own = self._saver_of(folder), self._saver
-        if own is not None and own is not saver:
-            raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
-        if saver.last is None and (numbers := folder.numbers()):
-            raise UsageError(
-                f"{folder.path}: holds commit {numbers[-1]}, which this engine neither wrote nor was restored from; "
-                "Engine.restore it, then run"
-            )
-        saver.open(whole("keep", keep, 1))
-        saver.in_use = True
-        return saver
+        folder.check_place(resume)
+        with self._core.gate.still():
+            saver, own = self._saver_of(folder), self._saver
+            if own is not None and own is not saver:
+                raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
+            if saver.last is None and (numbers := folder.numbers()):
+                raise UsageError(
+                    f"{folder.path}: holds commit {numbers[-1]}, which this engine neither wrote nor was restored "
+                    "from; Engine.restore it, then run"
+                )
+            saver.open(whole("keep", keep, 1))
+            saver.in_use = True
+            return saver
 
     def count_into(self, counters: Counters) -> None:
         """Count into these counters from now on: the totals are those so far plus these."""
@@ -214,8 +195,9 @@ class CheckpointSession(StepObserver):
         """
         if self._saver is not None and self._saver.is_for(folder):
             return self._saver
-        last = folder.newest() if (known := self._descends.get(folder.path.resolve())) else None
-        if last is not None and last.digests != known:
+        descends = self._descends.get(folder.path.resolve())
+        last = folder.newest() if descends else None
+        if last is not None and last.digests != descends:
             last = None  # a commit of another engine
         # The dirty rows since then are unknown: the next commit is a base.
         saver = self._new_saver(folder, last, False)
@@ -231,11 +213,12 @@ class CheckpointSession(StepObserver):
             self._descends[saver.folder.path.resolve()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, tables_to_save(self._core), self._described, last, delta)
+        saver = self._make_saver(folder, last, delta)
+        self._core.observe(saver)
+        return saver
+
+    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
 
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
-
-
-def _has_committed(saver: Saver, before: Commit | None) -> bool:
-    return saver.last is not before

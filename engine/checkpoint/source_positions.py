@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class Positions:
     def num_frames(self) -> int:
         return sum(entry.frames for entry in self.entries)
 
-    def took(self, number: int, frame: Frame, admitted: bool = True) -> None:
+    def count(self, number: int, frame: Frame, admitted: bool = True) -> None:
         """Count one more frame of source ``number``. admitted : False if it was stale"""
         self.rows += frame.num_rows
         if not admitted:
@@ -120,80 +121,66 @@ class Positions:
         """Keep the producers, their counts and the lineage of earlier positions."""
         self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
 
-    def rest(
-        self, frames: Iterator[tuple[int, Frame]], met: Positions, left_out: Callable[[], object] = lambda: None
-    ) -> Iterator[tuple[int, Frame]]:
-        """Yield the frames after this position, and skip those before it.
+    def skip(self, frames: Iterator[tuple[int, Frame]], skipped: Positions) -> None:
+        """Advance ``frames`` to this position.
 
-        met : counts the skipped frames, so that it equals this position when the first frame is yielded
-        left_out : called after each skipped frame
-
+        skipped : counts the skipped frames, so that it equals this position afterwards
         Raises StateError if the skipped frames are not those that were applied.
         """
-        self._check_sources(met)
-        met.stale_rows = self.stale_rows
-        waiting = self.num_frames
-        for number, frame in frames:
-            if not waiting:
-                yield number, frame
-                continue
-            if number >= len(self.entries) or met.entries[number].frames == self.entries[number].frames:
-                raise self._too_short(met)
-            met.took(number, frame.audited())
-            self._check_digest(self.entries[number], met.entries[number])
-            waiting -= 1
-            left_out()
-        if waiting:
-            raise self._too_short(met)
+        self._check_sources(skipped)
+        skipped.stale_rows = self.stale_rows
+        for number, frame in islice(frames, self.num_frames):
+            if number >= len(self.entries) or skipped.entries[number].frames == self.entries[number].frames:
+                raise self._too_short(skipped)
+            skipped.count(number, frame.audited())
+            self._check_digest(self.entries[number], skipped.entries[number])
+        if skipped.num_frames < self.num_frames:
+            raise self._too_short(skipped)
 
-    def _check_sources(self, met: Positions) -> None:
-        if len(met.entries) < len(self.entries):
-            missing = self.entries[len(met.entries)]
+    def _check_sources(self, read: Positions) -> None:
+        if len(read.entries) < len(self.entries):
+            missing = self.entries[len(read.entries)]
             raise StateError(
                 f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
                 "sources; give all of them, in the same order"
             )
-        if self.num_frames and self._merge != met._merge:
-            how = f"with --merge {self._merge}" if self._merge else f"without --merge {met._merge}"
+        if self.num_frames and self._merge != read._merge:
+            how = f"with --merge {self._merge}" if self._merge else f"without --merge {read._merge}"
             raise StateError(f"the checkpoint was made {how}; resume it the same way")
 
-    def _check_digest(self, known: Position, met: Position) -> None:
-        if met.frames == known.frames and None not in (known.digest, met.digest) and met.digest != known.digest:
+    def _check_digest(self, saved: Position, read: Position) -> None:
+        if read.frames == saved.frames and None not in (saved.digest, read.digest) and read.digest != saved.digest:
             raise StateError(
-                f"{met.source}: its first {met.frames} frames are not those that the checkpoint holds (then named "
-                f"{known.source}): another source, or read with other flags (--column, --contribution-rows, …)"
+                f"{read.source}: its first {read.frames} frames are not those that the checkpoint holds (then named "
+                f"{saved.source}): another source, or read with other flags (--column, --contribution-rows, …)"
             )
 
-    def _too_short(self, met: Positions) -> StateError:
-        known, short = next((k, m) for k, m in zip(self.entries, met.entries, strict=False) if m.frames < k.frames)
+    def _too_short(self, read: Positions) -> StateError:
+        saved, short = next((s, r) for s, r in zip(self.entries, read.entries, strict=False) if r.frames < s.frames)
         return StateError(
             f"{short.source}: ends after {short.frames} frames, or another source comes in between; the checkpoint "
-            f"holds {known.frames} of them. Give the sources that it was made from, in the same order"
+            f"holds {saved.frames} of them. Give the sources that it was made from, in the same order"
         )
 
 
 def _digest_with(before: str, frame: Frame) -> str:
-    """Return the digest with one more frame.
-
-    It covers the step, the contributor, and per table the ids and the first and last gradient: a pass over all
-    gradients would cost as much as their sum. The ids are reduced to a CRC-32 (3 GB/s; BLAKE2b 0.65) per table.
-    """
-    return _next_digest(before, fingerprint(frame))
+    """Return the digest with one more frame."""
+    return hashlib.blake2b(f"{before}\0{fingerprint(frame)}".encode(), digest_size=16).hexdigest()
 
 
 def fingerprint(frame: Frame) -> str:
-    """Return the text of one frame that its digest covers. A frame that holds a share of its rows already has it."""
+    """Return the text of one frame that its digest covers. A frame that holds a share of its rows already has it.
+
+    It contains the step, the contributor, and per table the ids and the first and last gradient: a pass over all
+    gradients would cost as much as their sum. The ids are reduced to a CRC-32 (3 GB/s; BLAKE2b 0.65) per table.
+    """
     if frame.fingerprint is not None:
         return frame.fingerprint
-    said = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
+    text = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
     for table in sorted(frame.rows):
         crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
         for block in blocks:
             crc = zlib.crc32(np.ascontiguousarray(block.ids).data, crc)
         ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
-        said += [repr(table), str(crc), *(end.hex() for end in ends)]
-    return "\0".join(said)
-
-
-def _next_digest(before: str, said: str) -> str:
-    return hashlib.blake2b(f"{before}\0{said}".encode(), digest_size=16).hexdigest()
+        text += [repr(table), str(crc), *(end.hex() for end in ends)]
+    return "\0".join(text)

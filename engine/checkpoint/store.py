@@ -32,6 +32,8 @@ _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
+# After a chain longer than this, or deltas larger than their base, the next commit is a new base.
+MAX_DELTAS = 64
 
 T = TypeVar("T")
 
@@ -77,6 +79,14 @@ class Commit:
     def digests(self) -> tuple[str, ...]:
         """Return the digests of the last files. They depend on all earlier files, so they identify the commit."""
         return tuple(file.digest for file in self.last_files)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a delta may follow: the chain is not too long, and has the current format version."""
+        bases = [file for file in self.files if file.parent is None]
+        deltas = [file for file in self.files if file.parent is not None]
+        size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
+        return self.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size
 
     def encoded(self) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line."""

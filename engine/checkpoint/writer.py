@@ -13,17 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.checkpoint.digests import DIGESTS, VERSION
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
+from penstock.frames import Float32
 from penstock.io.storage import atomic_files
-
-Float32 = npt.NDArray[np.float32]
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
 BACKGROUND_BYTES = 8 << 20
@@ -31,11 +27,11 @@ BACKGROUND_BYTES = 8 << 20
 AT_ONCE = 1 << 19
 
 
-class Late(NamedTuple):
-    """A record that is created when it is written. lent : whether its rows lie in the ring buffer"""
+class Queued(NamedTuple):
+    """A record to write. wait : waits for the copy of its rows, which lie in the ring buffer; None: there are none"""
 
-    record: Callable[[], Record]
-    lent: bool = False
+    record: Record
+    wait: Callable[[], object] | None = None
 
 
 class CommitWriter:
@@ -45,6 +41,8 @@ class CommitWriter:
     keep : number of commits to keep in the folder, with this one
     ring : memory for copies of rows that wait for the disk; nothing is lent at first
 
+    pace : throttles the writing thread
+
     If writing fails, the next call raises the error, and the folder is unchanged.
     """
 
@@ -53,11 +51,10 @@ class CommitWriter:
     def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
         self._parent = next((file.digest for file in reversed(draft.files) if file.part == self.part), None)
-        begin = Record("begin", {"parent": self._parent})
-        self._records: deque[Late | None] = deque([Late(lambda: begin)])
+        self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
         self._ring = ring
         self._changed = threading.Condition()
-        self._pace = Pace()
+        self.pace = Pace()
         self._error: BaseException | None = None
         self._cancelled = False
         self.commit: Commit | None = None
@@ -79,14 +76,6 @@ class CommitWriter:
         """Return the most floats that ``room`` may be asked for at a time."""
         return self._ring.num_floats // 4
 
-    def hurry(self) -> None:
-        """Remove the throttle until the next ``allow``: no step runs that the writer could delay."""
-        self._pace.hurry()
-
-    def allow(self, seconds: float) -> None:
-        """Allow this much work, in seconds, before the next step."""
-        self._pace.allow(seconds)
-
     def room(self, num_floats: int) -> Float32:
         """Return float32 memory for the rows of the next record that is ``put``. Waits until there is room."""
         with self._changed:
@@ -94,25 +83,26 @@ class CommitWriter:
                 self._raise()
                 if (lent := self._ring.lend(num_floats)) is not None:
                     return lent
-                self._pace.hurry()
+                self.pace.hurry()
                 self._changed.wait()
 
-    def put(self, record: Callable[[], Record], lent: bool = False) -> None:
-        """Add a record. record : called by the writing thread; may wait for a copy from a device"""
+    def put(self, record: Record, wait: Callable[[], object] | None = None) -> None:
+        """Add a record. wait : called by the writing thread if the rows of the record are in memory of ``room``, to
+        which they may still be copied from a device"""
         with self._changed:
             self._raise()
-            self._records.append(Late(record, lent))
-        self._pace.tell()
+            self._records.append(Queued(record, wait))
+        self.pace.tell()
 
     def close(self) -> None:
         """End the records. The commit completes in the background: ``result`` waits for it."""
         with self._changed:
-            self._records += [Late(lambda: Record("end")), None]
-        self._pace.tell()
+            self._records += [Queued(Record("end")), None]
+        self.pace.tell()
 
     def result(self) -> Commit:
         """Wait for the commit and return it. Raises the error of the writing thread."""
-        self._pace.hurry()
+        self.pace.hurry()
         self._thread.join()
         self._raise()
         assert self.commit is not None
@@ -122,7 +112,7 @@ class CommitWriter:
         """Cancel the commit and remove its files, unless it is durable already."""
         with self._changed:
             self._cancelled = True
-        self._pace.hurry()
+        self.pace.hurry()
         self._thread.join()
 
     def _raise(self) -> None:
@@ -154,7 +144,7 @@ class CommitWriter:
                 num_bytes += len(piece)
                 file.write(piece)
                 file.write_along()
-                self._pace.worked(time.thread_time() - began)
+                self.pace.worked(time.thread_time() - began)
         return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
@@ -166,11 +156,13 @@ class CommitWriter:
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
-        while (late := self._next()) is not None:
-            for piece in self._kept(late.record()).pieces():
+        while (queued := self._next()) is not None:
+            if queued.wait is not None:
+                queued.wait()
+            for piece in self._kept(queued.record).pieces():
                 for start in range(0, len(piece), AT_ONCE):
                     yield piece[start : start + AT_ONCE]
-            if late.lent:
+            if queued.wait is not None:
                 with self._changed:
                     self._ring.take_back()
                     self._changed.notify_all()
@@ -179,8 +171,8 @@ class CommitWriter:
         """Return a record in the form that is written."""
         return record
 
-    def _next(self) -> Late | None:
-        self._pace.wait_for(lambda: self._records or self._cancelled)
+    def _next(self) -> Queued | None:
+        self.pace.wait_for(lambda: self._records or self._cancelled)
         if self._cancelled:
             raise InterruptedError("the commit was given up")
         return self._records.popleft()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_THREADS, add_command, whole
+from penstock.cli.options import MAX_THREADS, add_command, number, whole
 from penstock.cli.output import Output, count, writing
 from penstock.errors import UsageError
 
@@ -19,7 +19,6 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         run,
-        "measure penstock against other libraries and against the memory of this machine, side by side",
         "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report",
     )
     command.add_argument(
@@ -39,7 +38,10 @@ def add(commands: Any) -> None:
     command.add_argument("--rounds", type=whole(1), metavar="N", help=f"turns of every side (default {ROUNDS})")
     command.add_argument("--rows", type=whole(1), metavar="N", help="rows of a step of w1 to w4 (default 1048576)")
     command.add_argument(
-        "--vocabulary-scale", type=positive, metavar="F", help="factor on the vocabularies of w1 to w4 (default 1)"
+        "--vocabulary-scale",
+        type=number("a number above 0, at most 1000", 0, 1000, with_least=False),
+        metavar="F",
+        help="factor on the vocabularies of w1 to w4 (default 1)",
     )
     command.add_argument("--short", action="store_true", help="small and quick: to see it work, not to quote")
     command.add_argument("--report", metavar="DIR", help="write the result, plots and a page that shows them")
@@ -48,17 +50,6 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="measure no case: write a trace of a few steps for Perfetto, and say how much the host works meanwhile",
     )
-
-
-def positive(text: str) -> float:
-    """Return the number that ``text`` holds: an argument type for a number above 0 and at most 1000."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, at most 1000, got '{text}'")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
             out.say(name)
         out.result({"cases": names if args.sources else list(cases.CASES)})
         return 0
-    wanted, slow = peers.chosen(args.peers)
-    absent = peers.missing(wanted)
+    chosen, slow = peers.chosen(args.peers)
+    absent = peers.missing(chosen)
     plan = runner.Plan(
         cases=names,
         threads=threads_of(args.threads),
         rounds=args.rounds or (SHORT_ROUNDS if args.short else ROUNDS),
         sizes=sizes_of(args),
-        peers=[name for name in wanted if name not in absent],
+        peers=[name for name in chosen if name not in absent],
         slow=slow,
         told=lambda result: say_run(out, result),
     )
@@ -137,11 +128,7 @@ def sizes_of(args: argparse.Namespace) -> Any:
     from penstock.bench.cases import SHORT, Sizes
 
     sizes = SHORT if args.short else Sizes()
-    return replace(
-        sizes,
-        rows=sizes.rows if args.rows is None else args.rows,
-        scale=sizes.scale if args.vocabulary_scale is None else args.vocabulary_scale,
-    )
+    return replace(sizes, rows=args.rows or sizes.rows, scale=args.vocabulary_scale or sizes.scale)
 
 
 def threads_of(text: str | None) -> list[int]:
@@ -192,8 +179,8 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
         limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the memory's limit" if "limit_ms" in run else ""
         out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
         for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
-            beside = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
-            out.say(f"    {name:28} {spread(side)}  {beside}")
+            ratio = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
+            out.say(f"    {name:28} {spread(side)}  {ratio}")
     for name, problem in run["failed"].items():
         out.say(f"    {title}, {threads}: {name} FAILED, not timed: {problem}")
 

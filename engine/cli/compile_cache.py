@@ -27,9 +27,9 @@ def keep_compiled() -> None:
 
 def compile_cache() -> Path | None:
     """Return the cache directory; None if the environment turns it off or there is no home directory."""
-    said = os.environ.get(SETTING)
-    if said is not None:
-        return None if said in OFF else Path(said) / machine_kind()
+    value = os.environ.get(SETTING)
+    if value is not None:
+        return None if value in OFF else Path(value) / machine_kind()
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):  # the XDG specification says to ignore a relative path
         home = os.path.join(os.path.expanduser("~"), ".cache")
@@ -49,9 +49,9 @@ def cpu_features() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                name, _, said = line.partition(":")
+                name, _, value = line.partition(":")
                 if name.strip() in ("flags", "Features"):
-                    return said.strip()
+                    return value.strip()
     except OSError:
         pass
     return ""

@@ -17,7 +17,6 @@ def add(commands: Any) -> None:
         commands,
         "completion",
         run,
-        "print a script that completes commands and flags in bash, zsh or fish",
         "penstock completion bash > ~/.local/share/bash-completion/completions/penstock",
     )
     command.add_argument("shell", choices=SHELLS, help="whose script")

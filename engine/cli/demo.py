@@ -40,9 +40,7 @@ SCHEMA = pa.schema(
 
 
 def add(commands: Any) -> None:
-    command = add_command(
-        commands, "demo", run, "make a small log with a known answer, replay it and check the result", "penstock demo"
-    )
+    command = add_command(commands, "demo", run, "penstock demo")
     command.add_argument(
         "--dir",
         type=Path,
@@ -70,13 +68,13 @@ def run(args: argparse.Namespace) -> int:
         engine.write_tables(tables)
     say_report(out, report)
 
-    wanted = plain_numpy(start, frames)
-    checks = {name: compare(tables / f"{name}.parquet", wanted[name], start[name]["parameters"]) for name in wanted}
+    expected = plain_numpy(start, frames)
+    checks = {name: compare(tables / f"{name}.parquet", expected[name], start[name]["parameters"]) for name in expected}
     checks["counts"] = (report.steps, report.stale, report.pending) == (STEPS, 1, 0)
     before, after = start["user"]["parameters"][SHOWN_USER], engine.lookup("user", [SHOWN_USER])[0]
     out.say(f"user {SHOWN_USER}    {before}")
     out.say(f"  becomes {after}")
-    out.say(f"  loop    {wanted['user'][SHOWN_USER]}")
+    out.say(f"  loop    {expected['user'][SHOWN_USER]}")
     passed = all(checks.values())
     wrong = [name for name, good in checks.items() if not good]
     verdict = "agrees (to 2 ULP a step)" if passed else f"DIFFERS in {', '.join(wrong)}"
@@ -122,17 +120,15 @@ def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64
 def frame_batch(
     schema: pa.Schema, step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int64], Float32]]
 ) -> pa.RecordBatch:
-    number = sum(len(ids) for ids, _ in rows.values())
-    names = np.repeat(np.arange(len(rows), dtype=np.int32), [len(ids) for ids, _ in rows.values()])
-    grads = np.concatenate([g for _, g in rows.values()])
-    columns = [
-        pa.DictionaryArray.from_arrays(pa.array(names), pa.array(list(rows))),
-        pa.array(np.full(number, step)),
-        pa.array([f"worker-{worker}"] * number),
-        pa.array(np.concatenate([ids for ids, _ in rows.values()])),
-        pa.FixedSizeListArray.from_arrays(pa.array(grads.reshape(-1)), type=SCHEMA.field("gradient").type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    names = [name for name, (ids, _) in rows.items() for _ in ids]
+    columns = {
+        "table": names,
+        "step": [step] * len(names),
+        "contributor": [f"worker-{worker}"] * len(names),
+        "id": np.concatenate([ids for ids, _ in rows.values()]),
+        "gradient": [row for _, grads in rows.values() for row in grads],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def plain_numpy(
@@ -145,15 +141,15 @@ def plain_numpy(
         mine = [rows for at, rows in frames[: STEPS * WORKERS] if at == step]
         for name in tables:
             sums: dict[int, Float32] = {}
-            held: dict[int, int] = {}
+            num_frames: dict[int, int] = {}
             for rows in mine:
                 ids, grads = rows[name]
                 for i, g in zip(ids.tolist(), grads, strict=True):
                     sums[i] = sums[i] + g if i in sums else g.copy()
                 for i in set(ids.tolist()):
-                    held[i] = held.get(i, 0) + 1
+                    num_frames[i] = num_frames.get(i, 0) + 1
             for i, total in sums.items():
-                g = total / np.float32(held[i])
+                g = total / np.float32(num_frames[i])
                 if name == "user":
                     tables[name][i] -= np.float32(USER_RATE) * g
                 else:
@@ -162,8 +158,8 @@ def plain_numpy(
     return tables
 
 
-def compare(path: Path, wanted: Float32, start: Float32) -> bool:
+def compare(path: Path, expected: Float32, start: Float32) -> bool:
     """Return whether the file's rows equal the loop's within WIDEST_ULP of rounding per step."""
     got = np.stack(pa.parquet.read_table(path)["row"].to_numpy())
-    scale = np.maximum(np.maximum(np.abs(wanted), np.abs(start)), 1.0)
-    return bool((np.abs(got - wanted) <= WIDEST_ULP * STEPS * np.spacing(scale.astype(np.float32))).all())
+    scale = np.maximum(np.maximum(np.abs(expected), np.abs(start)), 1.0)
+    return bool((np.abs(got - expected) <= WIDEST_ULP * STEPS * np.spacing(scale.astype(np.float32))).all())

@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
         commands,
         "diff",
         run,
-        "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
         "penstock diff run1 run2",
     )
     for name in ("a", "b"):
@@ -135,6 +134,6 @@ def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
             out.say(f"table {name}, {key}: {what}")
             continue
         out.say(f"table {name}, {key}: {count(what['rows'])} rows differ")
-        for which in ("first", "largest"):
-            place = what[which]
-            out.say(f"  {which:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")
+        for kind in ("first", "largest"):
+            place = what[kind]
+            out.say(f"  {kind:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
-from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import UsageError
 
@@ -59,14 +59,14 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
 
 def check_flags(args: argparse.Namespace) -> None:
     """Raise UsageError if the flags exclude or lack each other, or a value is invalid."""
-    given = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in FLAGS[1:]}
-    missing = [flag for flag, value in given.items() if value is None]
+    values = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in FLAGS[1:]}
+    missing = [flag for flag, value in values.items() if value is None]
     if not args.distributed:
-        if len(missing) < len(given):
-            raise UsageError(f"{next(flag for flag in given if flag not in missing)}: needs --distributed")
+        if len(missing) < len(values):
+            raise UsageError(f"{next(flag for flag in values if flag not in missing)}: needs --distributed")
         return
-    if missing and len(missing) < len(given):
-        raise UsageError(f"--distributed: also give {missing[0]}, or none of {', '.join(given)}")
+    if missing and len(missing) < len(values):
+        raise UsageError(f"--distributed: also give {missing[0]}, or none of {', '.join(values)}")
     if not missing and args.process_id >= args.processes:
         raise UsageError(
             f"--process-id {args.process_id}: of {args.processes} processes the last is {args.processes - 1}"
@@ -92,20 +92,11 @@ def output_of(args: argparse.Namespace) -> Output:
     return Output(args.json, aside=args.deltas == "-") if is_first(args) else _Silent(args.json)
 
 
-def member_of(args: argparse.Namespace, config: EmbeddingConfig, mesh: Any) -> Engine:
-    """Return this process's engine, restored from the last commit or new."""
+def members_of(peers: Any) -> tuple[Callable[..., Engine], Callable[..., Engine]]:
+    """Return the functions that create and restore this process's engine."""
     from penstock.distributed.member import Member
 
-    gate = {"num_required": args.num_required, "reduction": args.reduction}
-    if args.resume and Folder(args.checkpoint).numbers():
-        engine = Member.restored(args.peers, args.checkpoint, mesh, args.threads, config=config, **gate)
-    else:
-        engine = Member(args.peers, config, mesh, seed=args.seed, threads=args.threads, **gate)
-        if args.init is not None:
-            engine.read_tables(args.init)
-    if args.looks_closer:
-        engine.watch.look_closer()
-    return engine
+    return partial(Member, peers), partial(Member.restored, peers)
 
 
 def newest_commit(folder: Path) -> int:

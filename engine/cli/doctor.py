@@ -17,6 +17,7 @@ from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.options import add_command, make_devices
 from penstock.cli.output import Output, count
 from penstock.errors import PenstockError
+from penstock.pyx.update import targets
 from penstock.threads import num_threads
 
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
@@ -48,7 +49,6 @@ def add(commands: Any) -> None:
         commands,
         "doctor",
         run,
-        "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
         "penstock doctor --checkpoint run1",
     )
     command.add_argument(
@@ -77,7 +77,7 @@ def examine(place: Path) -> Iterator[Finding]:
     yield versions()
     yield optional()
     yield devices()
-    yield kernels(instruction_sets())
+    yield kernels(targets())
     yield threads(num_threads(None))
     yield memory()
     yield huge_pages(HUGE_PAGES.read_text() if HUGE_PAGES.exists() else "")
@@ -121,15 +121,11 @@ def devices() -> Finding:
     return Finding("devices", f"{found}, steps by XLA's programs", advice + "install the jax of .ci/constraints.txt")
 
 
-def instruction_sets() -> list[str]:
-    """Return the instruction sets that the kernels were compiled for and this CPU supports, best first."""
-    from penstock.pyx.update import targets
-
-    return targets()
-
-
 def kernels(able: list[str]) -> Finding:
-    """Report the instruction set in use. Results do not depend on it; speed does."""
+    """Report the instruction set in use. Results do not depend on it; speed does.
+
+    able : the instruction sets that the kernels were compiled for and this CPU supports, best first
+    """
     plain = len(able) == 1 and platform.machine() in ("x86_64", "AMD64")
     advice = "this CPU, or the virtual machine's model of it, has no AVX2: sums and updates are slower" if plain else ""
     return Finding("kernels", f"{able[0]} (of {', '.join(able)})", advice)

@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
         commands,
         "export",
         run,
-        "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
         "penstock export run1 tables --format parquet",
     )
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")
@@ -39,12 +38,14 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     out = Output(args.json)
     save = _safetensors() if args.format == "safetensors" else None
-    saved = SavedTables(args.checkpoint)
+    saved, files = SavedTables(args.checkpoint), [args.out]
     with writing(args.out):
-        if args.format == "orbax":
-            files = [_write_orbax(saved, args.out)]
+        if save is not None:
+            _write_whole(saved, args.out, save)
+        elif args.format == "orbax":
+            save_tree(args.out, {name: saved.parts(name) for name in saved.tables})
         else:
-            files = _write_parquet(saved, args.out) if save is None else [_write_whole(saved, args.out, save)]
+            files = _write_parquet(saved, args.out)
     step = saved.commit.contents["global_step"]
     out.say_tables("wrote     ", [str(file) for file in files])
     out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
@@ -64,18 +65,12 @@ def _blocks(parts: dict[str, Float32]) -> Iterator[tuple[Float32, ...]]:
         yield tuple(rows[start : start + _ROWS_AT_ONCE] for rows in parts.values())
 
 
-def _write_whole(saved: SavedTables, path: Path, save: Any) -> Path:
+def _write_whole(saved: SavedTables, path: Path, save: Any) -> None:
     """Write one file of tensors named ``table/parameters`` and ``table/slot``. All tables are in memory at once."""
     tensors = {f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()}
     atomic_files.make_folders(path.absolute().parent)
     with atomic_files.appearing(path) as file:
         file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))
-    return path
-
-
-def _write_orbax(saved: SavedTables, path: Path) -> Path:
-    save_tree(path, {name: saved.parts(name) for name in saved.tables})
-    return path
 
 
 def _safetensors() -> Any:

@@ -58,15 +58,16 @@ def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f"<th>{html.escape(cell)}" for cell in head)
-    made = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
-    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+    cells = ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
+    return f"<table><tr>{top}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def run_sections(
     report: Report, moments: Sequence[Moment], hot: Hot, stages: Mapping[str, float], updated: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the sections about a run: heading, note, content."""
-    yield "What it did", "", table(("", ""), _facts(report)) + _notes(report)
+    notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
+    yield "What it did", "", table(("", ""), _facts(report)) + notes
     yield (
         "Where the time went",
         "seconds of the run's own thread",
@@ -137,10 +138,6 @@ def _tables(report: Report, updated: Mapping[str, int]) -> str:
     ]
     head = ("table", "rows", "different ids", "updates", "reuse")
     return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
-
-
-def _notes(report: Report) -> str:
-    return "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
 
 
 def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:

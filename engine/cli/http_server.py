@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
@@ -104,7 +103,3 @@ def _handler(routes: Routes) -> type[BaseHTTPRequestHandler]:
             """Log nothing, since stderr belongs to the command."""
 
     return Handler
-
-
-def as_json(values: Any) -> str:
-    return json.dumps(values, allow_nan=False)

@@ -40,7 +40,6 @@ def add(commands: Any) -> None:
         commands,
         "inspect",
         run,
-        "say what a configuration, a gradient stream, a table file or a checkpoint holds",
         "penstock inspect monday.arrows",
     )
     command.add_argument(
@@ -117,8 +116,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     out.say_tables("  table ", texts)
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
-    told = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "tables", "counters")}
-    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, **told}
+    state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "tables", "counters")}
+    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, **state}
     out.result({"path": path, "kind": "checkpoint", **found})
     return 0
 
@@ -272,8 +271,8 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""
     out.say(f"  {count(rows)} rows in {count(batches)} batches, {count(frames)} frames{span}")
     if extra:
-        told = ", ".join(f"{reason} {count(number)}" for reason, number in sorted(reasons.items()))
-        out.say(f"  quarantine of bad rows: {told or 'none'}")
+        text = ", ".join(f"{reason} {count(number)}" for reason, number in sorted(reasons.items()))
+        out.say(f"  quarantine of bad rows: {text or 'none'}")
     out.say_tables("  table ", [f"{' '.join(name.split())}: {counts.to_text()}" for name, counts in tables.items()])
     return {
         "batches": batches,

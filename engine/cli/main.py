@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -15,26 +16,9 @@ from typing import Any
 import penstock
 import penstock.interrupts as interrupts
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.options import Parser, parse
+from penstock.cli.options import COMMANDS, Parser, parse
 from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import ConfigError, InputError, PeerError, PenstockError, StateError, UsageError, short
-
-# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are repeated
-# here (a test compares them), so that ``penstock --help`` loads neither the modules nor their dependencies.
-COMMANDS = {
-    "demo": "make a small log with a known answer, replay it and check the result",
-    "replay": "apply a gradient log to the tables of a configuration",
-    "validate": "check a configuration, and sources against it, without applying anything",
-    "inspect": "say what a configuration, a gradient stream, a table file or a checkpoint holds",
-    "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
-    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
-    "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
-    "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
-    "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
-    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
-    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
-    "completion": "print a script that completes commands and flags in bash, zsh or fish",
-}
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
@@ -73,35 +57,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupts.install(own_process=argv is None)
     if argv is not None:
         try:
-            return answer(list(argv), Ending())
+            return answer(list(argv), threading.Event())
         finally:
             interrupts.remove()
-    ending = Ending()
+    at_once = threading.Event()
     own_process()
     keep_compiled()
-    code = answer(sys.argv[1:], ending)
+    code = answer(sys.argv[1:], at_once)
     interrupts.ignore()
-    if ending.at_once:
+    if at_once.is_set():
         os._exit(code)
     return code
 
 
-class Ending:
-    """The way in which the process exits. at_once : without waiting for its threads"""
+def answer(argv: list[str], at_once: threading.Event) -> int:
+    """Run one command, report its error if it fails, and return the exit code.
 
-    def __init__(self) -> None:
-        self.at_once = False
-
-    def leave_at_once(self) -> None:
-        """Request an exit that waits for no thread: gRPC would wait forever for callers that stay connected."""
-        self.at_once = True
-
-
-def answer(words: list[str], ending: Ending) -> int:
-    """Run one command, report its error if it fails, and return the exit code."""
-    as_json = "--json" in words
+    at_once : set to request an exit that waits for no thread: gRPC would wait forever for callers that stay connected
+    """
+    as_json = "--json" in argv
     try:
-        return run(words, ending)
+        return run(argv, at_once)
     except KeyboardInterrupt as stop:
         return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
     except Exception as error:
@@ -115,14 +91,14 @@ def answer(words: list[str], ending: Ending) -> int:
         drop_dead_streams()
 
 
-def run(words: list[str], ending: Ending) -> int:
+def run(argv: list[str], at_once: threading.Event) -> int:
     """Run the command and return its exit code. Errors propagate as exceptions."""
     try:
-        args = parse(parser(words), words)
+        args = parse(parser(argv), argv)
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
-        args.leave_at_once = ending.leave_at_once
+        args.leave_at_once = at_once.set
         interrupts.check()
         code = args.run(args)
     sys.stdout.flush()
@@ -165,15 +141,15 @@ def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
 
 
-def parser(words: Sequence[str] | None = None) -> Parser:
-    """Return the command-line parser. words : the arguments; only commands among them are loaded; None loads all"""
+def parser(argv: Sequence[str] | None = None) -> Parser:
+    """Return the command-line parser. argv : the arguments; only commands among them are loaded; None loads all"""
     top = Parser(
         "penstock", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in COMMANDS.items():
-        if words is None or name in words:
+        if argv is None or name in argv:
             importlib.import_module(f"penstock.cli.{name}").add(commands)
         else:
             commands.add_parser(name, help=summary)

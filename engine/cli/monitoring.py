@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.html_report import run_sections, write_page
-from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of, as_json
+from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of
 from penstock.cli.output import writing
 from penstock.engine import Engine
 from penstock.pipeline import FrameGate
@@ -56,20 +56,20 @@ class Watching:
     def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
         self._engine = engine
         self._addresses = {
-            flag: address_of(given, f"--{flag}") for flag in ("ui", "metrics") if (given := getattr(args, flag))
+            flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))
         }
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
-        words = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
-        self.title = " ".join(map(str, ["penstock", args.command, *words]))
+        arguments = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
+        self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
         self._metrics: Metrics | None = None
         if self._addresses or self._path or self._report:
             from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
             self._metrics = Metrics(engine)
-        if args.report or args.ui:
+        if args.report or args.ui or getattr(args, "looks_closer", False):
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
@@ -79,7 +79,7 @@ class Watching:
             "/metrics": (TEXT, self._metrics.text),
             "/health": (PLAIN, self.health),
         }
-        page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: as_json(self.live()))}
+        page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: json.dumps(self.live(), allow_nan=False))}
         for flag, address in self._addresses.items():
             server = Server(address, metrics | (page if flag == "ui" else {}))
             self.servers.append(server)
@@ -95,7 +95,7 @@ class Watching:
         if self._path is not None:
             self._write()
 
-    def beside(self, progress: Progress) -> Progress:
+    def then_tick(self, progress: Progress) -> Progress:
         """Return a progress callback that calls ``progress`` and then ``tick``."""
         if self._path is None:
             return progress

@@ -5,14 +5,39 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.errors import UsageError
 
+if TYPE_CHECKING:  # ``penstock --help`` must load neither protobuf nor pyarrow
+    from penstock.config.embedding import EmbeddingConfig
+    from penstock.io.decoding.read_options import ReadOptions
+    from penstock.learning_rates import LearningRates
+
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_DEVICES = MAX_THREADS = 1024
+
+# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
+# that ``penstock --help`` loads none of them.
+COMMANDS = {
+    "demo": "make a small log with a known answer, replay it and check the result",
+    "replay": "apply a gradient log to the tables of a configuration",
+    "validate": "check a configuration, and sources against it, without applying anything",
+    "inspect": "say what a configuration, a gradient stream, a table file or a checkpoint holds",
+    "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
+    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
+    "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
+    "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
+    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
+    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,16 +55,16 @@ class Parser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
 
-def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse ``words``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
-    first = next((word for word in words if not word.startswith("-")), None)
-    before = words[: words.index(first)] if first is not None else words
+def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse ``argv``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    before = argv[: argv.index(first)] if first is not None else argv
     for word in before:
         if word.startswith("-") and word not in top.flags():
             top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
     if first is not None and first not in top.commands:
         top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
-    args, rest = top.parse_known_args(words)
+    args, rest = top.parse_known_args(argv)
     if args.command is None:
         top.error(f"give a command: {', '.join(top.commands)}")
     command = top.commands[args.command]
@@ -54,20 +79,21 @@ def parse(top: Parser, words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _near(flag: str, known: list[str]) -> str:
+def _near(flag: str, candidates: list[str]) -> str:
     """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
-    begin = [k for k in known if k.startswith(flag) and flag.strip("-")]
-    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in known])]
+    begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
+    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in candidates])]
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _near_word(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
+def _near_word(word: str, candidates: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(candidates), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_command(commands: Any, name: str, run: Callable[[Any], int], summary: str, example: str) -> Parser:
+def add_command(commands: Any, name: str, run: Callable[[Any], int], example: str) -> Parser:
     """Add and return a command's parser, with ``--json`` and an example under ``--help``."""
+    summary = COMMANDS[name]
     command: Parser = commands.add_parser(
         name,
         help=summary,
@@ -97,15 +123,19 @@ def whole(least: int | None = None, most: int | None = None) -> Callable[[str], 
     return parse_whole
 
 
-def share(text: str) -> float:
-    """Return the number that ``text`` holds: an argument type for a number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got '{text}'")
-    return number
+def number(what: str, least: float, most: float, with_least: bool = True) -> Callable[[str], float]:
+    """Return an argument type for a number from ``least``, itself included or not, to ``most``. what : for messages"""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (value == least and not with_least):
+            raise argparse.ArgumentTypeError(f"expected {what}, got '{text}'")
+        return value
+
+    return parse_number
 
 
 def add_reading_options(command: argparse.ArgumentParser) -> None:
@@ -154,7 +184,7 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
 
     columns: dict[str, str] = {}
     for text in args.column:
-        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad")
+        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad", str, str)
         check_columns({role: name})
         name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
         if role in columns:
@@ -163,15 +193,27 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     return columns
 
 
+def read_options(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningRates, **others: Any) -> ReadOptions:
+    """Return the options for reading with ``config`` that the row flags specify. Raise UsageError."""
+    from penstock.io.decoding.read_options import ReadOptions
+
+    return ReadOptions(
+        sizes=config.sizes,
+        features=config.features,
+        num_tags=config.num_tags,
+        rates_needed=rates.missing,
+        table=args.table,
+        columns=columns_of(args),
+        gradient_dtype=args.gradient_dtype,
+        **others,
+    )
+
+
 def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
     """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
     rates: dict[int, float] = {}
     for text in args.learning_rate:
-        left, right = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05")
-        try:
-            tag, rate = int(left), float(right)
-        except ValueError:
-            raise UsageError(f"--learning-rate {text}: expected TAG=VALUE, two numbers, such as 0=0.05") from None
+        tag, rate = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float)
         if tag in rates:
             raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
         rates[tag] = rate
@@ -184,15 +226,17 @@ def check_sources(sources: Sequence[str]) -> None:
         raise UsageError("- (standard input) can be given only once")
 
 
-def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
-    left, equals, right = text.partition("=")
-    if not (left and equals and right):
-        raise UsageError(f"{flag} {text}: expected {form}")
-    return left, right
+def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Callable[[str], V]) -> tuple[K, V]:
+    """Return both sides of ``=``, parsed by ``key`` and ``value``. Raise UsageError for another form."""
+    left, _, right = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if left and right:
+            return key(left), value(right)
+    raise UsageError(f"{flag} {text}: expected {form}")
 
 
-def make_devices(wanted: int | None) -> Any:
-    """Return a mesh of the first ``wanted`` devices. On a CPU, create that many host devices (default 1).
+def make_devices(count: int | None) -> Any:
+    """Return a mesh of the first ``count`` devices. On a CPU, create that many host devices (default 1).
 
     Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use.
     """
@@ -200,7 +244,7 @@ def make_devices(wanted: int | None) -> Any:
     import numpy as np
     from jax.sharding import Mesh
 
-    set_cpu_devices(wanted)
+    set_cpu_devices(count)
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
@@ -209,21 +253,21 @@ def make_devices(wanted: int | None) -> Any:
             problem = f"JAX_PLATFORMS is '{platforms}' and there is no such device here: unset it, or set it to cpu"
             raise UsageError(problem) from error
         raise UsageError(f"jax finds no device: {error}") from error
-    if wanted is not None and wanted > len(devices):
+    if count is not None and count > len(devices):
         kind = devices[0].platform.upper()
         why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
-        raise UsageError(f"--devices {wanted}: there are {len(devices)} {kind} devices here{why}")
-    return Mesh(np.asarray(devices[:wanted]), ("shard",))
+        raise UsageError(f"--devices {count}: there are {len(devices)} {kind} devices here{why}")
+    return Mesh(np.asarray(devices[:count]), ("shard",))
 
 
-def set_cpu_devices(wanted: int | None) -> None:
-    """Make jax create ``wanted`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
+def set_cpu_devices(count: int | None) -> None:
+    """Make jax create ``count`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
     import jax
 
     # A device count in the environment is the user's decision, and jax refuses two settings.
     forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
     settings: Any = jax.config  # its fields are created at run time
-    if not forced and settings.jax_num_cpu_devices < (wanted or 1):
+    if not forced and settings.jax_num_cpu_devices < (count or 1):
         # jax refuses this once it is initialized (a program called main); make_devices then counts its devices.
         with contextlib.suppress(RuntimeError):
-            settings.update("jax_num_cpu_devices", wanted or 1)
+            settings.update("jax_num_cpu_devices", count or 1)

@@ -10,13 +10,15 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.delta_options import add_delta_options, deltas_of, file_of_deltas
-from penstock.cli.distributed import add_options, is_first, joined, member_of, output_of, own_sources
+from penstock.cli.distributed import add_options, is_first, joined, members_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
+    add_delta_options,
     add_machine_options,
     add_replay_gate_options,
     add_table_options,
+    deltas_of,
+    file_of_deltas,
 )
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
@@ -37,13 +39,18 @@ from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.stats import Report
 
+# Flags whose values are arguments of Engine.run as they are.
+RUN_FLAGS = (
+    *("table", "contribution_rows", "merge", "on_bad_row", "flush", "limit", "max_stale", "gradient_dtype"),
+    *("allow_missing_end", "checkpoint", "every", "resume"),
+)
+
 
 def add(commands: Any) -> None:
     command = add_command(
         commands,
         "replay",
         run,
-        "apply a gradient log to the tables of a configuration",
         "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
@@ -95,21 +102,10 @@ def replay(args: argparse.Namespace) -> int:
         with watching, writing(place) if place else nullcontext():
             report = engine.run(
                 args.sources,
-                table=args.table,
                 columns=columns,
-                contribution_rows=args.contribution_rows,
-                merge=args.merge,
                 learning_rates=rates,
-                on_bad_row=args.on_bad_row,
-                flush=args.flush,
-                limit=args.limit,
-                max_stale=args.max_stale,
-                gradient_dtype=args.gradient_dtype,
-                allow_missing_end=args.allow_missing_end,
-                checkpoint=args.checkpoint,
-                every=args.every,
-                resume=args.resume,
-                progress=watching.beside(progress),
+                progress=watching.then_tick(progress),
+                **{flag: getattr(args, flag) for flag in RUN_FLAGS},
                 **deltas,
             )
         interrupts.check()  # hashing and writing large tables takes long
@@ -167,12 +163,11 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
-    if args.peers is not None:
-        return member_of(args, config, mesh)
+    create, restore = (Engine, Engine.restore) if args.peers is None else members_of(args.peers)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
+        return restore(args.checkpoint, mesh, args.threads, config=config, **gate)
+    engine = create(config, mesh, seed=args.seed, threads=args.threads, **gate)
     if args.init is not None:
         engine.read_tables(args.init)
     return engine

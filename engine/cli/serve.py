@@ -22,14 +22,13 @@ from penstock.cli.options import (
     Parser,
     add_command,
     add_row_options,
-    columns_of,
     learning_rates_of,
+    read_options,
     whole,
 )
 from penstock.cli.output import Output, check_writable, count, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
-from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.io.storage.descriptors import raise_limit
 from penstock.learning_rates import LearningRates
@@ -37,7 +36,25 @@ from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.server import Saving, Service
 
-MB = 1 << 20
+SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
+LimitFlags = dict[str, tuple[str, int, str, str, str]]
+# Flag → the field of Limits, the least value, the unit, the help before and after the default.
+LIMITS: LimitFlags = {
+    "--max-calls": ("calls", 1, "N", "at once", ""),
+    "--max-connections": ("connections", 1, "N", "at once; beyond it those without a call are closed", ""),
+    "--idle-timeout": (
+        "idle_s",
+        1,
+        "S",
+        "seconds that a connection may stay without a call",
+        "; 10 before the first call",
+    ),
+    "--max-message": ("message_bytes", 1, "MB", "of one record batch", ""),
+    "--max-queued-rows": ("queued_rows", 1, "N", "of frames that are not whole yet, of all producers", ""),
+    "--queued-memory": ("queued_bytes", 1, "MB", "that such frames keep, of all producers", ""),
+    "--shared-memory": ("memory_bytes", 0, "MB", "for producers on this machine, 16 for each", "; 0: none"),
+}
+DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", 1, "MB", "of deltas kept for readers", "")}
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -47,7 +64,6 @@ def add(commands: Any) -> None:
         commands,
         "serve",
         run,
-        "take gradients over Arrow Flight and give out deltas, tables and rows",
         "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
@@ -88,9 +104,7 @@ def _add_saving(command: Parser) -> None:
         metavar="N",
         help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
     )
-    saving.add_argument(
-        "--delta-memory", type=whole(1), default=256, metavar="MB", help="of deltas kept for readers (default 256)"
-    )
+    _add_limit_flags(saving, DELTA_MEMORY)
 
 
 def _add_access(command: Parser) -> None:
@@ -105,48 +119,17 @@ def _add_access(command: Parser) -> None:
 
 def _add_limits(command: Parser) -> None:
     limits = command.add_argument_group("limits")
-    limits.add_argument("--max-calls", type=whole(1), default=256, metavar="N", help="at once (default 256)")
-    limits.add_argument(
-        "--max-connections",
-        type=whole(1),
-        default=1024,
-        metavar="N",
-        help="at once; beyond it those without a call are closed (default 1024)",
-    )
-    limits.add_argument(
-        "--idle-timeout",
-        type=whole(1),
-        default=300,
-        metavar="S",
-        help="seconds that a connection may stay without a call (default 300; 10 before the first call)",
-    )
-    limits.add_argument(
-        "--max-message", type=whole(1), default=64, metavar="MB", help="of one record batch (default 64)"
-    )
-    limits.add_argument(
-        "--max-queued-rows",
-        type=whole(1),
-        default=1 << 22,
-        metavar="N",
-        help="of frames that are not whole yet, of all producers (default 4194304)",
-    )
-    limits.add_argument(
-        "--queued-memory",
-        type=whole(1),
-        default=1024,
-        metavar="MB",
-        help="that such frames keep, of all producers (default 1024)",
-    )
-    limits.add_argument(
-        "--shared-memory",
-        type=whole(0),
-        default=256,
-        metavar="MB",
-        help="for producers on this machine, 16 for each (default 256; 0: none)",
-    )
+    _add_limit_flags(limits, LIMITS)
     limits.add_argument(
         "--grace", type=whole(0), default=5, metavar="S", help="seconds for callers to leave at the end (default 5)"
     )
+
+
+def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
+    for flag, (field, least, unit, before, after) in flags.items():
+        default = int(getattr(Limits, field)) // SCALES[unit]
+        text = f"{before} (default {default}{after})"
+        group.add_argument(flag, type=whole(least), default=default, metavar=unit, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -155,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
-    reading = _reading(args, config, rates)
+    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unvalidated=True)
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
@@ -170,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         address,
         reading,
         rates,
-        saving=_saving(args),
+        saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
         limits=_limits(args),
         tls=tls,
         tokens=tokens,
@@ -222,32 +205,8 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     out.result({**status, **hashed, "out": files})
 
 
-def _reading(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningRates) -> ReadOptions:
-    return ReadOptions(
-        sizes=config.sizes,
-        features=config.features,
-        num_tags=config.num_tags,
-        rates_needed=rates.missing,
-        table=args.table,
-        columns=columns_of(args),
-        on_bad_row=args.on_bad_row,
-        gradient_dtype=args.gradient_dtype,
-        unvalidated=True,
-    )
-
-
-def _saving(args: argparse.Namespace) -> Saving | None:
-    return None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume)
-
-
 def _limits(args: argparse.Namespace) -> Limits:
+    flags = (LIMITS | DELTA_MEMORY).items()
     return Limits(
-        calls=args.max_calls,
-        connections=args.max_connections,
-        idle_s=args.idle_timeout,
-        message_bytes=args.max_message * MB,
-        queued_rows=args.max_queued_rows,
-        queued_bytes=args.queued_memory * MB,
-        memory_bytes=args.shared_memory * MB,
-        delta_bytes=args.delta_memory * MB,
+        **{field: getattr(args, flag[2:].replace("-", "_")) * SCALES[unit] for flag, (field, _, unit, *_) in flags}
     )

@@ -33,7 +33,6 @@ def add(commands: Any) -> None:
         commands,
         "supervise",
         run,
-        "run replay as several processes on this machine, started again from the last commit when one dies",
         "penstock supervise --processes 4 -- replay tables.pbtxt day*.arrows --checkpoint saved --every 100",
     )
     command.add_argument(
@@ -50,22 +49,22 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    words = args.job[1:] if args.job[:1] == ["--"] else args.job
+    argv = args.job[1:] if args.job[:1] == ["--"] else args.job
     if args.json:
-        words = [*words, "--json"]
-    job = Job(words, args.processes)
+        argv = [*argv, "--json"]
+    job = Job(argv, args.processes)
     interrupts.leave_to_caller(at_once=False)
     return supervised(job, args.restarts)
 
 
 def supervised(job: Job, most_restarts: int) -> int:
     """Run a job, restart it until it finishes or ``most_restarts`` is exceeded, and return its exit code."""
-    restarts, commit = 0, job.newest_commit()
+    restarts, commit = 0, newest_commit(job.checkpoint)
     while True:
         code, why = job.run(again=restarts > 0)
-        if code != LOST or job.stopping:
-            return interrupts.INTERRUPTED if job.stopping and code == LOST else code
-        before, commit = commit, job.newest_commit()
+        if code != LOST or interrupts.arrived():
+            return interrupts.INTERRUPTED if interrupts.arrived() and code == LOST else code
+        before, commit = commit, newest_commit(job.checkpoint)
         restarts = 1 if commit > before else restarts + 1
         if restarts > most_restarts:
             say_error(f"{why}; given up after {most_restarts} restarts without a new commit")
@@ -77,43 +76,35 @@ def supervised(job: Job, most_restarts: int) -> int:
 class Job:
     """A replay command and the processes that run it."""
 
-    def __init__(self, words: Sequence[str], count: int) -> None:
+    def __init__(self, argv: Sequence[str], count: int) -> None:
         from penstock.cli.main import parser
 
-        if not words:
+        if not argv:
             raise UsageError(
                 "supervise: give the command after --: supervise -- replay CONFIG SOURCE… --checkpoint DIR"
             )
-        args = parse(parser(words), words)
+        args = parse(parser(argv), argv)
         if args.command != "replay":
             raise UsageError(f"supervise: only replay can be supervised, not {args.command}")
         if args.checkpoint is None:
             raise UsageError("supervise: give replay a --checkpoint DIR, from which it goes on")
         if "-" in args.sources:
             raise UsageError("supervise: standard input cannot be read again after a restart; give files")
-        if any(word.partition("=")[0] in FLAGS for word in words):
+        if any(word.partition("=")[0] in FLAGS for word in argv):
             raise UsageError("supervise: says --distributed and its flags itself; leave them out")
-        self._words, self._count, self._checkpoint = list(words), count, args.checkpoint
+        self._argv, self._count, self.checkpoint = list(argv), count, args.checkpoint
         self._resumes = args.resume
         if args.threads is None and count > 1:
-            self._words += ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
+            self._argv += ["--threads", str(max(1, (os.cpu_count() or 1) // count))]
         self._running: list[subprocess.Popen[bytes]] = []
         self._passed_on: signal.Signals | None = None
-
-    @property
-    def stopping(self) -> bool:
-        """Whether a signal requests the end."""
-        return interrupts.arrived()
-
-    def newest_commit(self) -> int:
-        return newest_commit(self._checkpoint)
 
     def run(self, again: bool) -> tuple[int, str]:
         """Start all processes and wait for them. Return the exit code and, for LOST, which process ended and how."""
         self._running, self._passed_on = [], None
         try:
-            for words in self._commands(again):
-                self._running.append(subprocess.Popen(words, process_group=0))
+            for argv in self._commands(again):
+                self._running.append(subprocess.Popen(argv, process_group=0))
             return self._ended()
         finally:
             self._kill()
@@ -121,32 +112,32 @@ class Job:
     def pause(self, seconds: float) -> None:
         """Wait before the next start, or until a signal arrives."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.stopping:
+        while time.monotonic() < until and not interrupts.arrived():
             time.sleep(TICK_S)
 
     def _pass_on(self) -> None:
         """Forward signals: the first as SIGTERM, which ends a process after a whole frame, the second as SIGKILL."""
         if not interrupts.arrived():
             return
-        wanted = signal.SIGKILL if interrupts.arrived_again() else signal.SIGTERM
-        if wanted == self._passed_on:
+        request = signal.SIGKILL if interrupts.arrived_again() else signal.SIGTERM
+        if request == self._passed_on:
             return
-        self._passed_on = wanted
+        self._passed_on = request
         for process in self._running:
             if process.poll() is None:
-                process.send_signal(wanted)
+                process.send_signal(request)
 
     def _commands(self, again: bool) -> Iterator[list[str]]:
-        words = [sys.executable, "-m", "penstock", *self._words]
+        argv = [sys.executable, "-m", "penstock", *self._argv]
         if again and not self._resumes:
-            words.append("--resume")
+            argv.append("--resume")
         if self._count == 1:
-            yield words
+            yield argv
             return
         coordinator = f"127.0.0.1:{_free_port()}"
         for number in range(self._count):
             flags = ("--coordinator", coordinator, "--process-id", str(number), "--processes", str(self._count))
-            yield [*words, "--distributed", *flags]
+            yield [*argv, "--distributed", *flags]
 
     def _ended(self) -> tuple[int, str]:
         while True:

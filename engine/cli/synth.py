@@ -18,7 +18,6 @@ def add(commands: Any) -> None:
         commands,
         "synth",
         run,
-        "write a synthetic gradient log, and a configuration that fits it beside it",
         "penstock synth log.arrows --rows 1000000 --vocabulary 1000000 --distribution zipf --alpha 1.2",
     )
     default = SynthOptions()

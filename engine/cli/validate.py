@@ -8,7 +8,14 @@ from itertools import islice
 from typing import Any
 
 from penstock.cli.engine_options import add_replay_gate_options
-from penstock.cli.options import add_command, add_reading_options, check_sources, columns_of, learning_rates_of
+from penstock.cli.options import (
+    add_command,
+    add_reading_options,
+    check_sources,
+    columns_of,
+    learning_rates_of,
+    read_options,
+)
 from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
@@ -24,7 +31,6 @@ def add(commands: Any) -> None:
         commands,
         "validate",
         run,
-        "check a configuration, and sources against it, without applying anything",
         "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2",
     )
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
@@ -55,13 +61,14 @@ def run(args: argparse.Namespace) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    columns, rates = columns_of(args), learning_rates_of(args)
+    columns_of(args)  # reported before the configuration is read
+    rates = learning_rates_of(args)
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
-        told = several(config.num_tags, "dynamic learning rate")
-        out.say(f"{args.config}: {several(len(config.table_names), 'table')}, {told}")
+        rates_text = several(config.num_tags, "dynamic learning rate")
+        out.say(f"{args.config}: {several(len(config.table_names), 'table')}, {rates_text}")
     for finding in findings:
         place = finding.where if finding.line is None else f"line {finding.line}, {finding.where}"
         out.say(f"{finding.severity:8}  {finding.code}  {place}: {finding}")
@@ -75,16 +82,12 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
-        options = ReadOptions(
-            sizes=config.sizes,
-            features=config.features,
-            num_tags=config.num_tags,
-            rates_needed=LearningRates(config.num_tags, rates, config.schedules).missing,
-            table=args.table,
-            columns=columns,
+        options = read_options(
+            args,
+            config,
+            LearningRates(config.num_tags, rates, config.schedules),
             contribution_rows=args.contribution_rows,
             on_bad_row="drop",
-            gradient_dtype=args.gradient_dtype,
             allow_missing_end=args.allow_missing_end,
         )
         checks = [SourceCheck(source, drops_bad_rows) for source in args.sources]
@@ -163,16 +166,8 @@ class SourceCheck:
 
     def to_dict(self) -> dict[str, Any]:
         counters = self.counters
-        return {
-            "source": self.source,
-            "rows": counters.rows,
-            "frames": counters.frames,
-            "stale": counters.stale,
-            "stale_rows": counters.stale_rows,
-            "truncated": counters.truncated,
-            "bad_rows": dict(counters.dropped),
-            "errors": self.errors,
-        }
+        numbers = {name: getattr(counters, name) for name in ("rows", "frames", "stale", "stale_rows", "truncated")}
+        return {"source": self.source, **numbers, "bad_rows": dict(counters.dropped), "errors": self.errors}
 
 
 def walk(

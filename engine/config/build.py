@@ -7,6 +7,7 @@ build_features.py converts features; lint/proto_rules.py checks the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
@@ -22,12 +23,11 @@ from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.proto_conversion import optimization_parameters
 from penstock.config.specs import PythonPart
 from penstock.config.tables import (
-    Constant,
+    INITIALIZERS,
     QuantizationConfig,
     RowIdInitializer,
     TableConfig,
     TruncatedNormal,
-    Uniform,
     default_initializer,
     dtype_name,
 )
@@ -70,7 +70,7 @@ def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts
     part = PythonPart({}, {}, {}, {})
     for index, (table, name, optimizer) in enumerate(tables):
         _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
-        if not isinstance(table.initializer, TruncatedNormal | Uniform | Constant | RowIdInitializer):
+        if callable(table.initializer) and not isinstance(table.initializer, RowIdInitializer):
             part.initializers[name] = table.initializer
         if isinstance(optimizer, UserDefinedProgram):
             part.programs[name] = optimizer.program
@@ -152,18 +152,7 @@ def _write_quantization(
 def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSettings:
     """Return the table's non-default settings that TensorFlow's message has no field for."""
     settings = TableSettings(name=name)
-    match table.initializer:
-        case TruncatedNormal(mean, stddev):
-            if TruncatedNormal(float32(mean), float32(stddev)) != default_initializer(table.dim):
-                settings.truncated_normal.mean = mean
-                settings.truncated_normal.stddev = stddev
-        case Uniform(minimum, maximum):
-            settings.uniform.min = minimum
-            settings.uniform.max = maximum
-        case Constant(value):
-            settings.constant.value = value
-        case RowIdInitializer(offset):
-            settings.row_id.offset = offset
+    _write_initializer(settings, table)
     is_program = isinstance(optimizer, UserDefinedProgram)
     defaults = {} if is_program else dict(type(optimizer)().slots())
     for slot, value in optimizer.slots():
@@ -174,6 +163,18 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
     if optimizer.parameters_field in OWN_OPTIMIZERS:
         getattr(settings, optimizer.parameters_field).SetInParent()
     return settings
+
+
+def _write_initializer(settings: TableSettings, table: TableConfig) -> None:
+    """Write an ``Initializer`` value, but not the default."""
+    start = table.initializer
+    if isinstance(start, TruncatedNormal):
+        start = TruncatedNormal(float32(start.mean), float32(start.stddev))
+    for name, kind in INITIALIZERS.items():
+        if isinstance(start, kind) and start != default_initializer(table.dim):
+            message = getattr(settings, name)
+            for field, value in zip(message.DESCRIPTOR.fields, astuple(start), strict=True):
+                setattr(message, field.name, value)
 
 
 def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:

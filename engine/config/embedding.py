@@ -25,7 +25,7 @@ from penstock.config.lint.findings import Finding, near
 from penstock.config.lint.proto_rules import validate
 from penstock.config.lint.source_text import Scan
 from penstock.config.optimizers import Optimizer
-from penstock.config.proto_views import MessageView
+from penstock.config.proto_views import MessageView, TableMessage, table_messages
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
@@ -69,11 +69,7 @@ class EmbeddingConfig(MessageView):
         message, scan = text_format.read(path)
         config = cls(message, scan=scan)
         findings = config.lint()
-        try:
-            validate(message)
-        except ConfigError:
-            return None, findings
-        return config, findings
+        return (None if any(finding.code < "PS1" for finding in findings) else config), findings
 
     @classmethod
     def from_proto(cls, message: Message) -> EmbeddingConfig:
@@ -123,12 +119,16 @@ class EmbeddingConfig(MessageView):
         are written back to the TableConfigs, and callable learning rates become dynamic tags.
         Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
-        batch_size = _one_of("batch_size", batch_size, "per_replica_batch_size", per_replica_batch_size)
+        batch = per_replica_batch_size if batch_size is None else batch_size
+        if per_replica_batch_size not in (None, batch):
+            raise ConfigError(
+                f"batch_size is {batch_size}, but per_replica_batch_size {per_replica_batch_size}; give one of them"
+            )
         replicas = num_replicas if num_replicas_in_sync is None else num_replicas_in_sync
         if num_replicas not in (1, replicas):
             raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
         strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
-        message, part = build_features(feature_config, optimizer, batch_size, per_replica_input_shapes, strategy)
+        message, part = build_features(feature_config, optimizer, batch, per_replica_input_shapes, strategy)
         write_gate(message, num_required, reduction)
         return cls(message, part)
 
@@ -219,22 +219,22 @@ class EmbeddingConfig(MessageView):
     def tables(self) -> tuple[TableSpec, ...]:
         """Every table, by id. Raises ConfigError if this version cannot run one of them."""
         validate(self._message)
-        return tuple(self._table(index) for index in range(len(self._tables)))
+        return tuple(table_spec(table, self._part) for table in table_messages(self._message))
 
     def table(self, name: str) -> TableSpec:
         """Return one table by its name. Raise ConfigError if there is none, or this version cannot run it."""
         validate(self._message)
-        return self._table(self._index(name))
+        return table_spec(self._table(name), self._part)
 
     def optimizer(self, name: str) -> Optimizer:
         """Return the optimizer of a table as an instance of its class, even if this version cannot run it."""
-        return optimizer_of(self._message, self._index(name), self._part)
+        return optimizer_of(self._table(name), self._part)
 
-    def _index(self, name: str) -> int:
-        names = self.table_names
-        if name not in names:
-            raise ConfigError(f"no table is named '{name}'; {near(name, names)}")
-        return names.index(name)
+    def _table(self, name: str) -> TableMessage:
+        found = next((table for table in table_messages(self._message) if table.name == name), None)
+        if found is None:
+            raise ConfigError(f"no table is named '{name}'; {near(name, self.table_names)}")
+        return found
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
@@ -245,16 +245,6 @@ class EmbeddingConfig(MessageView):
         """Return findings about legal but suspicious settings, and about settings that this version cannot run."""
         return lint(self._message, self._part.written, self._part.programs, self._scan)
 
-    def _table(self, index: int) -> TableSpec:
-        return table_spec(self._message, index, self._part)
-
     def __repr__(self) -> str:
         tables = ", ".join(f"{name} {rows}x{dim}" for name, (rows, dim) in self.sizes.items())
         return f"EmbeddingConfig({tables})"
-
-
-def _one_of(name: str, value: int | None, other: str, other_value: int | None) -> int | None:
-    """Return the value given under either of two names. Raise ConfigError if they disagree."""
-    if value is not None and other_value is not None and value != other_value:
-        raise ConfigError(f"{name} is {value}, but {other} {other_value}; give one of them")
-    return other_value if value is None else value

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.tables import TableConfig
@@ -18,6 +19,7 @@ Shape = tuple[int | None, ...]
 """A shape of known rank; a dim that is not known is None. A shape of unknown rank is None itself."""
 
 
+@dataclass(eq=False)
 class FeatureConfig:
     """One input feature. Equality is identity: two instances with the same content are two features.
 
@@ -28,46 +30,35 @@ class FeatureConfig:
         batch size or the input shape determines it
     """
 
-    def __init__(
-        self,
-        table: TableConfig,
-        max_sequence_length: int = 0,
-        validate_weights_and_indices: bool = True,
-        output_shape: Any = None,
-        name: str | None = None,
-    ) -> None:
-        if not isinstance(table, TableConfig):
-            raise ConfigError(f"table must be a TableConfig, got {table!r}")
-        if not isinstance(max_sequence_length, int) or max_sequence_length < 0:
-            raise ConfigError(f"max_sequence_length must be an int of at least 0, got {max_sequence_length!r}")
-        shape = shape_of(output_shape)  # TensorFlow's order: this TypeError precedes the next ConfigError
-        if not isinstance(validate_weights_and_indices, bool):
-            raise ConfigError(f"validate_weights_and_indices must be a bool, got {validate_weights_and_indices!r}")
-        self.table = table
-        self.max_sequence_length = max_sequence_length
-        self.validate_weights_and_indices = validate_weights_and_indices
-        self.output_shape = shape
-        self.name = name
+    table: TableConfig
+    max_sequence_length: int = 0
+    validate_weights_and_indices: bool = field(default=True, repr=False)
+    output_shape: Any = None
+    name: str | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"FeatureConfig(table={self.table!r}, max_sequence_length={self.max_sequence_length}, "
-            f"output_shape={self.output_shape}, name={self.name!r})"
-        )
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, TableConfig):
+            raise ConfigError(f"table must be a TableConfig, got {self.table!r}")
+        if not isinstance(self.max_sequence_length, int) or self.max_sequence_length < 0:
+            raise ConfigError(f"max_sequence_length must be an int of at least 0, got {self.max_sequence_length!r}")
+        self.output_shape = shape_of(self.output_shape)  # TensorFlow's order: its TypeError precedes the next error
+        if not isinstance(self.validate_weights_and_indices, bool):
+            got = self.validate_weights_and_indices
+            raise ConfigError(f"validate_weights_and_indices must be a bool, got {got!r}")
 
 
-def shape_of(given: Any) -> Shape | None:
+def shape_of(shape: Any) -> Shape | None:
     """Return a shape as TensorFlow's TensorShape reads it, from None (unknown rank), an int, or ints and None.
 
     Raise TypeError for another value, ConfigError for a negative dim.
     """
-    if given is None or (hasattr(given, "rank") and given.rank is None):
+    if shape is None or (hasattr(shape, "rank") and shape.rank is None):
         return None
     try:
-        dims = tuple(given)
+        dims = tuple(shape)
     except TypeError:
-        dims = (given,)
-    return tuple(_dim(dim, given) for dim in dims)
+        dims = (shape,)
+    return tuple(_dim(dim, shape) for dim in dims)
 
 
 def _dim(dim: Any, shape: Any) -> int | None:
@@ -135,24 +126,20 @@ def flatten_like(structure: Any, values: Any) -> list[Any]:
     inside = children(structure)
     if inside is None:
         return [values]
-    given = children(values)
-    if given is None or len(given) != len(inside):
+    entries = children(values)
+    if entries is None or len(entries) != len(inside):
         raise ConfigError(
             f"per_replica_input_shapes must be nested like the features: expected {len(inside)} entries, got {values!r}"
         )
-    return [leaf for child, value in zip(inside, given, strict=True) for leaf in flatten_like(child, value)]
+    return [leaf for child, value in zip(inside, entries, strict=True) for leaf in flatten_like(child, value)]
 
 
-def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+def pack(structure: Any, leaves: Iterable[Any]) -> Any:
     """Return ``leaves``, in the order of ``flatten``, nested like ``structure``."""
-    return _pack(structure, iter(leaves))
-
-
-def _pack(structure: Any, leaves: Iterator[Any]) -> Any:
-    inside = children(structure)
+    inside, remaining = children(structure), iter(leaves)
     if inside is None:
-        return next(leaves)
-    packed = [_pack(child, leaves) for child in inside]
+        return next(remaining)
+    packed = [pack(child, remaining) for child in inside]
     if isinstance(structure, Mapping):
         by_key = dict(zip(sorted(structure), packed, strict=True))
         return {key: by_key[key] for key in structure}
@@ -200,14 +187,14 @@ def _from_input(feature: FeatureConfig, shape: Shape | None) -> Shape:
 
 
 def _checked(path: str, feature: FeatureConfig, incoming: Shape | None) -> Shape:
-    who = f"feature '{path}'"
+    name = f"feature '{path}'"
     own = feature.output_shape
     if own is not None and incoming is not None and not _agree(own, incoming):
-        raise ConfigError(f"{who}: output_shape is {list(own)}, but its input gives {list(incoming)}")
+        raise ConfigError(f"{name}: output_shape is {list(own)}, but its input gives {list(incoming)}")
     shape = incoming if own is None else own
     if shape is None or None in shape:
         raise ConfigError(
-            f"{who}: its shape is not fully known ({'unknown' if shape is None else list(shape)}); give batch_size, "
+            f"{name}: its shape is not fully known ({'unknown' if shape is None else list(shape)}); give batch_size, "
             "per_replica_input_shapes, or an output_shape without None"
         )
     return shape

@@ -1,4 +1,4 @@
-"""Properties that are read directly from an EngineConfig, even if its optimizers cannot be run.
+"""Views of an EngineConfig, of the whole and of one table, which work even if its optimizers cannot be run.
 
 There are no checks here and no Python objects of tables or features; specs.py and embedding.py have those.
 """
@@ -6,12 +6,17 @@ There are no checks here and no Python objects of tables or features; specs.py a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.engine_config_pb2 import EngineConfig, GateSettings
-from penstock.config.optimizers.proto_conversion import dynamic_tag
+from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
+from penstock.config.optimization_parameters_pb2 import (
+    ClippingLimits,
+    GradientAccumulationStatus,
+    OptimizationParameters,
+)
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 
@@ -40,13 +45,7 @@ class MessageView:
     @cached_property
     def num_tags(self) -> int:
         """The number of values that each step supplies: learning rates and step counters."""
-        tags = set()
-        for table in self._tables:
-            parameters = table.optimization_parameters
-            tags.add(dynamic_tag(parameters))
-            if parameters.frequency_aware_adagrad.HasField("step_counter"):
-                tags.add(parameters.frequency_aware_adagrad.step_counter.tag)
-        return len(tags - {None})
+        return len({tag for table in table_messages(self._message) for tag in table.tags.values()})
 
     @cached_property
     def mode(self) -> str:
@@ -73,3 +72,83 @@ class MessageView:
     @property
     def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
         return self._message.tpu_embedding_configuration.table_descriptor
+
+
+@dataclass(frozen=True)
+class TableMessage:
+    """One table of an EngineConfig.
+
+    index : in table_descriptor
+    settings : empty if the table has none; settings_index is then None
+    """
+
+    index: int
+    descriptor: TPUEmbeddingConfiguration.TableDescriptor
+    settings: TableSettings
+    settings_index: int | None
+
+    @property
+    def name(self) -> str:
+        return self.descriptor.name
+
+    @property
+    def parameters(self) -> OptimizationParameters:
+        return self.descriptor.optimization_parameters
+
+    @property
+    def algorithm(self) -> str:
+        """The optimizer's field: a member of OptimizationParameters, or one of penstock's; "" if there is none."""
+        return self.parameters.WhichOneof("parameters") or self.settings.WhichOneof("optimizer") or ""
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The scalar fields of the optimizer's message; empty for penstock's own optimizers."""
+        member = self.parameters.WhichOneof("parameters")
+        if member is None:
+            return {}
+        own = getattr(self.parameters, member)
+        return {field.name: getattr(own, field.name) for field in own.DESCRIPTOR.fields if field.message_type is None}
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are summed before the update: UNSPECIFIED means yes."""
+        return self.parameters.gradient_accumulation_status != GradientAccumulationStatus.DISABLED
+
+    @property
+    def tag(self) -> int | None:
+        """The tag of a dynamic rate, None for a constant one. Presence decides: tag 0 is an empty message."""
+        rate = self.parameters.learning_rate
+        return rate.dynamic.tag if rate.WhichOneof("learning_rate") == "dynamic" else None
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """The tags of all dynamic inputs, by field of the optimization parameters."""
+        counter = self.parameters.frequency_aware_adagrad
+        tags = {} if self.tag is None else {"learning_rate.dynamic.tag": self.tag}
+        if counter.HasField("step_counter"):
+            tags["frequency_aware_adagrad.step_counter.tag"] = counter.step_counter.tag
+        return tags
+
+    @property
+    def initial_values(self) -> dict[str, float]:
+        """The initial values that the settings specify, by slot."""
+        return {slot.name: slot.initial_value for slot in self.settings.slot if slot.HasField("initial_value")}
+
+
+def table_messages(message: EngineConfig) -> list[TableMessage]:
+    """Return every table of ``message``; the first settings of a table's name are its settings."""
+    by_name: dict[str, int] = {}
+    for index, settings in enumerate(message.table):
+        by_name.setdefault(settings.name, index)
+    return [
+        TableMessage(index, table, message.table[at] if at is not None else TableSettings(), at)
+        for index, table in enumerate(message.tpu_embedding_configuration.table_descriptor)
+        for at in (by_name.get(table.name),)
+    ]
+
+
+def read_limits(limits: ClippingLimits) -> tuple[float | None, float | None]:
+    """Return (lower, upper) of a limits message; None for an open side."""
+    lower = limits.lower.value if limits.HasField("lower") else None
+    upper = limits.upper.value if limits.HasField("upper") else None
+    return lower, upper

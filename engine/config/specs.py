@@ -12,26 +12,11 @@ from typing import Any, NamedTuple
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.features import feature_paths
 from penstock.config.lint.runnable import refusals
-from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
 from penstock.config.optimizers.float32 import float32
-from penstock.config.optimizers.proto_conversion import (
-    accumulates,
-    algorithm_of,
-    dynamic_tag,
-    initial_values,
-    read_limits,
-    read_optimizer,
-    settings_of,
-)
-from penstock.config.tables import (
-    Constant,
-    Initializer,
-    RowIdInitializer,
-    TruncatedNormal,
-    Uniform,
-    default_initializer,
-)
+from penstock.config.optimizers.proto_conversion import read_optimizer
+from penstock.config.proto_views import TableMessage, read_limits
+from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
 
@@ -125,43 +110,37 @@ class FeatureSpec:
         return length if len(shape) > 1 and shape[-1] == length else 0
 
 
-def table_spec(message: EngineConfig, index: int, part: PythonPart) -> TableSpec:
-    """Return the spec of table ``index``. Raise ConfigError if this version cannot run it."""
-    refused = next(refusals(message, index, part.programs), None)
+def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
+    """Return the spec of a table. Raise ConfigError if this version cannot run it."""
+    refused = next(refusals(table, part.programs), None)
     if refused is not None:
         raise ConfigError(str(refused))
-    table = message.tpu_embedding_configuration.table_descriptor[index]
-    parameters, settings = table.optimization_parameters, settings_of(message, table.name)
-    tag = dynamic_tag(parameters)
-    optimizer = optimizer_of(message, index, part)
-    given = initial_values(settings)
+    optimizer, starts = optimizer_of(table, part), table.initial_values
     return TableSpec(
         name=table.name,
-        vocabulary_size=table.vocabulary_size,
-        dim=table.dimension,
+        vocabulary_size=table.descriptor.vocabulary_size,
+        dim=table.descriptor.dimension,
         optimizer=optimizer,
-        learning_rate=parameters.learning_rate.constant if tag is None else None,
-        tag=tag,
-        initializer=part.initializers.get(table.name) or _initializer(message, index, settings),
-        slots=tuple((name, float32(given.get(name, value))) for name, value in optimizer.slots()),
+        learning_rate=table.parameters.learning_rate.constant if table.tag is None else None,
+        tag=table.tag,
+        initializer=part.initializers.get(table.name) or _initializer(table),
+        slots=tuple((name, float32(starts.get(name, value))) for name, value in optimizer.slots()),
         rule=update_rule(optimizer),
-        accumulate=accumulates(parameters),
-        storage_dtype="bfloat16" if settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
-        quantization=_quantization(parameters),
+        accumulate=table.accumulates,
+        storage_dtype="bfloat16" if table.settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
+        quantization=_quantization(table),
     )
 
 
-def optimizer_of(message: EngineConfig, index: int, part: PythonPart) -> Optimizer:
-    """Return the optimizer of table ``index`` as an instance of its class, whether it can be run or not."""
-    table = message.tpu_embedding_configuration.table_descriptor[index]
-    tag = dynamic_tag(table.optimization_parameters)
-    constant = table.optimization_parameters.learning_rate.constant
+def optimizer_of(table: TableMessage, part: PythonPart) -> Optimizer:
+    """Return the optimizer of a table as an instance of its class, whether it can be run or not."""
+    tag, constant = table.tag, table.parameters.learning_rate.constant
     rate: LearningRate = constant if tag is None else part.schedules.get(tag, DynamicLearningRate(tag))
-    return read_optimizer(message, index, rate, part.programs.get(table.name))
+    return read_optimizer(table, rate, part.programs.get(table.name))
 
 
-def _quantization(parameters: OptimizationParameters) -> Quantization | None:
-    simulated = parameters.simulated_quantization
+def _quantization(table: TableMessage) -> Quantization | None:
+    simulated = table.parameters.simulated_quantization
     if not simulated.enabled:
         return None
     lower, upper = read_limits(simulated.clipping_limits)
@@ -170,21 +149,15 @@ def _quantization(parameters: OptimizationParameters) -> Quantization | None:
     return Quantization(simulated.num_buckets, lower, upper)
 
 
-def _initializer(message: EngineConfig, index: int, settings: TableSettings) -> Initializer:
-    table = message.tpu_embedding_configuration.table_descriptor[index]
-    match settings.WhichOneof("initializer"):
-        case "truncated_normal":
-            return TruncatedNormal(settings.truncated_normal.mean, settings.truncated_normal.stddev)
-        case "uniform":
-            return Uniform(settings.uniform.min, settings.uniform.max)
-        case "constant":
-            return Constant(settings.constant.value)
-        case "row_id":
-            return RowIdInitializer(settings.row_id.offset)
-    if algorithm_of(message, index) == FrequencyEstimator.parameters_field:
+def _initializer(table: TableMessage) -> Initializer:
+    chosen = table.settings.WhichOneof("initializer")
+    if chosen is not None:
+        message = getattr(table.settings, chosen)
+        return INITIALIZERS[chosen](*(getattr(message, field.name) for field in message.DESCRIPTOR.fields))
+    if table.algorithm == FrequencyEstimator.parameters_field:
         # Rows are distances between hits; a row that has not been hit holds the largest.
-        return Constant(table.optimization_parameters.frequency_estimator.max_delta)
-    return default_initializer(table.dimension)
+        return Constant(table.parameters.frequency_estimator.max_delta)
+    return default_initializer(table.descriptor.dimension)
 
 
 def feature_specs(message: EngineConfig, structure: Any = None) -> tuple[FeatureSpec, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -57,6 +57,13 @@ class RowIdInitializer:
 
 
 Initializer = TruncatedNormal | Uniform | Constant | RowIdInitializer
+INITIALIZERS: dict[str, type[Initializer]] = {
+    "truncated_normal": TruncatedNormal,
+    "uniform": Uniform,
+    "constant": Constant,
+    "row_id": RowIdInitializer,
+}
+"""By the member of ``TableSettings.initializer``, whose fields are the class's arguments in order."""
 
 
 def default_initializer(dim: int) -> TruncatedNormal:
@@ -64,20 +71,20 @@ def default_initializer(dim: int) -> TruncatedNormal:
     return TruncatedNormal(0.0, float32(1.0 / math.sqrt(dim)))
 
 
+@dataclass(eq=False)
 class QuantizationConfig:
     """Quantization of looked-up rows to ``num_buckets`` levels in [lower, upper]; the table itself stays float32."""
 
-    def __init__(self, num_buckets: int, lower: float, upper: float) -> None:
-        if num_buckets < 2:
-            raise ConfigError(f"num_buckets must be at least 2, got {num_buckets}")
-        self.num_buckets = num_buckets
-        self.lower = lower
-        self.upper = upper
+    num_buckets: int
+    lower: float
+    upper: float
 
-    def __repr__(self) -> str:
-        return f"QuantizationConfig(num_buckets={self.num_buckets}, lower={self.lower}, upper={self.upper})"
+    def __post_init__(self) -> None:
+        if self.num_buckets < 2:
+            raise ConfigError(f"num_buckets must be at least 2, got {self.num_buckets}")
 
 
+@dataclass(eq=False)
 class TableConfig:
     """One table. Equality is identity: two instances with the same content are two tables.
 
@@ -89,44 +96,31 @@ class TableConfig:
     dtype : "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        dim: int,
-        initializer: Callable[..., Any] | Initializer | None = None,
-        optimizer: Any = None,
-        combiner: str = "mean",
-        name: str | None = None,
-        quantization_config: QuantizationConfig | None = None,
-        layout: Any = None,
-        dtype: Any = "float32",
-    ) -> None:
-        for what, value in (("vocabulary_size", vocabulary_size), ("dim", dim)):
+    vocabulary_size: int
+    dim: int
+    initializer: Callable[..., Any] | Initializer | None = field(default=None, repr=False)
+    optimizer: Any = None
+    combiner: str = "mean"
+    name: str | None = None
+    quantization_config: QuantizationConfig | None = field(default=None, repr=False)
+    layout: Any = field(default=None, repr=False)
+    dtype: Any = field(default="float32", repr=False)
+
+    def __post_init__(self) -> None:
+        for what, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{what} must be an int of at least 1, got {value!r}")
-        if initializer is not None and not callable(initializer) and not isinstance(initializer, get_args(Initializer)):
+        if self.initializer is None:
+            self.initializer = default_initializer(self.dim)
+        elif not callable(self.initializer) and not isinstance(self.initializer, get_args(Initializer)):
             raise ConfigError(
-                f"initializer must be callable, a TruncatedNormal, Uniform or Constant, or None, got {initializer!r}"
+                f"initializer must be callable, a TruncatedNormal, Uniform or Constant, or None, got "
+                f"{self.initializer!r}"
             )
-        if not isinstance(combiner, str) or combiner not in COMBINERS:
-            raise ConfigError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}")
-        if dtype_name(dtype) not in ("float32", "int32"):
-            raise ConfigError(f"dtype must be float32 or int32, got {dtype!r}")
-        self.vocabulary_size = vocabulary_size
-        self.dim = dim
-        self.initializer = default_initializer(dim) if initializer is None else initializer
-        self.optimizer = optimizer
-        self.combiner = combiner
-        self.name = name
-        self.quantization_config = quantization_config
-        self.layout = layout
-        self.dtype = dtype
-
-    def __repr__(self) -> str:
-        return (
-            f"TableConfig(vocabulary_size={self.vocabulary_size}, dim={self.dim}, optimizer={self.optimizer!r}, "
-            f"combiner={self.combiner!r}, name={self.name!r})"
-        )
+        if not isinstance(self.combiner, str) or self.combiner not in COMBINERS:
+            raise ConfigError(f"combiner must be one of {', '.join(COMBINERS)}, got {self.combiner!r}")
+        if dtype_name(self.dtype) not in ("float32", "int32"):
+            raise ConfigError(f"dtype must be float32 or int32, got {self.dtype!r}")
 
 
 def dtype_name(dtype: Any) -> str:

@@ -66,14 +66,15 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
         raise ConfigError(f"{name}: no such file; give the path of a configuration") from None
     except IsADirectoryError:
         raise ConfigError(f"{name}: is a directory; give the path of a configuration file") from None
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(_line(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}")) from None
     if not content.strip():
         raise ConfigError(f"{name}: is empty; a configuration needs at least one table_descriptor")
+    is_text = len(content.translate(None, CONTROL)) == len(content)
     try:
-        return _parse_text(_decode(content)) if _is_text(content) else (parse_binary(content), None)
+        return _parse_text(_decode(content)) if is_text else (parse_binary(content), None)
     except _AtError as error:
         raise ConfigError(_line(f"{name}:{error.line}:{error.column}: {error}")) from None
     except ConfigError as error:
@@ -90,10 +91,6 @@ class _AtError(ConfigError):
 
 def _line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _is_text(content: bytes) -> bool:
-    return len(content.translate(None, CONTROL)) == len(content)
 
 
 def _decode(content: bytes) -> str:
@@ -178,7 +175,7 @@ def kept_config(content: bytes) -> EngineConfig:
 
 
 def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
-    """Write ``message``: as TensorFlow's message if that holds all of it, as text if the path has a text suffix.
+    """Write ``message`` atomically and durably: as TensorFlow's if that holds all of it, as text if the suffix says so.
 
     Raise ConfigError if text would lose a field, OSError if the path cannot be written.
     """
@@ -187,20 +184,17 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
     settings.CopyFrom(message)
     settings.ClearField("tpu_embedding_configuration")
     whole: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
-    if Path(name).suffix.lower() not in TEXT_SUFFIXES:
-        return _replace(name, whole.SerializeToString(deterministic=True))
-    where = unknown_fields(whole)
-    if where is not None:
-        raise ConfigError(
-            _line(
-                f"{name}: {where} has fields that this version does not know, which text would lose; "
-                "save as binary, to a path that ends in .pb"
-            )
-        )
-    return _replace(name, _text(name, whole).encode())
+    is_text = Path(name).suffix.lower() in TEXT_SUFFIXES
+    content = _text(name, whole).encode() if is_text else whole.SerializeToString(deterministic=True)
+    with atomic_files.appearing(Path(os.path.realpath(name))) as file:  # a link stays, and its target is replaced
+        file.write(content)
 
 
 def _text(name: str, message: Message) -> str:
+    where = unknown_fields(message)
+    if where is not None:
+        problem = f"{where} has fields that this version does not know, which text would lose"
+        raise ConfigError(_line(f"{name}: {problem}; save as binary, to a path that ends in .pb"))
     if isinstance(message, EngineConfig):
         header = f"# proto-file: {engine_config_pb2.DESCRIPTOR.name}\n# proto-message: penstock.EngineConfig\n"
     else:
@@ -228,9 +222,3 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
             if found is not None:
                 return found
     return None
-
-
-def _replace(name: str, content: bytes) -> None:
-    """Replace the file atomically and durably; for a link, replace its target."""
-    with atomic_files.appearing(Path(os.path.realpath(name))) as file:
-        file.write(content)

@@ -7,9 +7,8 @@ Rows are in the files by the ids of the whole table: any number of processes can
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, _GeneratorContextManager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from penstock.checkpoint.engine_state import tables_to_save
 from penstock.checkpoint.incremental import KEEP, Contents, Saver
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
-from penstock.checkpoint.run_files import OpenDeltas, RunFiles
+from penstock.checkpoint.run_files import RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.store import Commit, DataFile, Folder
@@ -28,8 +27,6 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
 from penstock.distributed.shares import Share
 from penstock.errors import StateError
-from penstock.io.decoding.reader import FrameReader
-from penstock.stats import Counters
 
 
 class SharedWriter(CommitWriter):
@@ -99,10 +96,11 @@ class SharedSaver(Saver):
         describe: Callable[[], Contents],
         last: Commit | None,
         delta: bool,
+        timed: Callable[[], AbstractContextManager[Any]],
         peers: Peers,
         shares: Mapping[str, Share],
     ) -> None:
-        super().__init__(folder, tables_to_save(core), describe, last, delta)
+        super().__init__(folder, tables_to_save(core), describe, last, delta, timed)
         self._peers, self._shares = peers, shares
         self._anybody_busy = False
 
@@ -111,6 +109,7 @@ class SharedSaver(Saver):
             super().open(keep)
         else:
             self._ring.touch()
+            self._before_open = self.last
         self._peers.gather("the checkpoint's lock", None)
         finds = _found(self.folder)
         seen = self._peers.gather("the checkpoint's folder", finds)
@@ -160,21 +159,9 @@ class SharedCheckpointSession(CheckpointSession):
         if isinstance(self._saver, SharedSaver):
             self._saver.agree(anybody_busy)
 
-    def run(
-        self,
-        reader: FrameReader,
-        counters: Counters,
-        checkpoint: str | os.PathLike[str] | None,
-        every: int | None,
-        keep: int,
-        resume: bool,
-        quarantine: Path | None = None,
-        may_commit: Callable[[], bool] = lambda: True,
-        open_deltas: OpenDeltas | None = None,
-    ) -> _GeneratorContextManager[Run]:
+    def _quarantine(self, path: Path | None) -> Path | None:
         """Bad rows are put aside by process 0, to whom they are sent."""
-        aside = quarantine if self._peers.rank == 0 else None
-        return super().run(reader, counters, checkpoint, every, keep, resume, aside, may_commit, open_deltas)
+        return path if self._peers.rank == 0 else None
 
     def _any_new(self, files: RunFiles) -> bool:
         """Process 0 writes them, and all commit."""
@@ -184,8 +171,8 @@ class SharedCheckpointSession(CheckpointSession):
         """Only where everybody stops after this very frame."""
         return self._peers.all_raise(error) and super()._may_commit(run, error)
 
-    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return SharedSaver(folder, self._core, self._described, last, delta, self._peers, self._shares)
+    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        return SharedSaver(folder, self._core, self._described, last, delta, self._timed, self._peers, self._shares)
 
 
 def part_of(peers: Peers, rank: int | None = None) -> str:

@@ -7,6 +7,7 @@ piece, as process 0 asks for it: it holds the rows of the batch that it makes an
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -37,19 +38,19 @@ class SharedDeltas(Deltas):
         self._theirs: list[Theirs] = []  # at process 0: of the delta that is being handed out
         core.changed_step = max(peers.gather("the last step that touched a row", core.changed_step))
         super().__init__(core, options)
-        self.come_out_here = peers.rank == 0
+        self.emits = peers.rank == 0
 
     @property
-    def is_clear(self) -> bool:
+    def fully_consumed(self) -> bool:
         """As all know it: nothing that anybody holds is of a step after the last cut."""
         return self._delta is None and self._core.global_step == self._cut_step
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        if self.come_out_here:
+        if self.emits:
             yield from super().take()
             return
         with self._core.gate.still():
-            self._cut_step, self._cut_s = self._core.global_step, self._clock()
+            self._cut_step, self._cut_s = self._core.global_step, time.monotonic()
             self._hand_in()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -131,7 +132,7 @@ class SharedDeltas(Deltas):
             return super()._is_over()
         if self._core.global_step == self._cut_step:
             return False
-        told = self._peers.gather(f"what steps touched after {self._cut_step}", [super()._is_over(), self.num_times])
+        told = self._peers.gather(f"what steps touched after {self._cut_step}", [super()._is_over(), self.num_changes])
         enough = self._rows is not None and sum(times for _, times in told) >= self._rows
         return bool(told[0][0]) or enough
 

@@ -89,8 +89,7 @@ class Member(Engine):
         return self._telling.all
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
-        """Frames of several processes need an order, which rounds give them."""
-        raise UsageError("apply: an engine of several processes takes frames in rounds only: use run")
+        self.core.take_in()
 
     # ---- inside
 
@@ -111,16 +110,13 @@ class Member(Engine):
         )
 
     def _make_session(self) -> CheckpointSession:
-        return SharedCheckpointSession(self.core, self._peers, self._shared.shares, self.watch.saving)
+        return SharedCheckpointSession(self.core, self._peers, self._shared.shares, partial(self.watch.timed, "save"))
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return SharedDeltas(self.core, self._peers, self._shared, options)
 
     def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
         return RoundsReader(self._peers, self._shared.shares, source, options, self.session, self._telling)
-
-    def _take_in(self, frame: Frame, learning_rates: Any) -> NoReturn:
-        self.apply()
 
 
 class SharedCore(EngineCore):
@@ -137,6 +133,10 @@ class SharedCore(EngineCore):
             raise
         self.telling.took(taken[0])
         return taken
+
+    def take_in(self, *_: Any) -> NoReturn:
+        """Frames of several processes need an order, which rounds give them."""
+        raise UsageError("apply: an engine of several processes takes frames in rounds only: use run")
 
     def start_counting(self) -> None:
         super().start_counting()

@@ -272,7 +272,7 @@ class Intake(CommitListener):
         and the update of the position: a frame that was applied but not counted is applied again when it is resent."""
         step, watch = self._engine.global_step, self._engine.watch
         try:
-            with watch.applying():
+            with watch.timed("sum"):
                 taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
         except BaseException as error:
             if self._engine.core.failed is not None:  # else nothing of the frame was applied
@@ -288,7 +288,7 @@ class Intake(CommitListener):
             if self._engine.global_step != step:
                 self._steps.stepped()
             if self._commits is not None:
-                with watch.saving():
+                with watch.timed("save"):
                     self._commits.frame_counted()
                     if self._commits.is_due:
                         self._commits.ask()
@@ -296,7 +296,7 @@ class Intake(CommitListener):
         except BaseException as error:
             self._fail(error)
             raise
-        watch.took(frame, self._engine.core.gate, self._engine.core.last_rates or ())
+        watch.sample(frame, self._engine.core.gate, self._engine.core.last_rates or ())
 
     def _check_open(self) -> None:
         if self.error is not None:

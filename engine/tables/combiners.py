@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.frames import Float32, Int64
 from penstock.pyx.scaled_rows import combine as add_rows
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[Any]  # of any integer type
 

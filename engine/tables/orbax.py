@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError, UsageError
+from penstock.frames import Float32
 
-Float32 = npt.NDArray[np.float32]
 Tree = Mapping[str, Mapping[str, Float32]]
 WEIGHTS = "parameters"
 _MARKS = ("_CHECKPOINT_METADATA", "_METADATA")

@@ -20,20 +20,18 @@ import numpy.typing as npt
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, TruncatedNormal, Uniform
 from penstock.errors import ConfigError, UsageError, listed
-from penstock.frames import Coalesced, SummedArrays
+from penstock.frames import Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.masked_arrays import MASKED, is_masked
 from penstock.tables.initializers import truncated_normal, uniform
 from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
+from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
 
 
@@ -64,7 +62,9 @@ class TableSet:
 
         self.specs = {spec.name: spec for spec in config.tables}
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
-        self._of_no_rows = {name: (_no_rows(spec),) for name, spec in self.specs.items() if spec.rule.non_lazy}
+        self._of_no_rows = {
+            name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
+        }
         outside, mesh = mesh, make_mesh(mesh)
         self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
@@ -214,6 +214,11 @@ class TableSet:
             values[parts[key]] = value
         return where, values
 
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them"""
+        for part, rows in values.items():
+            self.table(name).write(ids, rows, part)
+
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
         digest = hashlib.sha256()
@@ -291,10 +296,6 @@ def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
     return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
-
-
-def _no_rows(spec: TableSpec) -> Coalesced:
-    return Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)),))
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:

@@ -14,7 +14,7 @@ from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.schema import suggestion
-from penstock.masked_arrays import MASKED, is_masked
+from penstock.validation import MASKED, is_masked
 
 # Created once: comparing with a type creates one each time.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)

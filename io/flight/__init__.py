@@ -25,7 +25,7 @@ from penstock.io.flight.connection import PASSING, Address, Patience, dial
 from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
-from penstock.masked_arrays import MASKED, is_masked
+from penstock.validation import MASKED, is_masked
 
 T = TypeVar("T")
 Float32 = npt.NDArray[np.float32]

@@ -13,13 +13,11 @@ from sanitize.updates import Tables
 
 import penstock as ps
 from penstock import pipeline
+from penstock.accumulators.table_store import TableStore
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
-from penstock.gate import Gate
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.partition import locate, pad, place
-from penstock.stats import Counters
-from penstock.table_accumulator import TableStore
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
@@ -113,24 +111,25 @@ def taking():
 
 
 def frame(num_before):
-    """The engine's way up to the device: a frame of two tables, one mapped and one hashed, summed in parts."""
+    """The engine's sums: a frame of two tables, one mapped and one hashed, summed in parts."""
     pipeline.ROWS_WORTH_SPLITTING = ROWS
     vocabularies = {"mapped": VOCABULARY, "hashed": 2**30}
     frames = [Frame({t: (Rows(*gradient(n)),) * 2 for t in vocabularies}, 4 * ROWS, n) for n in range(num_before + 1)]
-    counters = Counters()
 
     def make():
         stores = {t: TableStore(n, DIM, accumulate=True, mean=True) for t, n in vocabularies.items()}
-        state = pipeline.Pipeline(Gate(num_before + 2), stores, lambda coalesced, rates: None, 4)
+        state = pipeline.Pipeline(stores, 4)
         for one in frames[:-1]:
-            state.push(one, lambda *_: (), counters)
+            state.add(one, lambda: None)
         return state
 
     def look(state):
-        stores = {t: [s.get_state(), s.num_rows, s.num_distinct] for t, s in state.stores.items()}
-        return {"gate": state.gate.get_state(), "pipeline": state.get_state(), "stores": stores}
+        stores = {
+            t: [s.get_state(), s.accumulator.num_rows, s.accumulator.num_distinct] for t, s in state.stores.items()
+        }
+        return {"pipeline": state.get_state(), "stores": stores}
 
-    return make, lambda state: state.push(frames[-1], lambda *_: (), counters), look
+    return make, lambda state: state.add(frames[-1], lambda: None), look
 
 
 def drained():

@@ -13,20 +13,19 @@ import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 import penstock as ps
 from penstock import pipeline
-from penstock.frames import Coalesced, Frame, Rows
+from penstock.accumulators.table_store import TableStore
+from penstock.frames import Frame, Rows
 from penstock.gate import Gate
 from penstock.pipeline import Pipeline
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
-from penstock.stats import Counters
-from penstock.table_accumulator import TableStore
 
 PRODUCERS, TAKERS, GRADIENTS, ROWS, DIM = 6, 3, 40, 2000, 16
 
@@ -101,17 +100,25 @@ def dense(broken: str | None) -> None:
     assert broken or total == GRADIENTS * sum(range(PRODUCERS))
 
 
-def unlocked(gate, change):
-    """Gate._change without its lock."""
-    result = change()
-    gate._serve()
-    return result
+class Unlocked:
+    """The context of a gate's changes without its lock."""
+
+    def __init__(self, gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        completions, self._gate._completions = self._gate._completions, []
+        for complete in completions:
+            complete()
 
 
 def together(acc, broken: str | None, producers: list, takers: list) -> None:
     """Run all; close the accumulator when the producers are done."""
     if broken == "gate":
-        acc._gate._change = lambda change: unlocked(acc._gate, change)
+        acc._gate._change = Unlocked(acc._gate)
 
     def guarded(work, *args) -> None:
         with contextlib.suppress(Exception) if broken else contextlib.nullcontext():
@@ -141,12 +148,13 @@ def parts(broken: str | None) -> None:
     for ids in itertools.chain(*frames):
         np.add.at(wanted, ids, 2)
 
-    def step(coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...]) -> None:
-        for one in itertools.chain(*coalesced.values()):
+    def step(_: int) -> None:
+        for one in itertools.chain(*line.drain().values()):
             for ids, sums in one.parts:
                 found[ids % 3000] += sums[:, 0]
 
-    line, counters = Pipeline(Gate(3), stores, step, 4), Counters()
+    gate, line = Gate(3), Pipeline(stores, 4)
+    gate.open_into(step)
     if broken:
         line._work = lambda num_tasks, alone: twice(line, num_tasks)
 
@@ -154,7 +162,7 @@ def parts(broken: str | None) -> None:
         for ids in frames[number]:
             ones = np.ones((len(ids), DIM), np.float32)
             rows = {"mapped": (Rows(ids, ones),), "hashed": (Rows(ids + 3000 * 2**17, ones),)}
-            line.push(Frame(rows, 2 * len(ids)), lambda *_: (), counters)
+            gate.admit(None, partial(line.add, Frame(rows, 2 * len(ids)), lambda: None))
 
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
     for thread in threads:
@@ -162,7 +170,7 @@ def parts(broken: str | None) -> None:
     for thread in threads:
         thread.join()
     line.close()
-    assert broken or (counters.steps == PRODUCERS * (GRADIENTS // 4) // 3 and (found == wanted).all())
+    assert broken or (gate.global_step == PRODUCERS * (GRADIENTS // 4) // 3 and (found == wanted).all())
 
 
 def twice(line: Pipeline, num_tasks: int) -> bool:
@@ -170,7 +178,7 @@ def twice(line: Pipeline, num_tasks: int) -> bool:
     begun = threading.Thread(target=line._intake.work)
     begun.start()
     line._intake.add()
-    good = line._crew.run([line._intake.work] * num_tasks)
+    good = line._team.run([line._intake.work] * num_tasks)
     begun.join()
     return good
 

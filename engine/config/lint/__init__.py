@@ -11,11 +11,12 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.lint.findings import RULES, Finding, finding
+from penstock.config.lint.findings import RULES, Finding
 from penstock.config.lint.optimizer_rules import lint_table
-from penstock.config.lint.proto_rules import broken
+from penstock.config.lint.proto_rules import WHOLE, broken
 from penstock.config.lint.runnable import refusals
 from penstock.config.lint.source_text import Scan
+from penstock.config.proto_views import table_messages
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 __all__ = ["RULES", "Finding", "lint"]
@@ -44,26 +45,22 @@ def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collec
     yield from _mode(config)
     yield from _features(config)
     yield from _hosts(config)
-    for index in range(len(config.table_descriptor)):
-        yield from refusals(message, index, programs)
-        yield from lint_table(message, index, written)
+    for table in table_messages(message):
+        yield from refusals(table, programs)
+        yield from lint_table(table, written)
 
 
 def _mode(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
     if config.mode == TPUEmbeddingConfiguration.UNSPECIFIED:
-        yield finding("PS101", "mode", "mode is UNSPECIFIED, which TensorFlow refuses to run", "set mode: TRAINING")
+        problem = "mode is UNSPECIFIED, which TensorFlow refuses to run"
+        yield WHOLE.finding("PS101", "mode", problem, "set mode: TRAINING")
     if config.mode == TPUEmbeddingConfiguration.INFERENCE:
-        yield finding(
-            "PS102", "mode", "mode is INFERENCE: updates are refused", "set mode: TRAINING if the tables are to change"
-        )
+        problem, fix = "mode is INFERENCE: updates are refused", "set mode: TRAINING if the tables are to change"
+        yield WHOLE.finding("PS102", "mode", problem, fix)
     if config.pipeline_execution_with_tensor_core and config.mode != TPUEmbeddingConfiguration.TRAINING:
-        mode = TPUEmbeddingConfiguration.Mode.Name(config.mode)
-        yield finding(
-            "PS107",
-            "pipeline_execution_with_tensor_core",
-            f"pipeline_execution_with_tensor_core means nothing in mode {mode}",
-            "set mode: TRAINING, or remove it",
-        )
+        field = "pipeline_execution_with_tensor_core"
+        problem = f"{field} means nothing in mode {TPUEmbeddingConfiguration.Mode.Name(config.mode)}"
+        yield WHOLE.finding("PS107", field, problem, "set mode: TRAINING, or remove it")
 
 
 def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
@@ -71,7 +68,7 @@ def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
         counted = [table.num_features > 0 for table in config.table_descriptor]
         counted.append(config.batch_size_per_tensor_core > 0)
         if any(counted) and not all(counted):
-            yield finding(
+            yield WHOLE.finding(
                 "PS104",
                 "feature_descriptor",
                 "batch_size_per_tensor_core and num_features are set in part, which TensorFlow refuses",
@@ -81,7 +78,7 @@ def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
     used = {feature.table_id for feature in config.feature_descriptor}
     for index, table in enumerate(config.table_descriptor):
         if index not in used:
-            yield finding(
+            yield WHOLE.finding(
                 "PS103",
                 f"table_descriptor[{index}]",
                 f"table '{table.name}' is used by no feature, which TensorFlow refuses",
@@ -92,7 +89,7 @@ def _features(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
 def _hosts(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:
     for index, table in enumerate(config.table_descriptor):
         if table.vocabulary_size < config.num_hosts:
-            yield finding(
+            yield WHOLE.finding(
                 "PS106",
                 f"table_descriptor[{index}].vocabulary_size",
                 f"table '{table.name}' has {table.vocabulary_size} rows for {config.num_hosts} hosts; TensorFlow "

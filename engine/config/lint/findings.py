@@ -1,4 +1,4 @@
-"""The findings of lint: the class Finding, and RULES with every code.
+"""The findings of lint: Finding, Subject, which creates them, and RULES with every code.
 
 The checks are in proto_rules.py and settings_rules.py (loading refuses), runnable.py (running refuses), __init__.py,
 optimizer_rules.py and number_rules.py (suspicious). docs/lint.md documents the codes.
@@ -7,8 +7,13 @@ optimizer_rules.py and number_rules.py (suspicious). docs/lint.md documents the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+
+from penstock.config.proto_views import TableMessage
 
 # Codes are never reused. PS0xx: loading refuses; PS1xx: about the whole configuration; PS2xx: about one table's
 # optimization parameters.
@@ -84,14 +89,39 @@ class Finding:
         return f"{self.message}; {self.fix}"
 
 
-def finding(code: str, where: str, message: str, fix: str) -> Finding:
-    """Return a finding with the severity of its rule."""
-    return Finding(code, RULES[code][0], where, message, fix)
+class Subject(NamedTuple):
+    """A part of the configuration that rules are about. where : its path; name : in messages; both may be empty"""
+
+    where: str = ""
+    name: str = ""
+
+    def finding(self, code: str, field: str, problem: str, fix: str) -> Finding:
+        """Return a finding about a field, a path below ``where``; about the subject itself if ``field`` is empty."""
+        where = ".".join(filter(None, (self.where, field)))
+        message = ": ".join(filter(None, (self.name, problem)))
+        return Finding(code, RULES[code][0], where, message, fix)
+
+    def below(self, code: str, message: Message, field: str, least: int, fix: str) -> Iterator[Finding]:
+        """Yield a finding if a number is below ``least``."""
+        number = getattr(message, field)
+        if number < least:
+            yield self.finding(code, field, f"{field} is {number}", fix)
+
+    def unknown(self, message: Message, field: str, fix: str) -> Iterator[Finding]:
+        """Yield a finding if an enum does not have the field's value."""
+        value, enum = getattr(message, field), message.DESCRIPTOR.fields_by_name[field].enum_type
+        if enum is not None and value not in enum.values_by_number:
+            yield self.finding("PS011", field, f"{field} is {value}", fix)
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` if ``name`` resembles one of ``known``, else a list of them."""
-    names = sorted(set(known))
+def about_parameters(table: TableMessage) -> Subject:
+    """Return the optimization parameters of a table as a subject."""
+    return Subject(f"table_descriptor[{table.index}].optimization_parameters", f"table '{table.name}'")
+
+
+def near(name: str, candidates: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?`` if ``name`` resembles one of ``candidates``, else a list of them."""
+    names = sorted(set(candidates))
     close = difflib.get_close_matches(name, names, n=2)
     if close:
         return "did you mean " + " or ".join(f"'{n}'" for n in close) + "?"

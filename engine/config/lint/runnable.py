@@ -8,104 +8,96 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from penstock.config.engine_config_pb2 import EngineConfig, TableSettings
-from penstock.config.lint.findings import Finding, finding
-from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizers import WITHOUT_FORMULA, UserDefinedProgram
-from penstock.config.optimizers.proto_conversion import accumulates, algorithm_of, read_limits, settings_of
-
-NON_LAZY = (("adam", "use_non_lazy_adam"), ("lion", "use_non_lazy_lion"))
+from penstock.config.engine_config_pb2 import TableSettings
+from penstock.config.lint.findings import Finding, Subject, about_parameters
+from penstock.config.optimizers import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
+from penstock.config.proto_views import TableMessage, read_limits
 
 
-def refusals(message: EngineConfig, index: int, programs: Collection[str]) -> Iterator[Finding]:
-    """Yield the reasons why table ``index`` cannot be run; none if it can.
+def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding]:
+    """Yield the reasons why a table cannot be run; none if it can.
 
     programs : the tables that have a Python program
     """
-    table = message.tpu_embedding_configuration.table_descriptor[index]
-    where = f"table_descriptor[{index}].optimization_parameters"
-    who, parameters = f"table '{table.name}'", table.optimization_parameters
-    yield from _storage(message, who, table.name)
-    yield from _algorithm(where, who, algorithm_of(message, index) or "", table.name in programs)
-    yield from _numbers(where, who, parameters)
-    yield from _quantization(where, who, parameters)
+    about = about_parameters(table)
+    yield from _storage(Subject(f"table[{table.settings_index}]", about.name), table)
+    yield from _algorithm(about, table.algorithm, table.name in programs)
+    yield from _numbers(about, table)
+    yield from _quantization(about, table)
 
 
-def _storage(message: EngineConfig, who: str, name: str) -> Iterator[Finding]:
-    dtype = settings_of(message, name).storage_dtype
-    if dtype != TableSettings.INT32:
-        return
-    index = next(index for index, settings in enumerate(message.table) if settings.name == name)
-    yield finding(
-        "PS105",
-        f"table[{index}].storage_dtype",
-        f"{who}: storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not yet supported by this version "
-        "(supported: FLOAT32, BFLOAT16)",
-        "remove storage_dtype, or set it to FLOAT32 or BFLOAT16",
-    )
+def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
+    dtype = table.settings.storage_dtype
+    if dtype == TableSettings.INT32:
+        yield about.finding(
+            "PS105",
+            "storage_dtype",
+            f"storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not yet supported by this version "
+            "(supported: FLOAT32, BFLOAT16)",
+            "remove storage_dtype, or set it to FLOAT32 or BFLOAT16",
+        )
 
 
-def _algorithm(where: str, who: str, algorithm: str, has_program: bool) -> Iterator[Finding]:
+def _algorithm(about: Subject, algorithm: str, has_program: bool) -> Iterator[Finding]:
     if algorithm in WITHOUT_FORMULA:
-        yield finding(
+        yield about.finding(
             "PS201",
-            f"{where}.{algorithm}",
-            f"{who}: optimizer '{algorithm}' cannot be run: TensorFlow publishes its fields, but no formula "
+            algorithm,
+            f"optimizer '{algorithm}' cannot be run: TensorFlow publishes its fields, but no formula "
             "that could be followed",
             "use another optimizer, e.g. adagrad; loading and saving keep this one as it is",
         )
     if algorithm == UserDefinedProgram.parameters_field and not has_program:
-        yield finding(
+        yield about.finding(
             "PS201",
-            f"{where}.{algorithm}",
-            f"{who}: the program of a file is XLA's own form, which is kept but not run",
+            algorithm,
+            "the program of a file is XLA's own form, which is kept but not run",
             "build the configuration in Python, with UserDefinedProgram(program)",
         )
 
 
-def _numbers(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
-    for algorithm, switch in NON_LAZY:
-        if getattr(getattr(parameters, algorithm), switch) and not accumulates(parameters):
-            yield finding(
-                "PS208",
-                f"{where}.{algorithm}.{switch}",
-                f"{who}: {switch} updates every row once a step, which needs gradient accumulation",
-                f"set gradient_accumulation_status: ENABLED, or remove {switch}",
-            )
-    if parameters.HasField("adagrad_momentum") and parameters.adagrad_momentum.exponent == 0:
-        yield finding(
+def _numbers(about: Subject, table: TableMessage) -> Iterator[Finding]:
+    algorithm, numbers = table.algorithm, table.hyper_parameters
+    non_lazy = OPTIMIZERS[algorithm].non_lazy_field
+    if non_lazy is not None and numbers[non_lazy] and not table.accumulates:
+        yield about.finding(
+            "PS208",
+            f"{algorithm}.{non_lazy}",
+            f"{non_lazy} updates every row once a step, which needs gradient accumulation",
+            f"set gradient_accumulation_status: ENABLED, or remove {non_lazy}",
+        )
+    if algorithm == "adagrad_momentum" and numbers["exponent"] == 0:
+        yield about.finding(
             "PS214",
-            f"{where}.adagrad_momentum.exponent",
-            f"{who}: adagrad_momentum.exponent is 0, and the update takes the power -1/exponent",
+            "adagrad_momentum.exponent",
+            "adagrad_momentum.exponent is 0, and the update takes the power -1/exponent",
             "set exponent: 2, TensorFlow's default",
         )
-    if parameters.HasField("frequency_estimator") and parameters.frequency_estimator.max_delta <= 0:
-        yield finding(
+    if algorithm == "frequency_estimator" and numbers["max_delta"] <= 0:
+        yield about.finding(
             "PS214",
-            f"{where}.frequency_estimator.max_delta",
-            f"{who}: frequency_estimator.max_delta is {parameters.frequency_estimator.max_delta:g}: no distance "
-            "between two hits of a row fits",
+            "frequency_estimator.max_delta",
+            f"frequency_estimator.max_delta is {numbers['max_delta']:g}: no distance between two hits of a row fits",
             "set it to the largest number of steps to tell apart, e.g. 1000",
         )
 
 
-def _quantization(where: str, who: str, parameters: OptimizationParameters) -> Iterator[Finding]:
-    simulated = parameters.simulated_quantization
+def _quantization(about: Subject, table: TableMessage) -> Iterator[Finding]:
+    simulated = table.parameters.simulated_quantization
     if not simulated.enabled:
         return
     lower, upper = read_limits(simulated.clipping_limits)
-    where += ".simulated_quantization"
     if simulated.num_buckets < 2:
-        yield finding(
+        yield about.finding(
             "PS213",
-            f"{where}.num_buckets",
-            f"{who}: simulated quantization to {simulated.num_buckets} buckets",
+            "simulated_quantization.num_buckets",
+            f"simulated quantization to {simulated.num_buckets} buckets",
             "set num_buckets to at least 2",
         )
     if lower is None or upper is None or not lower < upper:
-        yield finding(
+        yield about.finding(
             "PS213",
-            f"{where}.clipping_limits",
-            f"{who}: simulated quantization between {lower} and {upper} has no range to divide",
+            "simulated_quantization.clipping_limits",
+            f"simulated quantization between {lower} and {upper} has no range to divide",
             "set both limits, lower below upper",
         )

@@ -13,10 +13,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.optimizers import OWN_OPTIMIZERS, Optimizer
+from penstock.config.optimizers import Optimizer
 
-INNER = "tpu_embedding_configuration."
+INNER = "tpu_embedding_configuration"  # paths start below it
 
 
 def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
@@ -29,8 +28,7 @@ def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
         "gradient_clipping_limits.lower.value": optimizer.clip_gradient_min,
         "gradient_clipping_limits.upper.value": optimizer.clip_gradient_max,
     }
-    if optimizer.parameters_field not in OWN_OPTIMIZERS:
-        named |= {f"{optimizer.parameters_field}.{name}": value for name, value in optimizer.proto_values().items()}
+    named |= {f"{optimizer.parameters_field}.{name}": value for name, value in optimizer.proto_values().items()}
     return {
         f"{where}.{name}": float(value)
         for name, value in named.items()
@@ -65,10 +63,6 @@ def scan(text: str, kind: type[Message]) -> Scan:
     tokens = list(_tokens(text))
     if tokens:
         _Scanner(tokens, found).message(kind.DESCRIPTOR, "")
-    if kind is EngineConfig:
-        for table in (found.lines, found.numbers):
-            for path in [path for path in table if path.startswith(INNER)]:
-                table[path.removeprefix(INNER)] = table.pop(path)  # type: ignore[assignment]
     return found
 
 
@@ -98,8 +92,8 @@ class _Scanner:
         counts: dict[str, int] = {}
         while self.peek() not in ("", "}", ">"):
             name, line = self.take()
-            known = kind.fields_by_name.get(name) if kind is not None else None
-            inner = known.message_type if known is not None else None
+            descriptor = kind.fields_by_name.get(name) if kind is not None else None
+            inner = descriptor.message_type if descriptor is not None else None
             if self.peek() == ":":
                 self.take()
             in_list = self.peek() == "["
@@ -107,7 +101,7 @@ class _Scanner:
                 self.take()
             while self.peek() not in ("", "]") if in_list else True:
                 path = prefix + name
-                if known is not None and known.is_repeated:
+                if descriptor is not None and descriptor.is_repeated:
                     path += f"[{counts.get(name, 0)}]"
                     counts[name] = counts.get(name, 0) + 1
                     self.found.lines.setdefault(prefix + name, line)
@@ -123,7 +117,7 @@ class _Scanner:
         self.found.lines[path] = line
         if self.peek() in ("{", "<"):
             self.take()
-            self.message(kind, path + ".")
+            self.message(kind, "" if path == INNER else path + ".")
             return
         word, _ = self.take()
         while self.peek()[:1] in ('"', "'"):  # adjacent strings are one

@@ -1,25 +1,26 @@
-"""The list of all optimizer classes, and the conversion of an optimizer to its update rule.
+"""All optimizer classes, and the conversion of an optimizer to its update rule.
 
-Each family of classes has a module; add a new class to the list here. Elsewhere, penstock.config names an optimizer
-only for a rule of lint/ about it or a special case.
+Each family of classes has a module; import a new class here. Elsewhere, penstock.config names an optimizer only for a
+rule of lint/ about it or a special case.
 """
 
 from __future__ import annotations
 
 import math
 
-from penstock.config.optimizers.adagrad_family import Adagrad, AdagradMomentum, RowWiseAdagrad
-from penstock.config.optimizers.adagrad_variants import (
+from penstock.config.optimizers.adagrad_family import (
+    Adagrad,
+    AdagradMomentum,
     BoundedAdagrad,
     FrequencyAwareAdagrad,
     MDLAdagradLight,
     ProximalAdagrad,
+    RowWiseAdagrad,
 )
-from penstock.config.optimizers.adam import Adam, Lion
 from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.ftrl import FTRL, OnlineYogi, ProximalYogi
-from penstock.config.optimizers.momentum import Adadelta, CenteredRMSProp, Momentum, RMSProp
-from penstock.config.optimizers.optimizer_class import Clip, DynamicLearningRate, LearningRate, Optimizer
+from penstock.config.optimizers.momentum import Adadelta, Adam, CenteredRMSProp, Lion, Momentum, RMSProp
+from penstock.config.optimizers.optimizer_class import OPTIMIZERS, DynamicLearningRate, LearningRate, Optimizer
 from penstock.config.optimizers.stateless import SGD, Assign, FrequencyEstimator, UserDefinedProgram
 from penstock.updates import UpdateRule
 
@@ -36,7 +37,6 @@ __all__ = [
     "Assign",
     "BoundedAdagrad",
     "CenteredRMSProp",
-    "Clip",
     "DynamicLearningRate",
     "FrequencyAwareAdagrad",
     "FrequencyEstimator",
@@ -53,33 +53,6 @@ __all__ = [
     "UserDefinedProgram",
     "update_rule",
 ]
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    cls.parameters_field: cls
-    for cls in (
-        SGD,
-        Adagrad,
-        AdagradMomentum,
-        FTRL,
-        Adam,
-        Momentum,
-        Lion,
-        RMSProp,
-        CenteredRMSProp,
-        Adadelta,
-        ProximalAdagrad,
-        BoundedAdagrad,
-        OnlineYogi,
-        ProximalYogi,
-        FrequencyEstimator,
-        Assign,
-        UserDefinedProgram,
-        MDLAdagradLight,
-        FrequencyAwareAdagrad,
-        RowWiseAdagrad,
-    )
-}
-"""By the member of ``OptimizationParameters.parameters``, or of ``TableSettings.optimizer`` for our own."""
 
 OWN_OPTIMIZERS = frozenset({RowWiseAdagrad.parameters_field})
 """Those that TensorFlow's message has no member for."""

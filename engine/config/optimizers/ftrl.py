@@ -5,20 +5,23 @@ Arguments and their proto fields only; penstock.updates has the equations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import InitVar
 from typing import ClassVar
 
 from penstock.config.optimizers.optimizer_class import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
     Clip,
     KeywordOptimizer,
     LearningRate,
     Optimizer,
+    Range,
     SlotFunction,
-    not_negative,
     optimizer_class,
-    positive,
-    share,
+    ranges,
 )
 
 
@@ -33,7 +36,7 @@ class FTRL(Optimizer):
 
     parameters_field = "ftrl"
     slot_names = ("accumulators", "linears")
-    initial: ClassVar[Mapping[str, str]] = {"accumulators": "initial_accumulator_value"}
+    first_slot_argument = "initial_accumulator_value"
     attribute_of: ClassVar[Mapping[str, str]] = {
         "l1": "l1_regularization_strength",
         "l2": "l2_regularization_strength",
@@ -41,6 +44,13 @@ class FTRL(Optimizer):
         "multiply_linear_by_lr": "multiply_linear_by_learning_rate",
     }
     not_in_equation = frozenset({"allow_zero_accumulator"})
+    limits = ranges(initial_accumulator_value=POSITIVE)
+    advised = ranges(
+        l1_regularization_strength=NOT_NEGATIVE,
+        l2_regularization_strength=NOT_NEGATIVE,
+        beta=NOT_NEGATIVE,
+        learning_rate_power=Range(-math.inf, math.nextafter(0, 1), False, "at most 0"),
+    )
 
     learning_rate: LearningRate = 0.001
     learning_rate_power: float = -0.5
@@ -59,9 +69,6 @@ class FTRL(Optimizer):
     allow_zero_accumulator: bool = False
     low_dimensional_packing_status: bool | int = False
 
-    def check(self) -> None:
-        positive(initial_accumulator_value=self.initial_accumulator_value)
-
 
 @optimizer_class
 class OnlineYogi(KeywordOptimizer):
@@ -73,17 +80,14 @@ class OnlineYogi(KeywordOptimizer):
 
     parameters_field = "online_yogi"
     slot_names = ("vs", "linears")
-    initial: ClassVar[Mapping[str, str]] = {"vs": "initial_v_value"}
+    first_slot_argument = "initial_v_value"
+    limits = ranges(l1=NOT_NEGATIVE, l2=NOT_NEGATIVE, initial_v_value=NOT_NEGATIVE, beta2=SHARE)
 
     learning_rate: LearningRate = 0.01
     l1: float = 0.0
     l2: float = 0.0
     beta2: float = 0.999
     initial_v_value: float = 0.1
-
-    def check(self) -> None:
-        not_negative(l1=self.l1, l2=self.l2, initial_v_value=self.initial_v_value)
-        share(beta2=self.beta2)
 
 
 @optimizer_class
@@ -97,7 +101,10 @@ class ProximalYogi(KeywordOptimizer):
 
     parameters_field = "proximal_yogi"
     slot_names = ("v", "m")
-    initial: ClassVar[Mapping[str, str]] = {"v": "initial_v_value"}
+    first_slot_argument = "initial_v_value"
+    limits = ranges(
+        epsilon=POSITIVE, l1=NOT_NEGATIVE, l2=NOT_NEGATIVE, initial_v_value=NOT_NEGATIVE, beta1=SHARE, beta2=SHARE
+    )
 
     learning_rate: LearningRate = 0.01
     beta1: float = 0.9
@@ -106,8 +113,3 @@ class ProximalYogi(KeywordOptimizer):
     l1: float = 0.0
     l2: float = 0.0
     initial_v_value: float = 0.1
-
-    def check(self) -> None:
-        positive(epsilon=self.epsilon)
-        not_negative(l1=self.l1, l2=self.l2, initial_v_value=self.initial_v_value)
-        share(beta1=self.beta1, beta2=self.beta2)

@@ -1,20 +1,27 @@
-"""Momentum, RMSProp, centered RMSProp and Adadelta: optimizers of TensorFlow's proto that have no TensorFlow class.
+"""Optimizers with moving averages of gradients: Momentum, RMSProp, centered RMSProp, Adadelta, Adam and Lion.
 
-Arguments are named like the proto's fields. Arguments and their proto fields only; penstock.updates has the equations.
+TensorFlow has a class for Adam; the others' arguments are named like the proto's fields. Adam and Lion are lazy (a step
+updates only the rows that it touches) or non-lazy. Arguments and their proto fields only; penstock.updates has the
+equations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import InitVar
 from typing import ClassVar
 
 from penstock.config.optimizers.optimizer_class import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Clip,
     KeywordOptimizer,
     LearningRate,
-    not_negative,
+    Optimizer,
+    SlotFunction,
     optimizer_class,
-    positive,
-    share,
+    ranges,
 )
 
 
@@ -28,6 +35,7 @@ class Momentum(KeywordOptimizer):
 
     parameters_field = "momentum"
     slot_names = ("momenta",)
+    advised = ranges(momentum=SHARE)
 
     learning_rate: LearningRate = 0.01
     momentum: float = 0.9
@@ -44,18 +52,15 @@ class RMSProp(KeywordOptimizer):
 
     parameters_field = "rms_prop"
     slot_names = ("ms", "mom")
-    initial: ClassVar[Mapping[str, str]] = {"ms": "initial_ms_value"}
+    first_slot_argument = "initial_ms_value"
+    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
+    advised = ranges(momentum=SHARE)
 
     learning_rate: LearningRate = 0.001
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
     initial_ms_value: float = 1.0
-
-    def check(self) -> None:
-        share(rho=self.rho)
-        positive(epsilon=self.epsilon)
-        not_negative(initial_ms_value=self.initial_ms_value)
 
 
 @optimizer_class
@@ -68,18 +73,15 @@ class CenteredRMSProp(KeywordOptimizer):
 
     parameters_field = "centered_rms_prop"
     slot_names = ("ms", "mom", "mg")
-    initial: ClassVar[Mapping[str, str]] = {"ms": "initial_ms_value"}
+    first_slot_argument = "initial_ms_value"
+    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
+    advised = ranges(momentum=SHARE)
 
     learning_rate: LearningRate = 0.001
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
     initial_ms_value: float = 1.0
-
-    def check(self) -> None:
-        share(rho=self.rho)
-        positive(epsilon=self.epsilon)
-        not_negative(initial_ms_value=self.initial_ms_value)
 
 
 @optimizer_class
@@ -92,11 +94,71 @@ class Adadelta(KeywordOptimizer):
 
     parameters_field = "adadelta"
     slot_names = ("accumulators", "updates")
+    limits = ranges(rho=SHARE, epsilon=POSITIVE)
 
     learning_rate: LearningRate = 0.001
     rho: float = 0.95
     epsilon: float = 1e-7
 
-    def check(self) -> None:
-        share(rho=self.rho)
-        positive(epsilon=self.epsilon)
+
+@optimizer_class
+class Adam(Optimizer):
+    """``m' = beta_1*m + (1-beta_1)*g; v' = beta_2*v + (1-beta_2)*g²; w' = w - lr*m'/sqrt(v' + epsilon²)``.
+
+    Without sum_inside_sqrt the divisor is ``sqrt(v') + epsilon``. Slots: momenta, velocities, from 0. There is no
+    bias correction: include it in the learning rate. Source: tf.tpu.experimental.embedding.Adam.
+    """
+
+    parameters_field = "adam"
+    slot_names = ("momenta", "velocities")
+    attribute_of: ClassVar[Mapping[str, str]] = {
+        "beta1": "beta_1",
+        "beta2": "beta_2",
+        "use_sum_inside_sqrt": "sum_inside_sqrt",
+    }
+    not_in_equation = frozenset({"use_non_lazy_adam"})
+    non_lazy_field, non_lazy_argument = "use_non_lazy_adam", "lazy_adam=False"
+    limits = ranges(beta_1=SHARE, beta_2=SHARE, epsilon=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-07
+    lazy_adam: bool = True
+    sum_inside_sqrt: bool = True
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+    @property
+    def use_non_lazy_adam(self) -> bool:
+        """The proto's field, which negates the argument."""
+        return not self.lazy_adam
+
+    @use_non_lazy_adam.setter
+    def use_non_lazy_adam(self, value: bool) -> None:
+        self.lazy_adam = not value
+
+
+@optimizer_class
+class Lion(KeywordOptimizer):
+    """``u = beta1*m + (1-beta1)*g; w' = w - lr*sign(u); m' = beta2*m + (1-beta2)*g``. Slot: momenta, from 0.
+
+    Source: LionParameters in TensorFlow's proto. Defaults: those of Chen et al., 2023 (0.9, 0.99, a rate of 1e-4).
+    """
+
+    parameters_field = "lion"
+    slot_names = ("momenta",)
+    not_in_equation = frozenset({"use_non_lazy_lion"})
+    non_lazy_field, non_lazy_argument = "use_non_lazy_lion", "use_non_lazy_lion=True"
+    limits = ranges(beta1=SHARE, beta2=SHARE)
+
+    learning_rate: LearningRate = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    use_non_lazy_lion: bool = False

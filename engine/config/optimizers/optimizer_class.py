@@ -1,7 +1,7 @@
 """The base of all optimizer classes: arguments, checks, equality, and the mapping to a proto message.
 
-Each family of classes has a module (adagrad_family.py, adam.py, …); __init__.py lists them. penstock.updates has the
-update equations. This module does not depend on tables or files.
+Each family of classes has a module (adagrad_family.py, momentum.py, …), which __init__.py imports. A class declares its
+arguments, slots and ranges; penstock.updates has its equation. This module does not depend on tables or files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -29,6 +30,45 @@ Clip = float | tuple[float | None, float | None] | None
 SlotFunction = Callable[..., Any] | None
 
 
+class Range(NamedTuple):
+    """The range of an argument: from ``low`` (excluded if open_low) to below ``high``, if there is one. It admits NaN.
+
+    text : in "it should be above 0"
+    refusal : in the constructors' "must be > 0", if that differs
+    """
+
+    low: float
+    high: float | None
+    open_low: bool
+    text: str
+    refusal: str = ""
+
+    def excludes(self, value: float) -> bool:
+        return (value <= self.low if self.open_low else value < self.low) or (
+            self.high is not None and value >= self.high
+        )
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ConfigError if the range excludes ``value``; TypeError, as TensorFlow does, if it is not a number."""
+        try:
+            value + 0.0
+        except TypeError:
+            raise TypeError(f"{name} must be a number, got {value!r}") from None
+        if self.excludes(value):
+            raise ConfigError(f"{name} must be {self.refusal or self.text}, got {value!r}")
+
+
+SHARE = Range(0, 1, False, "at least 0 and below 1")
+OPEN_SHARE = Range(0, 1, True, "above 0 and below 1")
+POSITIVE = Range(0, None, True, "above 0", "> 0")
+NOT_NEGATIVE = Range(0, None, False, "at least 0")
+
+
+def ranges(**by_argument: Range) -> Mapping[str, Range]:
+    """Return the ranges of arguments, by name."""
+    return MappingProxyType(by_argument)
+
+
 class Optimizer:
     """The base class of all optimizers. A subclass specifies its proto member, its slots and its parameters.
 
@@ -41,12 +81,20 @@ class Optimizer:
     """The member of ``OptimizationParameters.parameters`` that selects this algorithm."""
     slot_names: ClassVar[tuple[str, ...]] = ()
     """In the order of TensorFlow's load and retrieve operations."""
-    initial: ClassVar[Mapping[str, str]] = {}
-    """Slot -> the argument that says its initial value; a slot that is not listed starts at 0."""
+    first_slot_argument: ClassVar[str | None] = None
+    """The argument with the initial value of the first slot; other slots start at 0."""
     attribute_of: ClassVar[Mapping[str, str]] = {}
     """Field of the proto message -> the attribute that holds it, where the two names differ."""
     not_in_equation: ClassVar[frozenset[str]] = frozenset()
     """Fields of the proto message that the update equation does not read."""
+    limits: ClassVar[Mapping[str, Range]] = ranges()
+    """Argument -> the range that the constructor enforces, and lint in protos."""
+    advised: ClassVar[Mapping[str, Range]] = ranges()
+    """Argument -> the range that only lint recommends."""
+    non_lazy_field: ClassVar[str | None] = None
+    """The bool field of the proto message that makes each step update every row."""
+    non_lazy_argument: ClassVar[str] = ""
+    """How the constructor sets it, for messages."""
 
     learning_rate: LearningRate
     use_gradient_accumulation: bool
@@ -63,25 +111,24 @@ class Optimizer:
         if clipvalue is not None and not self.use_gradient_accumulation:
             raise ConfigError("clipvalue needs use_gradient_accumulation=True: gradients are clipped after their sum")
         self.clip_gradient_min, self.clip_gradient_max = _gradient_limits(clipvalue)
-        made = self.slot_variable_creation_fn
-        if made is not None and not callable(made):
-            raise ConfigError(f"slot_variable_creation_fn must be callable or None, got {made!r}")
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for an argument of this class that is out of range. A NaN passes, as in TensorFlow."""
+        create_slot = self.slot_variable_creation_fn
+        if create_slot is not None and not callable(create_slot):
+            raise ConfigError(f"slot_variable_creation_fn must be callable or None, got {create_slot!r}")
+        for name, allowed in self.limits.items():
+            allowed.check(name, getattr(self, name))
+        if self.non_lazy and not self.use_gradient_accumulation:
+            problem = "needs use_gradient_accumulation=True: it updates every row once a step"
+            raise ConfigError(f"{self.non_lazy_argument} {problem}")
 
     @property
     def non_lazy(self) -> bool:
         """Whether each step updates every row, with a gradient of 0 for rows that have none."""
-        return False
+        return self.non_lazy_field is not None and getattr(self, self.non_lazy_field)
 
     def slots(self) -> tuple[tuple[str, float], ...]:
         """Return (name, initial value) of every slot, in the order of TensorFlow's load and retrieve operations."""
-        return tuple((slot, self._initial_value(slot)) for slot in self.slot_names)
-
-    def _initial_value(self, slot: str) -> float:
-        return getattr(self, self.initial[slot]) if slot in self.initial else 0.0
+        first = 0.0 if self.first_slot_argument is None else getattr(self, self.first_slot_argument)
+        return tuple((slot, 0.0 if index else first) for index, slot in enumerate(self.slot_names))
 
     @classmethod
     def fields(cls) -> dict[str, bool]:
@@ -91,6 +138,12 @@ class Optimizer:
             return {}
         scalars = (field for field in member.message_type.fields if field.message_type is None)
         return {field.name: field.type == FieldDescriptor.TYPE_BOOL for field in scalars}
+
+    @classmethod
+    def range_of(cls, field: str) -> Range | None:
+        """Return the range of a field of the proto message; None if it has none."""
+        name = cls.attribute_of.get(field, field)
+        return cls.limits.get(name) or cls.advised.get(name)
 
     def proto_values(self) -> dict[str, Any]:
         """Return the values of this optimizer's proto message, by field."""
@@ -121,16 +174,23 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
-T = TypeVar("T")
+OPTIMIZERS: dict[str, type[Optimizer]] = {}
+"""Every class by its member of ``OptimizationParameters.parameters``, or of ``TableSettings.optimizer`` for our own."""
+
+T = TypeVar("T", bound=Optimizer)
 
 
 @dataclass_transform(eq_default=False)
 def optimizer_class(cls: type[T]) -> type[T]:
-    """Return ``cls`` as a dataclass with ``Optimizer``'s equality, whose clipvalue is an argument but no attribute."""
-    made = dataclasses.dataclass(eq=False, repr=False)(cls)
-    if "clipvalue" in vars(made):
-        delattr(made, "clipvalue")
-    return made
+    """Register ``cls`` in OPTIMIZERS, and return it as a dataclass with ``Optimizer``'s equality.
+
+    Its clipvalue is an argument but no attribute.
+    """
+    decorated = dataclasses.dataclass(eq=False, repr=False)(cls)
+    if "clipvalue" in vars(decorated):
+        delattr(decorated, "clipvalue")
+    OPTIMIZERS[cls.parameters_field] = decorated
+    return decorated
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -153,35 +213,6 @@ delattr(KeywordOptimizer, "clipvalue")
 def global_step(step: int) -> float:
     """Return the number of the step: the schedule of optimizers that count steps."""
     return float(step)
-
-
-def positive(**arguments: float) -> None:
-    """Raise ConfigError for an argument that is 0 or below."""
-    for name, value in arguments.items():
-        if _number(name, value) <= 0:
-            raise ConfigError(f"{name} must be > 0, got {value!r}")
-
-
-def not_negative(**arguments: float) -> None:
-    """Raise ConfigError for an argument below 0."""
-    for name, value in arguments.items():
-        if _number(name, value) < 0:
-            raise ConfigError(f"{name} must be at least 0, got {value!r}")
-
-
-def share(**arguments: float) -> None:
-    """Raise ConfigError for an argument outside [0, 1)."""
-    for name, value in arguments.items():
-        if _number(name, value) < 0 or value >= 1:
-            raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}")
-
-
-def _number(name: str, value: Any) -> Any:
-    """Return ``value`` plus 0.0. Raise TypeError, as TensorFlow does, if it is not a number."""
-    try:
-        return value + 0.0
-    except TypeError:
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
 
 
 def _gradient_limits(clipvalue: Clip) -> tuple[float | None, float | None]:

@@ -10,13 +10,16 @@ from dataclasses import InitVar
 from typing import Any
 
 from penstock.config.optimizers.optimizer_class import (
+    NOT_NEGATIVE,
+    OPEN_SHARE,
+    POSITIVE,
     Clip,
     KeywordOptimizer,
     LearningRate,
     Optimizer,
     global_step,
     optimizer_class,
-    positive,
+    ranges,
 )
 from penstock.errors import ConfigError
 
@@ -63,17 +66,14 @@ class FrequencyEstimator(KeywordOptimizer):
     parameters_field = "frequency_estimator"
     slot_names = ("last_hit_step",)
     not_in_equation = frozenset({"weight_exponent"})
+    limits = ranges(max_delta=POSITIVE, tau=OPEN_SHARE)
+    advised = ranges(outlier_threshold=NOT_NEGATIVE)
 
     learning_rate: LearningRate = global_step
     tau: float = 0.01
     max_delta: float = 1000.0
     outlier_threshold: float = 10.0
     weight_exponent: float = 1.0
-
-    def check(self) -> None:
-        positive(max_delta=self.max_delta)
-        if self.tau <= 0 or self.tau >= 1:
-            raise ConfigError(f"tau must be above 0 and below 1, got {self.tau!r}")
 
 
 @optimizer_class
@@ -95,7 +95,8 @@ class UserDefinedProgram(KeywordOptimizer):
     learning_rate: LearningRate = 0.01
     initial_slot_values: Sequence[float] = ()
 
-    def check(self) -> None:
+    def __post_init__(self, clipvalue: Clip) -> None:
+        super().__post_init__(clipvalue)
         if not callable(self.program):
             raise ConfigError(f"program must be a function (gradient, weights, *slots), got {self.program!r}")
         # A tuple, so that optimizers can be hashed.

@@ -7,15 +7,11 @@ every frame is coalesced and applied separately, in arrival order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.frames import Coalesced, SummedArrays
+from penstock.frames import Array, Coalesced, SummedArrays
 from penstock.pyx.accumulator import Accumulator
-
-Array = npt.NDArray[Any]
 
 
 class TableStore:
@@ -26,65 +22,38 @@ class TableStore:
     is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
         that the buffered frames have the same numbers in every process
 
-    accumulator : sums a frame's rows (``pyx.frame_accumulate``); ``end`` must follow
+    accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
+        and distinct ids, buffered ones included, that have entered since its ``start_counting``
     """
 
     def __init__(self, vocabulary_size: int, dim: int, *, accumulate: bool, mean: bool, is_share: bool = False) -> None:
-        self.dim, self.accumulates = dim, accumulate
+        self.accumulates = accumulate
         self._mean = mean and accumulate
         self.accumulator = Accumulator(dim, vocabulary_size=vocabulary_size, count=self._mean)
         self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
-        nothing = Coalesced((SummedArrays(np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
-        self._of_no_rows = [nothing] if is_share else []
+        self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
 
     def end(self) -> None:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
-            self._whole += self._drained() or self._of_no_rows
-
-    @property
-    def vacant(self) -> bool:
-        """Whether the accumulator is empty, so that the next frame can be undone."""
-        return len(self.accumulator) == 0
+            self._whole += [Coalesced(self.accumulator.drain())] if len(self.accumulator) else self._of_no_rows
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
         if self.accumulates:
-            return self._drained()
+            return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
         whole, self._whole = self._whole, []
         return whole
-
-    def _drained(self) -> list[Coalesced]:
-        return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
-
-    @property
-    def num_rows(self) -> int:
-        """Gradient rows that have entered since ``start_counting``."""
-        return self.accumulator.num_rows
-
-    @property
-    def num_distinct(self) -> int:
-        """Distinct ids that have entered the gate since ``start_counting``, including those still buffered."""
-        return self.accumulator.num_distinct
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes buffered behind the gate."""
-        return self.accumulator.nbytes + self.nbytes_apart
 
     @property
     def nbytes_apart(self) -> int:
         """Bytes of complete frames that are kept separate."""
         return sum([summed.nbytes for frame in self._whole for summed in frame.summed])
 
-    def start_counting(self) -> None:
-        """Reset the counts of the previous run. A buffered id counts again only if it arrives again."""
-        self.accumulator.start_counting()
-
     def get_state(self) -> dict[str, Array]:
         """Return copies of the buffered sums as arrays: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
         if self.accumulates:
-            states = [] if self.vacant else [self.accumulator.get_state()]
+            states = [self.accumulator.get_state()] if len(self.accumulator) else []
         else:
             states = [_joined(frame) for frame in self._whole]
         return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
@@ -99,7 +68,7 @@ class TableStore:
                 self.accumulator.set_state(held)
             else:
                 self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"]),)))
-        self.start_counting()
+        self.accumulator.start_counting()
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:

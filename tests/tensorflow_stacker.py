@@ -1,15 +1,12 @@
-"""Table stacking: which tables SparseCore concatenates into one, and the layout of each in it.
+"""TensorFlow's table stacking as a pure function: which tables SparseCore concatenates into one, and where each lies.
 
-TensorFlow's layout as a pure function, for code that reads or writes such stacked tables. The engine's tables have the
-layout of ``penstock.bridge.sharding``.
+The oracle for the stacks of ``penstock.bridge.stacking``; test_activations_golden.py holds it against recordings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from penstock.errors import UsageError
 
 ACTIVATION_LIMIT_BYTES = 2 << 20
 SHARD_LIMIT_BYTES = 2 << 30
@@ -66,10 +63,7 @@ def stack_tables(
     """Return the layout of every table, by stack: narrow stacks first, then by group. First fit, in the given order.
 
     activation_limit, shard_limit : bytes of a stack; None: TensorFlow's, 2 MiB and 2 GiB; 0: none
-    Raises UsageError for fewer than one core.
     """
-    if num_partitions < 1 or sparse_cores_per_partition < 1:
-        raise UsageError(f"expected at least one core, got {num_partitions} x {sparse_cores_per_partition}")
     limits = (
         ACTIVATION_LIMIT_BYTES if activation_limit is None else activation_limit,
         SHARD_LIMIT_BYTES if shard_limit is None else shard_limit,

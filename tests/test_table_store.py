@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from penstock.accumulators.table_store import TableStore
 from penstock.frames import Rows
 from penstock.pyx.frame_accumulate import Intake
-from penstock.table_accumulator import TableStore
 
 
 def add(store, ids, frame):
@@ -55,6 +55,6 @@ def test_what_was_held_before_the_state_was_taken_up_is_not_counted_as_read():
     store, other = (TableStore(100, 3, accumulate=True, mean=True) for _ in range(2))
     add(store, [5, 1], 1)
     other.set_state(store.get_state())
-    assert (other.num_rows, other.num_distinct) == (0, 0)
+    assert (other.accumulator.num_rows, other.accumulator.num_distinct) == (0, 0)
     add(other, [5], 2)
-    assert (other.num_rows, other.num_distinct) == (1, 1)
+    assert (other.accumulator.num_rows, other.accumulator.num_distinct) == (1, 1)

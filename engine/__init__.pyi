@@ -1,0 +1,66 @@
+"""The public names, as type checkers see them; ``__init__.py`` loads them on first use."""
+
+from penstock.accumulators import (
+    ConditionalAccumulator as ConditionalAccumulator,
+    SparseConditionalAccumulator as SparseConditionalAccumulator,
+    SparseGradient as SparseGradient,
+)
+from penstock.activations.coo import CooIds as CooIds
+from penstock.activations.deduplication import DeduplicationData as DeduplicationData
+from penstock.config.embedding import EmbeddingConfig as EmbeddingConfig
+from penstock.config.engine_config_pb2 import EngineConfig as EngineConfig
+from penstock.config.features import FeatureConfig as FeatureConfig
+from penstock.config.lint.findings import Finding as Finding
+from penstock.config.optimizers import (
+    FTRL as FTRL,
+    SGD as SGD,
+    Adadelta as Adadelta,
+    Adagrad as Adagrad,
+    AdagradMomentum as AdagradMomentum,
+    Adam as Adam,
+    Assign as Assign,
+    BoundedAdagrad as BoundedAdagrad,
+    CenteredRMSProp as CenteredRMSProp,
+    DynamicLearningRate as DynamicLearningRate,
+    FrequencyAwareAdagrad as FrequencyAwareAdagrad,
+    FrequencyEstimator as FrequencyEstimator,
+    Lion as Lion,
+    MDLAdagradLight as MDLAdagradLight,
+    Momentum as Momentum,
+    OnlineYogi as OnlineYogi,
+    ProximalAdagrad as ProximalAdagrad,
+    ProximalYogi as ProximalYogi,
+    RMSProp as RMSProp,
+    RowWiseAdagrad as RowWiseAdagrad,
+    UserDefinedProgram as UserDefinedProgram,
+)
+from penstock.config.tables import (
+    Constant as Constant,
+    QuantizationConfig as QuantizationConfig,
+    RowIdInitializer as RowIdInitializer,
+    TableConfig as TableConfig,
+    TruncatedNormal as TruncatedNormal,
+    Uniform as Uniform,
+)
+from penstock.dataflow import BlockStage as BlockStage, StageFunction as StageFunction, stage_fn as stage_fn
+from penstock.engine import Engine as Engine
+from penstock.errors import (
+    CancelledError as CancelledError,
+    ConfigError as ConfigError,
+    DeltasGoneError as DeltasGoneError,
+    InputError as InputError,
+    PeerError as PeerError,
+    PenstockError as PenstockError,
+    ServiceError as ServiceError,
+    StateError as StateError,
+    TakeTimeoutError as TakeTimeoutError,
+    TruncatedInputError as TruncatedInputError,
+    UsageError as UsageError,
+    UsageTypeError as UsageTypeError,
+)
+from penstock.stats import Report as Report, TableReport as TableReport
+
+__version__: str
+__all__: list[str]
+
+def __dir__() -> list[str]: ...

@@ -1,0 +1,98 @@
+"""The tables of an engine as its users read and write them, between two steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core import EngineCore
+from penstock.frames import Float32
+from penstock.validation import place
+
+if TYPE_CHECKING:
+    import jax
+
+
+class TableAccess:
+    """The methods of an Engine that read and write its tables. core : its tables and the lock between two steps"""
+
+    core: EngineCore
+
+    @property
+    def global_step(self) -> int:
+        """Number of openings of the gate, counted on from the last ``gate.set_global_step``."""
+        return self.core.global_step
+
+    def table(self, name: str) -> jax.Array:
+        """Return a copy of the weights in id order, (vocabulary_size, dim); row-sharded if the mesh divides it."""
+        with self.core.still():
+            return self.core.tables.table(name).whole()
+
+    def slots(self, name: str) -> dict[str, jax.Array]:
+        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names."""
+        with self.core.still():
+            table = self.core.tables.table(name)
+            return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
+
+    def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
+        """Return the weights of some ids, repeats allowed: float32 (n, dim). Cheaper than ``table`` for a few rows.
+
+        forward : as a forward pass sees them, through the table's simulated quantization if it has one
+        """
+        with self.core.still():
+            return self.core.tables.lookup(name, ids, forward)
+
+    def retrieve_parameters(self, name: str) -> dict[str, Float32]:
+        """Return weights ("parameters") and slots, in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
+        with self.core.still():
+            return self.core.tables.retrieve(name)
+
+    def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
+        """Set the weights and every slot: TensorFlow's LoadTPUEmbedding…Parameters.
+
+        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only
+        """
+        self.core.check_whole()
+        where, values = self.core.tables.checked(name, rows, ids, slots)
+        self.core.load(partial(self.core.tables.set_rows, name, where, values), {name: where})
+
+    def state_hash(self) -> str:
+        """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
+
+        The hash covers each table, in the order of names: the name and a zero byte, vocabulary_size and dim (int64),
+        the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they
+        are). The global step (int64) ends it.
+        """
+        with self.core.still():
+            return self.core.tables.hash(self.global_step)
+
+    def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
+        with self.core.still():
+            return self.core.tables.write(place("directory", directory))
+
+    def read_tables(self, directory: str | os.PathLike[str]) -> None:
+        """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
+
+        A slot without a column keeps its value, so that weights from another system can be loaded. Raises InputError:
+        if a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new engine.
+        """
+        with self.core.still():
+            tables = dict.fromkeys(self.core.config.table_names)
+            self.core.load(self.core.tables.reading(place("directory", directory)), tables)
+
+    def warmup(self) -> int:
+        """Compile every program that steps, lookups and checkpoints need; return their number.
+
+        Without it each program is compiled on first use, which takes seconds on a TPU. Nothing is applied.
+        """
+        with self.core.still():
+            return self.core.tables.warm()
+
+    def _looked_up(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
+        """Return the rows by table as a forward pass sees them, and their global step."""
+        with self.core.still():
+            return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step
