@@ -50,6 +50,7 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unval
     tracemalloc.start()
     try:
         (frame,) = [frame.audited() for frame in FrameReader(batches(), options)]
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     good = -(-ROWS // 100)
@@ -57,6 +58,7 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unval
     assert [block.grads[0, 0] for block in frame.rows["t"]] == list(range(BATCHES))
     assert sum(len(block.ids) for block in frame.rows["t"]) == BATCHES * good
     assert max(held) - held[0] < 10 * MEGABYTE < BATCHES * MEGABYTE / 2
+    assert peak < 20 * MEGABYTE
 
 
 def test_a_long_frame_looked_at_in_pieces_is_the_frame_looked_at_at_once(monkeypatch):
