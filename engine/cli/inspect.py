@@ -22,7 +22,6 @@ from penstock.cli.output import Output, check_writable, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
-from penstock.io.decoding.frame_columns import Place
 from penstock.io.decoding.rows import decode_rows
 from penstock.io.decoding.schema import Roles, is_list, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
@@ -247,11 +246,10 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
             continue
         if extra:
             reasons.update(reasons_of(batch.data, part.name))
-        place = Place(part.name, batch.index, batch.first_row)
-        content = decode_rows(batch.data, roles, roles.default_table or UNNAMED, None, place)
+        content = decode_rows(batch, roles, roles.default_table or UNNAMED, None)
         (decoded,) = content.row_batches
         rows += decoded.num_rows
-        for start, stop, key in content.frame_columns.runs(decoded.num_rows, place):
+        for start, stop, key in content.frame_columns.runs(batch):
             if key != last or content.frame_columns.steps is None:
                 for counts in tables.values():
                     counts.end_frame()

@@ -49,7 +49,7 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
 
 def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
     """Return the bad rows of a batch, in order."""
-    with arrow_errors("bad rows cannot be put aside", batch.place.source, batch.place.batch):
+    with arrow_errors("bad rows cannot be put aside", batch.raw.source, batch.raw.index):
         blocks = range(0, len(bad.rows), _ROWS_AT_ONCE)
         return [_block(batch, bad.take(slice(at, at + _ROWS_AT_ONCE))) for at in blocks]
 
@@ -62,20 +62,20 @@ def _block(batch: SourceBatch, bad: BadRows) -> pa.RecordBatch:
 
 def _part(batch: SourceBatch, number: int, bad: BadRows) -> pa.RecordBatch:
     """number : of the RowBatch that all of the rows belong to"""
-    decoded, place, roles = batch.content.row_batches[number], batch.place, batch.roles
+    decoded, origin, roles = batch.content.row_batches[number], batch.raw, batch.roles
     rows, num_rows, steps = bad.rows, len(bad.rows), batch.content.frame_columns.steps
     at, _ = decoded.origins(rows)
     ids, texts = _ids(decoded, rows)
     columns = [
-        pa.repeat(place.source.encode("utf-8", "backslashreplace").decode(), num_rows),
-        pa.array([place.batch] * num_rows, pa.int64()),
-        pa.array(at if place.batch is not None else place.first_row + at, pa.int64()),
+        pa.repeat(origin.source.encode("utf-8", "backslashreplace").decode(), num_rows),
+        pa.array([origin.index] * num_rows, pa.int64()),
+        pa.array(at if origin.index is not None else origin.first_row + at, pa.int64()),
         _tables(decoded, rows),
         ids,
         texts,
         pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[at]),
         pa.array(REASONS, pa.utf8()).take(pa.array(bad.codes)),
-        _source_gradients(batch.data.column(roles.gradient.name), rows, roles.bfloat16)
+        _source_gradients(origin.data.column(roles.gradient.name), rows, roles.bfloat16)
         if decoded.examples is None
         else _computed_gradients(decoded.gradients, rows),
     ]

@@ -20,10 +20,11 @@ from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
 from penstock.io.decoding.example_gradients import FeatureUses, table_rows
-from penstock.io.decoding.frame_columns import Broken, Place, frame_columns
+from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.rows import DecodedBatch, valid_column
 from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
+from penstock.io.sources.batch import Batch
 from penstock.tables.combiners import gains
 
 CHILDREN = ("ids", "weights", "gradient")
@@ -75,9 +76,10 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     )
 
 
-def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> DecodedBatch:
+def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
-    columns = {name: valid_column(batch, name, place)[0] for name in roles.names}
+    data = batch.owned()
+    columns = {name: valid_column(batch, data, name)[0] for name in roles.names}
     uses: dict[str, list[FeatureUses]] = {}
     for number, feature in enumerate(roles.features):
         of_feature = _uses(columns[feature.path], feature, number, options.sizes[feature.table][1])

@@ -14,25 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InputError
 from penstock.io.decoding.columns import Codes, Float32, Int64, coded, float_lists, integers
 from penstock.io.decoding.schema import Roles
+from penstock.io.sources.batch import Batch
 
 Key = tuple[int | None, Any]  # step, contributor
-
-
-@dataclass(eq=False)  # not frozen, like all per-batch objects: frames.py gives the reason
-class Place:
-    """The location of a batch."""
-
-    source: str
-    batch: int | None  # None: the source has no batches of its own
-    first_row: int  # of the batch, counted over the source
-
-    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
-        """row : of the batch"""
-        at = row if self.batch is not None else self.first_row + row
-        return InputError(problem, source=self.source, batch=self.batch, row=at, column=column, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -44,7 +30,7 @@ class Broken:
     column: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # not frozen, like all per-batch objects: frames.py gives the reason
 class FrameColumns:
     """Steps, contributors and learning rates as numpy; None where the stream has no such column.
 
@@ -58,12 +44,12 @@ class FrameColumns:
     no_step: Broken | None = None
     no_rates: Broken | None = None
 
-    def runs(self, num_rows: int, place: Place) -> Iterator[tuple[int, int, Key]]:
+    def runs(self, batch: Batch) -> Iterator[tuple[int, int, Key]]:
         """Yield the runs of equal (step, contributor): (start, stop, key). Raises InputError at a row without a step.
 
-        num_rows : of the batch, at least one
+        batch : these are columns of, with a row at least
         """
-        end = num_rows if self.no_step is None else self.no_step.row
+        end = batch.data.num_rows if self.no_step is None else self.no_step.row
         columns = (self.steps, self.contributors and self.contributors[0])
         changes = [codes[1:end] != codes[:end][:-1] for codes in columns if codes is not None]
         cuts = (reduce(np.logical_or, changes).nonzero()[0] + 1).tolist() if changes else []
@@ -71,7 +57,7 @@ class FrameColumns:
             if start < stop:
                 yield start, stop, self._key(start)
         if self.no_step is not None:
-            raise place.error(self.no_step.row, self.no_step.problem, self.no_step.column)
+            raise batch.error(self.no_step.row, self.no_step.problem, self.no_step.column)
 
     def _key(self, row: int) -> Key:
         step = None if self.steps is None else int(self.steps[row])

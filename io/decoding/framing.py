@@ -43,7 +43,7 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         """Return the approximate size of its columns."""
-        data = self.batch.data
+        data = self.batch.raw.data
         return int(data.get_total_buffer_size() * self.num_units // data.num_rows)  # ``nbytes`` takes 50 times as long
 
     def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
@@ -78,7 +78,7 @@ class PartialFrame:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
         batch, content = piece.batch, piece.batch.content
         if not self.num_units:
-            self.key, self._source = piece.key, batch.place.source
+            self.key, self._source = piece.key, batch.raw.source
         if content.frame_columns.rates is not None:
             self._add_rates(piece)
         self.num_units += piece.num_units
@@ -128,19 +128,19 @@ class PartialFrame:
             self._bad_rows += quarantined(batch, bad)
 
     def _add_rates(self, piece: Piece) -> None:
-        columns, place, roles = piece.batch.content.frame_columns, piece.batch.place, piece.batch.roles
+        columns, batch, roles = piece.batch.content.frame_columns, piece.batch.raw, piece.batch.roles
         assert columns.rates is not None
         assert roles.learning_rates is not None
         broken = columns.no_rates
         if broken is not None and broken.row < piece.stop:
-            raise place.error(broken.row, broken.problem, broken.column)
+            raise batch.error(broken.row, broken.problem, broken.column)
         rates = columns.rates[piece.start : piece.stop]
         expected = rates[0] if self._rates is None else np.array(self._rates, np.float32)
         same = (rates == expected).all(axis=1)
         if not same.all():
             row = int(np.argmin(same))
             problem = f"learning rates change inside a frame: {expected.tolist()}, then {rates[row].tolist()}"
-            raise place.error(piece.start + row, problem, roles.learning_rates.name)
+            raise batch.error(piece.start + row, problem, roles.learning_rates.name)
         self._rates = tuple(expected.tolist())
 
 

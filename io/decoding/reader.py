@@ -20,7 +20,6 @@ from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.fast_path import plain_columns
-from penstock.io.decoding.frame_columns import Place
 from penstock.io.decoding.framing import FrameBuilder, Piece
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.rows import DecodedBatch, decode_rows
@@ -30,7 +29,7 @@ from penstock.io.sources.opening import Batch, Part, Source, open_sources
 
 __all__ = ["FrameReader", "ReadOptions"]
 
-Decoder = Callable[[Batch, Place], DecodedBatch]
+Decoder = Callable[[Batch], DecodedBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -102,7 +101,7 @@ class FrameReader:
                         if batch.data.num_rows:
                             if needs_step and not part.has_boundaries:
                                 raise _unknown_frames(part)
-                            for piece in self._pieces(part.name, batch, roles, decode):
+                            for piece in self._pieces(batch, roles, decode):
                                 yield from builder.add(piece)
                         if batch.ends_frame or is_frame:
                             yield from builder.end()
@@ -139,30 +138,29 @@ class FrameReader:
     def _decoder(self, roles: Roles) -> Decoder:
         options, table = self.options, self._default_table(roles)
         if isinstance(roles, ExampleRoles):
-            return lambda batch, place: decode_examples(batch.owned(), roles, options, place)
+            return lambda batch: decode_examples(batch, roles, options)
         plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
 
-        def decode_owned(batch: Batch, place: Place) -> DecodedBatch:
-            return decode_rows(batch.owned(), roles, table, options.num_tags, place)
+        def decode_owned(batch: Batch) -> DecodedBatch:
+            return decode_rows(batch, roles, table, options.num_tags)
 
-        def decode(batch: Batch, place: Place) -> DecodedBatch:
+        def decode(batch: Batch) -> DecodedBatch:
             found = None if plain is None else plain.decode(batch.data)
             if found is None:
-                return decode_owned(batch, place)
+                return decode_owned(batch)
             if batch.copied is not None:
-                found.copied = partial(decode_owned, batch, place)
+                found.copied = partial(decode_owned, batch)
             return found
 
         return decode
 
-    def _pieces(self, source: str, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
+    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        place = Place(source, batch.index, batch.first_row)
-        content, sizes = decode(batch, place), self.options.sizes
+        content, sizes = decode(batch), self.options.sizes
         unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
         bad = None if unvalidated else find_all_bad_rows(content, sizes)
-        decoded = SourceBatch(content, bad, roles, place, batch.data, unvalidated)
-        for start, stop, key in content.frame_columns.runs(batch.data.num_rows, place):
+        decoded = SourceBatch(batch, content, roles, bad, unvalidated)
+        for start, stop, key in content.frame_columns.runs(batch):
             yield Piece(decoded, start, stop, key)
 
 

@@ -27,9 +27,9 @@ from penstock.io.decoding.columns import (
     integers,
     validated,
 )
-from penstock.io.decoding.frame_columns import FrameColumns, Place, frame_columns
+from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
 from penstock.io.decoding.schema import Roles
-from penstock.io.sources.batch import arrow_errors
+from penstock.io.sources.batch import Batch, arrow_errors
 from penstock.tables.combiners import not_finite
 
 
@@ -211,22 +211,21 @@ class DecodedBatch:
         return any(rows.may_be_bad(sizes) for rows in self.row_batches)
 
 
-def decode_rows(
-    batch: pa.RecordBatch, roles: Roles, default_table: str | None, num_tags: int | None, place: Place
-) -> DecodedBatch:
+def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags: int | None) -> DecodedBatch:
     """Validate the columns used and turn them into numpy. Raises InputError for damaged columns.
 
     default_table : of rows that do not say theirs
     num_tags : how many learning rates a row must carry; None does not look at them
     """
+    data = batch.owned()
     columns, runs = {}, {}
     for name in roles.names:
-        columns[name], runs[name] = valid_column(batch, name, place)
+        columns[name], runs[name] = valid_column(batch, data, name)
     raw_ids, ids_null = integers(columns[roles.id.name])
     table_runs = None if roles.table is None else runs[roles.table.name]
     tables, codes = _tables(columns, roles, default_table, table_runs)
     rows = RowBatch(
-        num_rows=batch.num_rows,
+        num_rows=data.num_rows,
         tables=tables,
         codes=codes,
         raw_ids=raw_ids,
@@ -238,13 +237,13 @@ def decode_rows(
     return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
 
 
-def valid_column(batch: pa.RecordBatch, name: str, place: Place) -> tuple[pa.Array, Runs | None]:
-    """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
-    with arrow_errors("corrupt Arrow data", place.source, place.batch, name):
-        column = batch.column(name)
+def valid_column(batch: Batch, data: pa.RecordBatch, name: str) -> tuple[pa.Array, Runs | None]:
+    """Validate a column of a batch's data; return it and the runs that ``validated`` found. Raises InputError."""
+    with arrow_errors("corrupt Arrow data", batch.source, batch.index, name):
+        column = data.column(name)
         runs = validated(column)
-        if len(column) != batch.num_rows:
-            raise ValueError(f"{len(column)} values in a batch of {batch.num_rows} rows")
+        if len(column) != data.num_rows:
+            raise ValueError(f"{len(column)} values in a batch of {data.num_rows} rows")
     return column, runs
 
 

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.errors import InputError
 from penstock.io.decoding.columns import Int64
-from penstock.io.decoding.frame_columns import Place
 from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
 from penstock.io.decoding.rows import DecodedBatch
 from penstock.io.decoding.schema import Roles
+from penstock.io.sources.batch import Batch
 
 Codes = npt.NDArray[np.uint8]
 
@@ -41,16 +40,15 @@ def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | N
 class SourceBatch:
     """A decoded batch and its origin.
 
+    raw : before decoding: a quarantine stores the rows as in the source
     bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
-    data : the batch before decoding: a quarantine stores the rows as in the source
     unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
     """
 
+    raw: Batch
     content: DecodedBatch
-    bad: Sequence[Codes | None] | None
     roles: Roles
-    place: Place
-    data: pa.RecordBatch
+    bad: Sequence[Codes | None] | None
     unvalidated: bool
     _validated: SourceBatch | None = field(default=None, init=False)
 
@@ -61,7 +59,7 @@ class SourceBatch:
         if self._validated is None:
             content = self.content.owned()
             bad = find_all_bad_rows(content, sizes)
-            self._validated = SourceBatch(content, bad, self.roles, self.place, self.data, False)
+            self._validated = SourceBatch(self.raw, content, self.roles, bad, False)
         return self._validated
 
     def bad_rows(self, start: int, stop: int) -> BadRows | None:
@@ -83,4 +81,4 @@ class SourceBatch:
         origins, columns = rows.origins(np.array([row]))
         if rows.examples is not None:
             column = self.roles.names[columns[0]]
-        return self.place.error(int(origins[0]), problem, column, REASONS[code])
+        return self.raw.error(int(origins[0]), problem, column, REASONS[code])

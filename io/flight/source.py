@@ -91,7 +91,7 @@ def chunks_part(reader: Any, name: str, ends_are_marked: bool = False) -> Part:
         index = first_row = 0
         while (chunk := _next_chunk(reader, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(data, index, first_row, chunk.ends, chunk.copied)
+            yield Batch(name, data, index, first_row, chunk.ends, chunk.copied)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_marked=ends_are_marked)

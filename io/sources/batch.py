@@ -40,9 +40,11 @@ RAISED = (
 class Batch:
     """One record batch and its location.
 
+    source : the name of its part
     copied : if another process may write to its values: returns the batch with private values
     """
 
+    source: str
     data: pa.RecordBatch
     index: int | None  # None: the source has no batches of its own (Parquet)
     first_row: int  # of the batch, counted over the part
@@ -52,6 +54,11 @@ class Batch:
     def owned(self) -> pa.RecordBatch:
         """Return its data in memory that no other process can change."""
         return self.data if self.copied is None else self.copied()
+
+    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
+        """row : of the batch"""
+        at = row if self.index is not None else self.first_row + row
+        return InputError(problem, source=self.source, batch=self.index, row=at, column=column, reason=reason)
 
 
 Batches = Generator[Batch, None, None]

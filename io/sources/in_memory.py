@@ -37,7 +37,7 @@ def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -
                     batch, metadata = next_batch()
             except StopIteration:
                 return
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
 
     with arrow_errors(_FAILED, name):
@@ -107,14 +107,14 @@ def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None,
     _check_batch(first, name, 0)
 
     def read(columns: list[str]) -> Batches:
-        yield Batch(first, 0, 0)
+        yield Batch(name, first, 0, 0)
         first_row = first.num_rows
         for index, batch in enumerate(incoming, 1):
             _check_batch(batch, name, index)
             if not batch.schema.equals(first.schema):
                 changed = f"the schema changed: expected {_one_line(first.schema)}; got {_one_line(batch.schema)}"
                 raise InputError(changed, source=name, batch=index)
-            yield Batch(batch, index, first_row)
+            yield Batch(name, batch, index, first_row)
             first_row += batch.num_rows
 
     yield Part(name, first.schema, True, read, container="record batches")

@@ -48,7 +48,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
                     _check_at(file, starts[index], messages)
                 batch, metadata = reader.get_batch_with_custom_metadata(index)
             num_done = index + 1
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows
 
     def fraction() -> float:

@@ -167,7 +167,7 @@ def ipc_stream_part(
             part.has_checksums = check is not None
             if check is not None and not check.is_data(metadata, index):
                 continue
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
         beyond = file.tell() - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.

@@ -44,7 +44,7 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
             if batch is None:
                 return
             first_row, num_done = num_done, num_done + batch.num_rows
-            yield Batch(batch, None, first_row)
+            yield Batch(name, batch, None, first_row)
 
     def fraction() -> float:
         return num_done / num_rows if num_rows else 1.0
