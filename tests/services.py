@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 from limits import HANG_S
 
@@ -16,8 +17,10 @@ from penstock.checkpoint.store import Folder
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
 from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import PutRequest, decoded
 from penstock.learning_rates import LearningRates
-from penstock.service.server import Saving, Service
+from penstock.service.sequencer import Saving
+from penstock.service.server import Service
 
 DIM, VOCABULARY = 4, 500
 LOOPBACK = Address("127.0.0.1", 0, False)
@@ -77,6 +80,29 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
 
 def client_of(service, **arguments):
     return connect(service.address.uri, patience_s=arguments.pop("patience_s", HANG_S), **arguments)
+
+
+def put(service, frames, **request):
+    """Put as any Flight client does. Return the last acknowledgement as the service sent it."""
+    with flight.connect(service.address.uri) as client:
+        writer, reader = client.do_put(PutRequest(**request).descriptor(), frames[0].schema)
+        for each in frames:
+            writer.write_batch(each)
+        writer.done_writing()
+        last = {}
+        while (message := reader.read()) is not None:
+            last = decoded(message, "")["ack"]
+        writer.close()
+        return last
+
+
+def refused(writer, reader, error, match):
+    """Read a put's messages to its end, which is this error."""
+    while reader.read() is not None:
+        pass
+    with pytest.raises(error, match=match) as caught:
+        writer.close()
+    assert "Traceback" not in str(caught.value)
 
 
 class Process:

@@ -9,13 +9,10 @@ import pyarrow.flight as flight
 import pytest
 from ipc import write
 from limits import HANG_S, until
-from services import LOOPBACK, VOCABULARY, client_of, config_of, frame, replayed, service_of
+from services import VOCABULARY, client_of, config_of, frame, put, replayed, service_of
 
 import penstock as ps
-from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.flight.messages import PutRequest, decoded
-from penstock.learning_rates import LearningRates
-from penstock.service.server import Service
+from penstock.io.flight.messages import decoded
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -38,7 +35,7 @@ def test_frames_of_several_batches_and_of_producers_in_turn():
         a, b = one.producer("a"), two.producer("b")
         for n, piece in enumerate(pieces):
             (a if n % 2 else b).send(piece)
-            until(lambda: service.intake.counters.frames == n + 1)  # noqa: B023
+            until(lambda: service.sequencer.counters.frames == n + 1)  # noqa: B023
         a.close()
         b.close()
         assert service.engine.state_hash() == replayed(FRAMES, num_required=2).state_hash()
@@ -49,17 +46,7 @@ def test_a_stream_with_steps_is_cut_where_they_change():
     """As a producer without our client sends it: no numbers, no end of frames but the next step."""
     steps = [frame(n, step=n // 2) for n in range(6)]
     with service_of() as service:
-        client = flight.connect(service.address.uri)
-        writer, reader = client.do_put(flight.FlightDescriptor.for_path("gradients", "plain"), steps[0].schema)
-        for batch in steps:
-            writer.write_batch(batch)
-        writer.done_writing()
-        said: dict[str, object] = {}
-        while (message := reader.read()) is not None:
-            said = decoded(message, "")["ack"]
-        writer.close()
-        client.close()
-        assert said["position"] == 3
+        assert put(service, steps, contributor="plain")["position"] == 3
         assert service.engine.state_hash() == replayed(steps).state_hash()
 
 
@@ -83,10 +70,10 @@ def test_acknowledgements_come_after_the_commit(tmp_path):
         producer = client.producer("w0")
         for each in FRAMES[:4]:
             producer.send(each)
-        until(lambda: service.intake.counters.frames == 4)
+        until(lambda: service.sequencer.counters.frames == 4)
         assert producer.acked.position == 0
         producer.send(FRAMES[4])
-        until(lambda: service.intake.durable_step == 5)
+        until(lambda: service.sequencer.streams.durable_step == 5)
         assert producer.wait().position == 5
         producer.close()
 
@@ -108,7 +95,7 @@ def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):
         assert client.position("w0") == 7
         client.put(FRAMES, "w0", first=1)  # all of them once more
         assert again.state_hash() == replayed(FRAMES).state_hash()
-        assert service.intake.counters.frames == 5
+        assert service.sequencer.counters.frames == 5
 
 
 def test_a_replay_onto_the_checkpoint_of_a_service_keeps_its_positions(tmp_path):
@@ -125,15 +112,13 @@ def test_a_replay_onto_the_checkpoint_of_a_service_keeps_its_positions(tmp_path)
 def test_frames_sent_again_are_recognised_and_gaps_are_named():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES[:5], "w0")
-        raw = flight.connect(service.address.uri)
-        put(raw, PutRequest(contributor="w0", first=3), FRAMES[2:8])
+        put(service, FRAMES[2:8], contributor="w0", first=3)
         assert client.position("w0") == 8
         assert service.engine.state_hash() == replayed(FRAMES[:8]).state_hash()
         with pytest.raises(flight.FlightServerError, match="a gap: frame 11 comes where 9 is next; send from there on"):
-            put(raw, PutRequest(contributor="w0", first=11), FRAMES[10:])
+            put(service, FRAMES[10:], contributor="w0", first=11)
         with pytest.raises(flight.FlightServerError, match=r"8 of its frames are here already: say the number"):
-            put(raw, PutRequest(contributor="w0"), FRAMES[8:])
-        raw.close()
+            put(service, FRAMES[8:], contributor="w0")
 
 
 def test_the_newest_stream_of_a_name_counts():
@@ -180,14 +165,9 @@ def test_a_bad_frame_is_refused_whole_and_the_service_stays_up(bad, said):
 
 
 def test_bad_rows_can_be_dropped_and_are_counted():
-    engine = ps.Engine(config_of())
-    reading = ReadOptions(engine.config.sizes, on_bad_row="drop", unvalidated=True)
-    service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}))
-    with client_of(service) as client:
+    with service_of(on_bad_row="drop") as service, client_of(service) as client:
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
         assert client.status()["dropped"] == {"id_out_of_range": 1}
-    service.end()
-    assert service.close(HANG_S)
 
 
 def test_stale_frames_count_as_taken():
@@ -222,32 +202,19 @@ def test_a_producer_that_dies_leaves_nothing_of_its_last_frame(tmp_path):
                 [sys.executable, "-c", DIES, service.address.uri, tmp_path / "log"], check=False, timeout=HANG_S
             )
             assert done.returncode == -signal.SIGKILL
-            until(lambda: service.door.num_calls == 0)
-            assert service.intake.position("w0") == 1
+            until(lambda: service.admission.num_calls == 0)
+            assert service.sequencer.streams.position("w0") == 1
             with service.engine.gate.still():
-                service.intake._positions.producers["w0"] = 0  # as if it had not been
+                service.sequencer.streams._positions.producers["w0"] = 0  # as if it had not been
         assert service.engine.global_step == 1
         assert service.engine.gate.stale.total == 2
 
 
 def test_a_stream_that_ends_inside_a_frame_is_refused():
     with service_of() as service, client_of(service) as client:
-        raw = flight.connect(service.address.uri)
         with pytest.raises(flight.FlightServerError, match="the stream ended inside a frame; 20 rows"):
-            put(raw, PutRequest(contributor="w0", first=1, ends=True), FRAMES[:1])
-        raw.close()
+            put(service, FRAMES[:1], contributor="w0", first=1, ends=True)
         assert client.position("w0") == 0
-
-
-def put(client, request, frames):
-    """As any Flight client puts."""
-    writer, reader = client.do_put(request.descriptor(), frames[0].schema)
-    for each in frames:
-        writer.write_batch(each)
-    writer.done_writing()
-    while reader.read() is not None:
-        pass
-    writer.close()
 
 
 def test_the_actions_and_flights_are_listed():

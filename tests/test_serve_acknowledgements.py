@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import VOCABULARY, Process, client_of, config_of, frame, free_port, replayed, service_of
+from services import VOCABULARY, Process, client_of, config_of, frame, free_port, put, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.incremental import Saver
@@ -21,21 +21,6 @@ BAD_ROW = pa.record_batch({"id": [1, VOCABULARY, 2], "gradient": [[1.0] * 4] * 3
 
 def fates(ack):
     return ack.applied, ack.stale, ack.pending, ack.dropped
-
-
-def put(service, frames, **request):
-    """Put as any Flight client does; the last acknowledgement as it was sent."""
-    client = flight.connect(service.address.uri)
-    writer, reader = client.do_put(PutRequest(**request).descriptor(), frames[0].schema)
-    for each in frames:
-        writer.write_batch(each)
-    writer.done_writing()
-    last = {}
-    while (message := reader.read()) is not None:
-        last = decoded(message, "")["ack"]
-    writer.close()
-    client.close()
-    return last
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -95,10 +80,10 @@ def test_counts_are_those_of_the_frames_up_to_the_position(tmp_path, monkeypatch
         writer, reader = client.do_put(request.descriptor(), FRAMES[0].schema)
         for number in (0, 1, 0, 2):
             writer.write_with_metadata(FRAMES[number], b"penstock.end")
-        until(lambda: service.intake.counters.frames == 4)
+        until(lambda: service.sequencer.counters.frames == 4)
         for number in (3, 0):
             writer.write_with_metadata(FRAMES[number], b"penstock.end")
-        until(lambda: service.intake.counters.frames == 6)
+        until(lambda: service.sequencer.counters.frames == 6)
         may_go_on.set()
         acks = [Ack.of(decoded(reader.read(), "")) for _ in range(2)]
         writer.done_writing()

@@ -158,7 +158,7 @@ def test_callers_that_do_not_leave_are_cut_off():
         follow = raw.do_get(FOLLOW)
         writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "w1"), FRAMES[0].schema)
         writer.write_batch(FRAMES[0])
-        until(lambda: service.intake.position("w1") == 1)
+        until(lambda: service.sequencer.streams.position("w1") == 1)
     with pytest.raises(flight.FlightError):
         writer.close()
     del follow

@@ -16,7 +16,6 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
 from penstock.io.flight.messages import PutRequest, decoded
-from penstock.service import put_streams
 
 FRAMES = [frame(n) for n in range(12)]
 
@@ -107,7 +106,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
         deaf = exchange(service, "deaf")
         for each in FRAMES:
             deaf[1].write_batch(each)
-        until(lambda: service.intake.position("deaf") == 12)
+        until(lambda: service.sequencer.streams.position("deaf") == 12)
 
         def run(name):
             client, writer, reader = exchange(service, name)
@@ -124,7 +123,7 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
             return acked, rows > 0
 
         assert [done() for done in [in_thread(lambda n=n: run(f"w{n}")) for n in range(3)]] == [(12, True)] * 3
-        assert service.intake.counters.frames == 48
+        assert service.sequencer.counters.frames == 48
         deaf[1].close()
         deaf[0].close()
 
@@ -161,8 +160,7 @@ def test_brackets_in_brackets_are_no_json():
         raw.close()
 
 
-def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypatch):
-    monkeypatch.setattr(put_streams, "SHARED_BYTES", 1 << 20)
+def test_a_service_that_ends_lets_go_of_a_producer_that_waits_to_send():
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends
@@ -184,7 +182,7 @@ def test_a_service_that_ends_lets_go_of_a_producer_that_waits_for_room(monkeypat
         assert service.close(HANG_S)
         with pytest.raises(ps.ServiceError):
             pushed()
-        applied = service.intake.position("w0")
+        applied = service.sequencer.streams.position("w0")
         assert service.engine.state_hash() == replayed(large[:applied]).state_hash()
 
 

@@ -5,20 +5,16 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import LOOPBACK, client_of, config_of, frame, in_thread, replayed, self_signed, service_of
+from services import client_of, config_of, frame, in_thread, refused, replayed, self_signed, service_of
 
 import penstock as ps
-from penstock.checkpoint.store import Folder
 from penstock.cli.main import main
-from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight import connect
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import PutRequest, encoded
 from penstock.io.storage import atomic_files
-from penstock.learning_rates import LearningRates
 from penstock.service.auth import check_protected
 from penstock.service.limits import Limits
-from penstock.service.server import Saving, Service
 
 FRAMES = [frame(n) for n in range(6)]
 
@@ -33,7 +29,7 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         for token in ("s3cret", "second"):
             with client_of(service, token=token) as client:
                 assert client.status()["frames"] == 0
-        assert service.door.num_refused >= 3
+        assert service.admission.num_refused >= 3
 
 
 def test_a_token_may_stand_in_the_environment(monkeypatch):
@@ -101,12 +97,9 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
         writer, reader = client.do_put(PutRequest(contributor="w0").descriptor(), part.schema)
         for _ in range(6):
             writer.write_batch(part)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError, match="a frame of more than 100 rows"):
-            writer.close()
+        refused(writer, reader, flight.FlightServerError, "a frame of more than 100 rows")
         client.close()
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert service.producers.rows.num_taken == 0
         assert service.engine.global_step == 0
 
@@ -122,15 +115,12 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
             until(lambda: service.producers.rows.num_taken == 20 * (n + 1))  # noqa: B023
         writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
         writer.write_batch(part)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightUnavailableError, match="40 rows wait in unfinished frames of all producers"):
-            writer.close()
+        refused(writer, reader, flight.FlightUnavailableError, "40 rows wait in unfinished frames of all producers")
         for writer, _ in writers:
             writer.close()
         for client in clients:
             client.close()
-        until(lambda: service.door.num_calls == 0)
+        until(lambda: service.admission.num_calls == 0)
         assert service.producers.rows.num_taken == 0
 
 
@@ -143,9 +133,9 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
                 return client.put([frame(n)], f"w{n}").position
 
         assert [done() for done in [in_thread(lambda n=n: push(n)) for n in range(100)]] == [1] * 100
-        assert (service.intake.counters.frames, service.engine.global_step) == (100, 100)
-        assert service.intake.num_producers == 100
-        until(lambda: service.door.num_calls == 0)
+        assert (service.sequencer.counters.frames, service.engine.global_step) == (100, 100)
+        assert service.sequencer.streams.num_producers == 100
+        until(lambda: service.admission.num_calls == 0)
 
 
 def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
@@ -171,7 +161,7 @@ def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
         for _ in range(300):
             writer.write_batch(FRAMES[0])
         assert client.put(FRAMES, "w0").position == 6
-        until(lambda: service.intake.position("deaf") == 300)
+        until(lambda: service.sequencer.streams.position("deaf") == 300)
         writer.close()
         del reader
         deaf.close()
@@ -208,8 +198,10 @@ def push(writer):
 def test_of_names_that_open_at_once_those_that_send_first_are_kept():
     with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
         a = one.producer("a")
-        writer, _ = two.opened()[0].do_put(PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema)
-        until(lambda: service.intake.num_streams == 1)
+        writer, _ = two.connection.opened()[0].do_put(
+            PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema
+        )
+        until(lambda: service.sequencer.streams.num_open == 1)
         a.send(FRAMES[0])
         a.close()
         with pytest.raises(flight.FlightServerError, match="'b': positions of 1 producers are kept, and no more"):
@@ -254,33 +246,24 @@ def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
 def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
     with service_of() as service:
         client = flight.connect(service.address.uri)
-        writer, reader = client.do_put(descriptor, FRAMES[0].schema)
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError) as error:
-            writer.close()
-        assert "Traceback" not in str(error.value)
+        refused(*client.do_put(descriptor, FRAMES[0].schema), flight.FlightServerError, None)
         client.close()
 
 
 def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):
-    engine = ps.Engine(config_of())
-    saving = Saving(Folder(tmp_path / "c"), 3)
-    reading = ReadOptions(engine.config.sizes, unvalidated=True)
-    service = Service(engine, LOOPBACK, reading, LearningRates(0, None, {}), saving=saving)
-    with client_of(service, patience_s=0.2) as client:
-        client.put(FRAMES[:3], "w0")
+    class Full(type(atomic_files.operations)):  # type: ignore[misc]
+        def write(self, *_):
+            raise OSError(28, "No space left on device")
 
-        class Full(type(atomic_files.operations)):  # type: ignore[misc]
-            def write(self, *_):
-                raise OSError(28, "No space left on device")
+    def fill_the_disk():
+        with service_of(folder=tmp_path / "c", every=3) as service, client_of(service, patience_s=0.2) as client:
+            client.put(FRAMES[:3], "w0")
+            monkeypatch.setattr(atomic_files, "operations", Full())
+            with pytest.raises(ps.ServiceError):
+                client.put(FRAMES[3:], "w0")
+            assert service.wants_to_end.wait(HANG_S)
 
-        monkeypatch.setattr(atomic_files, "operations", Full())
-        with pytest.raises(ps.ServiceError):
-            client.put(FRAMES[3:], "w0")
-        assert service.wants_to_end.wait(HANG_S)
-        with pytest.raises(OSError, match="No space left"):
-            service.end()
-        assert service.close(HANG_S)
+    with pytest.raises(OSError, match="No space left"):  # as the service ends
+        fill_the_disk()
     monkeypatch.undo()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()

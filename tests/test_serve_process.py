@@ -161,7 +161,7 @@ def test_its_last_words_count_stale_frames(config):
 def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")
-        raw, _ = client.opened()
+        raw, _ = client.connection.opened()
         follow = raw.do_get(flight.Ticket(b'{"deltas":{"follow":true}}'))
         writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
         writer.write_batch(frames[0])

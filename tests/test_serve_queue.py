@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, until
-from services import Process, config_of, frame, replayed, service_of
+from services import Process, config_of, frame, refused, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
@@ -23,7 +23,7 @@ def with_column(batch, num_bytes):
     return batch.append_column("unread", pa.array([b"x" * num_bytes] * batch.num_rows))
 
 
-def put(client, batches, contributor="w0"):
+def begin(client, batches, contributor="w0"):
     """Send batches and nothing that ends the last frame."""
     writer, reader = client.do_put(PutRequest(contributor=contributor).descriptor(), batches[0].schema)
     for batch in batches:
@@ -44,7 +44,7 @@ def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
         with connect(service.uri, patience_s=HANG_S) as client, flight.connect(service.uri) as raw:
             client.rows("user", [0])
             before = resident(service.process)
-            writer, _ = put(raw, rows)
+            writer, _ = begin(raw, rows)
             until(lambda: client.status()["queued_rows"] == len(rows))
             assert client.status()["queued_bytes"] < MB
             assert resident(service.process) - before < len(rows) * 3 * MB
@@ -77,12 +77,12 @@ def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
         frames.append(with_column(batch, 10_000))
     with service_of(ps.Engine(config_of(tables)), on_bad_row="drop") as service:
         raw = flight.connect(service.address.uri)
-        writer, _ = put(raw, frames)
+        writer, _ = begin(raw, frames)
         until(lambda: service.producers.rows.num_taken == 60)  # those of the last step
         assert service.producers.held.num_taken < 60_000
         writer.close()
         raw.close()
-        until(lambda: service.intake.position("w0") == 4)
+        until(lambda: service.sequencer.streams.position("w0") == 4)
         engine = ps.Engine(config_of(tables))
         engine.run(iter(each.drop_columns(["unread"]) for each in frames), on_bad_row="drop")
         assert service.engine.state_hash() == engine.state_hash()
@@ -91,12 +91,9 @@ def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
 
 def test_a_frame_that_keeps_too_much_is_refused():
     with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
-        writer, reader = put(raw, [frame(n, rows=5000, step=0) for n in range(15)])
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightServerError, match=r"a frame of more than 1,048,576 bytes.*--queued-memory"):
-            writer.close()
-        until(lambda: service.door.num_calls == 0)
+        writer, reader = begin(raw, [frame(n, rows=5000, step=0) for n in range(15)])
+        refused(writer, reader, flight.FlightServerError, "a frame of more than 1,048,576 bytes.*--queued-memory")
+        until(lambda: service.admission.num_calls == 0)
         assert (service.producers.held.num_taken, service.producers.rows.num_taken) == (0, 0)
         assert service.engine.global_step == 0
 
@@ -107,19 +104,16 @@ def test_what_frames_of_all_producers_keep_is_bounded_together():
         clients = [flight.connect(service.address.uri) for _ in range(3)]
         writers = []
         for n in range(2):
-            writers.append(put(clients[n], part, f"w{n}"))
+            writers.append(begin(clients[n], part, f"w{n}"))
             until(lambda: service.producers.rows.num_taken == 3000 * (n + 1))  # noqa: B023
-        writer, reader = put(clients[2], part, "w2")
-        while reader.read() is not None:
-            pass
-        with pytest.raises(flight.FlightUnavailableError, match="bytes wait in unfinished frames of all producers"):
-            writer.close()
+        writer, reader = begin(clients[2], part, "w2")
+        refused(writer, reader, flight.FlightUnavailableError, "bytes wait in unfinished frames of all producers")
         for writer, _ in writers:
             writer.close()
         for client in clients:
             client.close()
-        until(lambda: service.door.num_calls == 0)
-        assert (service.producers.held.num_taken, service.intake.counters.frames) == (0, 2)
+        until(lambda: service.admission.num_calls == 0)
+        assert (service.producers.held.num_taken, service.sequencer.counters.frames) == (0, 2)
 
 
 def test_metadata_next_to_a_batch_counts_as_kept():

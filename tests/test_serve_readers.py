@@ -30,7 +30,7 @@ def test_a_table_and_rows_are_those_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         at = client.table("user")
-        assert (at.step, at.lineage) == (12, service.intake.lineage)
+        assert (at.step, at.lineage) == (12, service.sequencer.streams.lineage)
         np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
         np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
@@ -46,7 +46,7 @@ def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkey
     with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
         producer.send(FRAMES[0])
         producer.wait()
-        stream = client.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
+        stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
         first = stream.read_chunk()
         for each in FRAMES[1:7]:
             producer.send(each)
@@ -97,7 +97,7 @@ def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
         with client.producer("w0") as producer:
             for each in FRAMES[:6]:
                 producer.send(each)
-            until(lambda: service.intake.durable_step == 4 and service.intake.counters.frames == 6)
+            until(lambda: service.sequencer.streams.durable_step == 4 and service.sequencer.counters.frames == 6)
             assert [d.step for d in client.deltas(start.step)] == [4]
         rows = start.rows.copy()
         for delta in client.deltas(start.step):
@@ -224,7 +224,7 @@ with connect(sys.argv[1]) as service:
     for _ in range(5):
         for _ in service.deltas(follow=True):
             break
-    raw, options = service.opened()
+    raw, options = service.connection.opened()
     reader = raw.do_get(flight.Ticket(b'{"table":"user"}'), options)
     reader.read_chunk()
     reader.cancel()

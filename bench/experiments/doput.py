@@ -3,9 +3,9 @@
     python bench/experiments/doput.py [--rows 20000] [--frames 60] [--rounds 3]
 
 The service and the producer are separate processes and share the CPUs of this machine; a replay has all of them.
-Batches are sent through shared memory, or with ``--socket`` as between machines. The time ends with the last
-acknowledgement, or with ``--checkpoint`` with the commit of everything. Every process has applied the whole log once
-before (warm), and there is no reader. The output says whether both ended with the same tables.
+The time ends with the last acknowledgement, or with ``--checkpoint`` with the commit of everything. Every process has
+applied the whole log once before (warm), and there is no reader. The output says whether both ended with the same
+tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", action="store_true", help="with one; the last acknowledgement waits for the disk"
     )
-    parser.add_argument("--socket", action="store_true", help="all bytes go through it: no shared memory")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-doput-") as folder:
         measure(args, Path(folder))
@@ -55,7 +54,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         try:
             assert service.stdout is not None
             uri = service.stdout.readline().split()[1].rstrip(",")
-            with connect(uri, share_memory=not args.socket) as client:
+            with connect(uri) as client:
                 client.put(frames, "bench")
                 for _ in range(args.rounds):
                     replays.append(engine.run(str(log)).rows_per_s)
@@ -92,7 +91,7 @@ def pushed(client, frames: list[pa.RecordBatch]) -> float:
 
 def report(args: argparse.Namespace, replays: list[float], puts: list[float], same: bool) -> None:
     replay, put = statistics.median(replays), statistics.median(puts)
-    how = ", checkpoint" * args.checkpoint + ", socket" * args.socket
+    how = ", checkpoint" * args.checkpoint
     print(f"{args.frames} frames of {args.rows} rows, dim {DIM}, {args.rounds} rounds{how}")
     for name, all_of, median in (("replay", replays, replay), ("DoPut", puts, put)):
         print(f"{name:8}{median:12,.0f} rows/s   ({min(all_of):,.0f} to {max(all_of):,.0f})")

@@ -34,7 +34,8 @@ from penstock.io.storage.descriptors import raise_limit
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
-from penstock.service.server import Saving, Service
+from penstock.service.sequencer import Saving
+from penstock.service.server import Service
 
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
 LimitFlags = dict[str, tuple[str, int, str, str, str]]
@@ -52,7 +53,6 @@ LIMITS: LimitFlags = {
     "--max-message": ("message_bytes", 1, "MB", "of one record batch", ""),
     "--max-queued-rows": ("queued_rows", 1, "N", "of frames that are not whole yet, of all producers", ""),
     "--queued-memory": ("queued_bytes", 1, "MB", "that such frames keep, of all producers", ""),
-    "--shared-memory": ("memory_bytes", 0, "MB", "for producers on this machine, 16 for each", "; 0: none"),
 }
 DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", 1, "MB", "of deltas kept for readers", "")}
 # Seconds between two checks for a signal.

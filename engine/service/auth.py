@@ -71,7 +71,7 @@ def _read(file: Path, flag: str) -> bytes:
         raise UsageError(f"{flag} {os.fspath(file)}: cannot be read ({error.strerror})") from None
 
 
-class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks the token of every call, and limits the number of concurrent calls.
 
     tokens : each of them admits a call; none: every call is admitted
@@ -88,50 +88,50 @@ class Doorkeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self.num_calls = 0
         self.num_refused = 0
 
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _Visit:
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
         with self._lock:
-            if not self._is_welcome(headers):
+            if not self._is_authorized(headers):
                 self.num_refused += 1
                 raise flight.FlightUnauthenticatedError("the token is missing or wrong")
             if self.num_calls >= self._max_calls:
                 self.num_refused += 1
                 raise flight.FlightUnavailableError(f"busy with {self.num_calls} calls (--max-calls); try again")
             self.num_calls += 1
-        return _Visit(self)
+        return _AdmittedCall(self)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until no call is in progress, and return whether that happened within ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: self.num_calls == 0, timeout_s)
 
-    def leave(self) -> None:
+    def call_ended(self) -> None:
         with self._changed:
             self.num_calls -= 1
             self._changed.notify_all()
 
-    def _is_welcome(self, headers: Mapping[str, list[Any]]) -> bool:
+    def _is_authorized(self, headers: Mapping[str, list[Any]]) -> bool:
         if not self._tokens:
             return True
-        given = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
+        sent = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
         # Compare every token, in a time that does not depend on how much of it matches.
-        fits = [hmac.compare_digest(value, b"Bearer " + token) for value in given for token in self._tokens]
-        return any(fits)
+        matches = [hmac.compare_digest(value, b"Bearer " + token) for value in sent for token in self._tokens]
+        return any(matches)
 
 
-class _Visit(flight.ServerMiddleware):  # type: ignore[misc]
+class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
     """One admitted call, until it completes."""
 
-    def __init__(self, door: Doorkeeper) -> None:
+    def __init__(self, admission: CallAdmission) -> None:
         super().__init__()
-        self._door = door
+        self._admission = admission
         self._peer: str | None = None
 
-    def comes_from(self, peer: str) -> None:
+    def set_peer(self, peer: str) -> None:
         """Set the peer of the call's connection, which ``start_call`` does not receive."""
-        self._door.connections.began(peer)
+        self._admission.connections.began(peer)
         self._peer = peer
 
     def call_completed(self, exception: BaseException | None) -> None:
         if self._peer is not None:
-            self._door.connections.ended(self._peer)
-        self._door.leave()
+            self._admission.connections.ended(self._peer)
+        self._admission.call_ended()

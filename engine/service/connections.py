@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -22,7 +22,7 @@ from penstock.service.limits import Limits
 
 # The time that a connection has for its first admitted call.
 FIRST_CALL_S = 10.0
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 # The share of the process's descriptors that connections may use.
 SHARE = 0.75
 # Descriptors reserved for commits, which open a few at a time.
@@ -33,10 +33,10 @@ Peer = tuple[str, int]  # address and port
 
 @dataclass
 class _Connection:
-    """One connection. since_s : when it was found, or its last call ended; is_known : whether a call was admitted"""
+    """One connection. since_s : when it was found, or its last call ended; was_admitted : whether any call was"""
 
     since_s: float
-    is_known: bool = False
+    was_admitted: bool = False
     num_calls: int = 0
 
 
@@ -67,7 +67,7 @@ class Connections:
     def began(self, peer: str) -> None:
         with self._lock:
             connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
-            connection.is_known = True
+            connection.was_admitted = True
             connection.num_calls += 1
 
     def ended(self, peer: str) -> None:
@@ -78,11 +78,8 @@ class Connections:
 
     def cut(self) -> None:
         """Shut down all connections, also those with calls in progress."""
-        if self._over.is_set():
-            return
-        with self._sockets.open_on(self._port) as found:
-            for peer in found:
-                self._sockets.shut_down(found[peer], peer)
+        if not self._over.is_set():
+            self._shut_down(list)
 
     def close(self) -> None:
         """Stop the checks. Idempotent."""
@@ -95,16 +92,16 @@ class Connections:
         descriptors.reserve.release(RESERVE)
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_EVERY_S):
-            self._look()
+        while not self._over.wait(CHECK_EVERY_S):
+            self._shut_down(self._excess)
             descriptors.reserve.fill()
 
-    def _look(self) -> None:
+    def _shut_down(self, select: Callable[[Iterable[Peer]], list[Peer]]) -> None:
         with self._sockets.open_on(self._port) as found:
-            for peer in self._unwanted(found):
+            for peer in select(found):
                 self._sockets.shut_down(found[peer], peer)
 
-    def _unwanted(self, found: Iterable[Peer]) -> list[Peer]:
+    def _excess(self, found: Iterable[Peer]) -> list[Peer]:
         """Return the connections to shut down: idle for too long, or above the limit, those without any call first."""
         now_s = time.monotonic()
         with self._lock:
@@ -113,12 +110,12 @@ class Connections:
             # A call may begin before its connection is found.
             known |= {peer: each for peer, each in self._known.items() if each.num_calls}
             self._known = known
-            idle = sorted((each.is_known, each.since_s, peer) for peer, each in known.items() if not each.num_calls)
+            idle = sorted((each.was_admitted, each.since_s, peer) for peer, each in known.items() if not each.num_calls)
         first_call_s = min(FIRST_CALL_S, self._idle_s)
         return [
             peer
-            for place, (is_known, since_s, peer) in enumerate(idle)
-            if place < surplus or now_s - since_s > (self._idle_s if is_known else first_call_s)
+            for place, (was_admitted, since_s, peer) in enumerate(idle)
+            if place < surplus or now_s - since_s > (self._idle_s if was_admitted else first_call_s)
         ]
 
 

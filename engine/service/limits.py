@@ -23,7 +23,6 @@ class Limits:
     idle_s : how long a connection may stay without a call
     message_bytes : of one record batch
     queued_rows, queued_bytes : of unfinished frames, over all streams
-    memory_bytes : of shared memory, over all producers on this machine
     producers : names whose positions are stored
     delta_bytes : of the deltas retained for readers
     rows_asked : ids in one request for rows
@@ -35,14 +34,13 @@ class Limits:
     message_bytes: int = 64 << 20
     queued_rows: int = 1 << 22
     queued_bytes: int = 1 << 30
-    memory_bytes: int = 256 << 20
     producers: int = 10_000
     delta_bytes: int = 256 << 20
     rows_asked: int = 1 << 16
 
 
 class Budget:
-    """A maximum shared by all streams: of rows or bytes queued in unfinished frames, or of bytes of shared memory."""
+    """A maximum shared by all streams, of rows or bytes queued in unfinished frames."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,13 +1,19 @@
-"""The state of a producer's stream in the intake, and a snapshot of the positions of all streams."""
+"""The open streams of a service's producers: the position of each producer, and the acknowledgements of its frames."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.checkpoint.source_positions import Tally
-from penstock.io.flight.messages import Ack
+from penstock.errors import InputError, UsageError
+from penstock.frames import Frame
+from penstock.io.flight.messages import Ack, PutRequest
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
 
 
 @dataclass(eq=False)
@@ -29,8 +35,13 @@ class Stream:
     def position(self) -> int:
         return self.next - 1
 
+    def acknowledge(self, ack: Ack) -> None:
+        if ack.position > self.acked.position:
+            self.acked = ack
+            self.tell(ack)
 
-class Held(NamedTuple):
+
+class Snapshot(NamedTuple):
     """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
     step: int
@@ -40,11 +51,156 @@ class Held(NamedTuple):
 
     def tally(self, contributor: str | None, identifier: str | None) -> Tally:
         """Return the initial counts of a new stream: those of the stream that it continues, else zeros."""
-        known = None if contributor is None or identifier is None else self.tallies.get(contributor)
-        return known if known is not None and known.stream == identifier else Tally(identifier)
+        last = None if contributor is None or identifier is None else self.tallies.get(contributor)
+        return last if last is not None and last.stream == identifier else Tally(identifier)
 
     def ack(self, stream: Stream, tally: Tally, durable: bool) -> Ack:
         """Return the acknowledgement of a stream at this snapshot. tally : its counts up to here"""
         name = stream.contributor
         position = stream.position if name is None else self.positions.get(name, 0)
         return Ack(position, durable, self.step, False, tally.applied, tally.stale, self.pending, tally.dropped)
+
+
+class Streams:
+    """The open streams and the positions of all producers. Methods are called under the gate's lock.
+
+    most : producers whose positions are stored, each from its first frame
+    is_durable : whether to acknowledge frames only after their commit
+    """
+
+    def __init__(self, engine: Engine, most: int, is_durable: bool) -> None:
+        self._engine, self._most, self.is_durable = engine, most, is_durable
+        self._positions = engine.session.positions
+        self._open: set[Stream] = set()
+        self._newest: dict[str, Stream] = {}  # by contributor
+        if self._positions.lineage is None:
+            self._positions.lineage = secrets.token_hex(8)
+        self._durable = self._promised = self._copied()
+
+    @property
+    def lineage(self) -> str:
+        """Return the identifier of this history of steps. Only a restart from the checkpoint keeps it."""
+        assert self._positions.lineage is not None
+        return self._positions.lineage
+
+    @property
+    def durable_step(self) -> int:
+        """Return the global step of the last durable commit."""
+        return self._durable.step
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_producers(self) -> int:
+        return len(self._positions.producers)
+
+    def position(self, contributor: str) -> int:
+        """Return the number of a producer's frames that were applied."""
+        return self._positions.producers.get(contributor, 0)
+
+    def durable_position(self, contributor: str) -> int:
+        """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
+        return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
+
+    # ---- a stream
+
+    def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
+        """Open a stream and send its first acknowledgement. Raises UsageError and InputError."""
+        name, now = request.contributor, self._now()
+        stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
+        # The first acknowledgement tells a producer which frames to resend.
+        stream.acked, stream.promised = (
+            snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
+            for snapshot in (self._durable if self.is_durable else now, self._promised)
+        )
+        self._open.add(stream)
+        if name is not None:
+            self._newest[name] = stream
+        tell(stream.acked)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        self._open.discard(stream)
+        if stream.contributor is not None and self._newest.get(stream.contributor) is stream:
+            del self._newest[stream.contributor]
+
+    def skips(self, stream: Stream) -> bool:
+        """Return whether the next frame of a stream was applied before. Raises UsageError if it may send none."""
+        name = stream.contributor
+        if name is None:
+            return False
+        if self._newest.get(name) is not stream:
+            raise UsageError(f"another stream of producer '{name}' has begun: this one ends")
+        if stream.next <= self.position(name):
+            return True
+        self._check_room(name)
+        return False
+
+    def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
+        """Count a frame that was applied or dropped as stale."""
+        name = stream.contributor
+        stream.next += 1
+        if name is not None:
+            self._positions.producers[name] = stream.position
+        stream.tally = stream.tally.plus(frame, was_stale)
+        if name is not None:
+            self._positions.tallies[name] = stream.tally
+
+    def acknowledge(self, stream: Stream) -> None:
+        """Acknowledge all frames of a stream so far, if there is no checkpoint to wait for."""
+        if not self.is_durable:
+            stream.acknowledge(self._now().ack(stream, stream.tally, durable=False))
+
+    # ---- all streams
+
+    def commit_begins(self) -> None:
+        self._promised = self._copied()
+        for stream in self._open:
+            stream.promised = self._promised.ack(stream, stream.tally, durable=True)
+
+    def commit_is_on_disk(self) -> None:
+        self._durable = self._promised
+        for stream in self._open:
+            stream.acknowledge(stream.promised)
+
+    def notify_end(self) -> None:
+        """Send every producer its last acknowledgement again, marked as the last one."""
+        for stream in self._open:
+            stream.tell(replace(stream.acked, closing=True))
+
+    # ---- inside
+
+    def _first(self, request: PutRequest) -> int:
+        """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""
+        name, first = request.contributor, request.first
+        if name is None:
+            return 1
+        position = self.position(name)
+        if first is None and position:
+            raise UsageError(
+                f"producer '{name}': {position} of its frames are here already: say the number of the stream's first "
+                f'frame ("first": {position + 1} goes on)'
+            )
+        if first is not None and first > position + 1:
+            raise InputError(
+                f"a gap: frame {first} comes where {position + 1} is next; send from there on",
+                source=f"producer '{name}'",
+            )
+        self._check_room(name)
+        return first or 1
+
+    def _check_room(self, name: str) -> None:
+        """Raise UsageError if the position of a new name cannot be stored. Names without a frame are not stored."""
+        if name not in self._positions.producers and self.num_producers >= self._most:
+            raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
+
+    def _now(self) -> Snapshot:
+        """Return the current positions, in which later changes show."""
+        engine, positions = self._engine, self._positions
+        return Snapshot(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
+
+    def _copied(self) -> Snapshot:
+        now = self._now()
+        return now._replace(positions=dict(now.positions), tallies=dict(now.tallies))

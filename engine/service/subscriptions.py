@@ -18,7 +18,7 @@ from penstock.errors import DeltasGoneError, UsageError
 from penstock.io.flight.messages import DELTAS, TABLE, encoded
 from penstock.service.delta_log import DeltaLog
 from penstock.service.limits import Limits
-from penstock.service.sequencer import Intake
+from penstock.service.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -39,8 +39,8 @@ class Answer(NamedTuple):
 class Readers:
     """Answers the requests of readers."""
 
-    def __init__(self, engine: Engine, intake: Intake, log: DeltaLog, limits: Limits) -> None:
-        self._engine, self._intake, self._log, self._limits = engine, intake, log, limits
+    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
+        self._engine, self._sequencer, self.log, self._limits = engine, sequencer, log, limits
 
     def get(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
         """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
@@ -65,29 +65,28 @@ class Readers:
 
     @property
     def delta_schema(self) -> pa.Schema:
-        said = {**(self._log.schema.metadata or {}), b"penstock.lineage": self._intake.lineage.encode()}
-        return self._log.schema.with_metadata(said)
+        metadata = {**(self.log.schema.metadata or {}), b"penstock.lineage": self._sequencer.streams.lineage.encode()}
+        return self.log.schema.with_metadata(metadata)
 
     def _deltas(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
         since, lineage, follow = asked.get("since"), asked.get("lineage"), asked.get("follow", False)
         if since is not None and type(since) is not int:
             raise UsageError(f"since: expected a step, got {since!r}")
-        if lineage is not None and lineage != self._intake.lineage:
+        if lineage is not None and lineage != self._sequencer.streams.lineage:
             raise DeltasGoneError(
                 "this service's state is another one than that of the step asked for (it was restarted without its "
                 "checkpoint, or with another one); take the tables anew, and go on from their step"
             )
-        with self._engine.gate.still():
-            self._log.tell_all()
-        since = self._log.first_step if since is None else since
-        until = None if follow else self._log.step
-        self._log.check(since)
-        return Answer(self.delta_schema, self._told(since, until, gone))
+        self.log.publish_all()
+        since = self.log.first_step if since is None else since
+        until = None if follow else self.log.step
+        self.log.check(since)
+        return Answer(self.delta_schema, self._published(since, until, gone))
 
-    def _told(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
-        with self._log.followed() if until is None else nullcontext():
-            for told in self._log.after(since, until, gone):
-                for batch in told.batches:
+    def _published(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
+        with self.log.followed() if until is None else nullcontext():
+            for delta in self.log.after(since, until, gone):
+                for batch in delta.batches:
                     yield batch, b""
 
     def _rows(self, name: str, ids: Any) -> Answer:
@@ -100,24 +99,24 @@ class Readers:
             raise UsageError(f"table '{name}': expected 0 <= id < {size}, got ids from {min(ids)} to {max(ids)}")
         with self._engine.gate.still():
             batch = self._batch(name, np.array(ids, np.int64))
-            said = {"step": self._engine.global_step, "told_step": self._log.step}
-        return Answer(batch.schema, iter([(batch, encoded(said))]))
+            metadata = {"step": self._engine.global_step, "told_step": self.log.step}
+        return Answer(batch.schema, iter([(batch, encoded(metadata))]))
 
     def _table(self, name: str) -> Messages:
         """Yield all rows, again if too much changed meanwhile, then the step that they are of."""
         for number in range(PASSES):
-            made_before = self._log.made_bytes
+            before = self.log.created_bytes
             try:
                 until = yield from self._pass(name, again=number > 0)
                 break
             except DeltasGoneError:
-                made = self._log.made_bytes - made_before
+                created = self.log.created_bytes - before
         else:
             raise UsageError(
-                f"table '{name}': {made:,} bytes of deltas were made while it was read, and {self._log.max_bytes:,} "
+                f"table '{name}': {created:,} bytes of deltas were made while it was read, and {self.log.max_bytes:,} "
                 "are kept: start the service with a larger --delta-memory"
             )
-        end = {"step": until, "lineage": self._intake.lineage}
+        end = {"step": until, "lineage": self._sequencer.streams.lineage}
         yield pa.RecordBatch.from_pylist([], self.table_schema(name)), encoded(end)
 
     def _pass(self, name: str, again: bool) -> Generator[tuple[pa.RecordBatch, bytes], None, int]:
@@ -127,10 +126,7 @@ class Readers:
         """
         layout = self._engine.core.tables.table(name).layout
         at_once = max(1, BLOCK_BYTES // (4 * layout.dim))
-        with self._engine.gate.still():
-            self._log.tell_all()
-            # If more changed than is retained, the next deltas begin at ``first_step``.
-            since = step = max(self._log.step, self._log.first_step)
+        since = step = self.log.publish_all()
         for first in range(0, layout.vocabulary_size, at_once):
             with self._engine.gate.still():
                 self._engine.core.check_whole()
@@ -138,9 +134,9 @@ class Readers:
                 block = self._batch(name, np.arange(first, min(first + at_once, layout.vocabulary_size)))
             yield block, encoded({"changed": again})
         self._settle(step)
-        until = self._log.step
-        for told in self._log.after(since, until):
-            for batch in told.batches:
+        until = self.log.step
+        for delta in self.log.after(since, until):
+            for batch in delta.batches:
                 changed = _of_table(batch, name, self.table_schema(name))
                 if changed.num_rows:
                     yield changed, encoded({"changed": True})
@@ -148,13 +144,12 @@ class Readers:
 
     def _settle(self, step: int) -> None:
         """Wait until the deltas up to the step of the last block are published, and durable with a checkpoint."""
-        if self._intake.is_durable:
-            if self._log.step < step:
-                self._intake.ask_for_commit()
-                self._log.wait_for(step)
-            return
-        with self._engine.gate.still():
-            self._log.tell_all()
+        if self._sequencer.streams.is_durable:
+            if self.log.step < step:
+                self._sequencer.ask_for_commit()
+                self.log.wait_for(step)
+        else:
+            self.log.publish_all()
 
     def _batch(self, name: str, ids: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         rows = self._engine.core.tables.table(name).read(ids)

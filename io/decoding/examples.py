@@ -78,8 +78,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
 
 def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
-    data = batch.owned()
-    columns = {name: valid_column(batch, data, name)[0] for name in roles.names}
+    columns = {name: valid_column(batch, name)[0] for name in roles.names}
     uses: dict[str, list[FeatureUses]] = {}
     for number, feature in enumerate(roles.features):
         of_feature = _uses(columns[feature.path], feature, number, options.sizes[feature.table][1])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -141,16 +140,9 @@ class FrameReader:
             return lambda batch: decode_examples(batch, roles, options)
         plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
 
-        def decode_owned(batch: Batch) -> DecodedBatch:
-            return decode_rows(batch, roles, table, options.num_tags)
-
         def decode(batch: Batch) -> DecodedBatch:
             found = None if plain is None else plain.decode(batch.data)
-            if found is None:
-                return decode_owned(batch)
-            if batch.copied is not None:
-                found.copied = partial(decode_owned, batch)
-            return found
+            return decode_rows(batch, roles, table, options.num_tags) if found is None else found
 
         return decode
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -195,17 +195,11 @@ class DecodedBatch:
     """A batch as numpy: the columns that delimit frames, and its gradient rows.
 
     truncated : int64, of an example stream: the ids dropped from each example; None: none
-    copied : if another process may write to the values: decodes a copy of them
     """
 
     frame_columns: FrameColumns
     row_batches: Sequence[RowBatch]
     truncated: Int64 | None = None
-    copied: Callable[[], DecodedBatch] | None = None
-
-    def owned(self) -> DecodedBatch:
-        """Return the batch with values that no other process can change."""
-        return self if self.copied is None else self.copied()
 
     def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
         return any(rows.may_be_bad(sizes) for rows in self.row_batches)
@@ -217,15 +211,14 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
     default_table : of rows that do not say theirs
     num_tags : how many learning rates a row must carry; None does not look at them
     """
-    data = batch.owned()
     columns, runs = {}, {}
     for name in roles.names:
-        columns[name], runs[name] = valid_column(batch, data, name)
+        columns[name], runs[name] = valid_column(batch, name)
     raw_ids, ids_null = integers(columns[roles.id.name])
     table_runs = None if roles.table is None else runs[roles.table.name]
     tables, codes = _tables(columns, roles, default_table, table_runs)
     rows = RowBatch(
-        num_rows=data.num_rows,
+        num_rows=batch.data.num_rows,
         tables=tables,
         codes=codes,
         raw_ids=raw_ids,
@@ -237,13 +230,13 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
     return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
 
 
-def valid_column(batch: Batch, data: pa.RecordBatch, name: str) -> tuple[pa.Array, Runs | None]:
-    """Validate a column of a batch's data; return it and the runs that ``validated`` found. Raises InputError."""
+def valid_column(batch: Batch, name: str) -> tuple[pa.Array, Runs | None]:
+    """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
     with arrow_errors("corrupt Arrow data", batch.source, batch.index, name):
-        column = data.column(name)
+        column = batch.data.column(name)
         runs = validated(column)
-        if len(column) != data.num_rows:
-            raise ValueError(f"{len(column)} values in a batch of {data.num_rows} rows")
+        if len(column) != batch.data.num_rows:
+            raise ValueError(f"{len(column)} values in a batch of {batch.data.num_rows} rows")
     return column, runs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -53,13 +53,11 @@ class SourceBatch:
     _validated: SourceBatch | None = field(default=None, init=False)
 
     def validated(self, sizes: Sizes) -> SourceBatch:
-        """Return the batch after a check of every value, in memory that no other process can change."""
+        """Return the batch after a check of every value."""
         if not self.unvalidated:
             return self
         if self._validated is None:
-            content = self.content.owned()
-            bad = find_all_bad_rows(content, sizes)
-            self._validated = SourceBatch(self.raw, content, self.roles, bad, False)
+            self._validated = replace(self, bad=find_all_bad_rows(self.content, sizes), unvalidated=False)
         return self._validated
 
     def bad_rows(self, start: int, stop: int) -> BadRows | None:

@@ -10,24 +10,22 @@ After a failure the client reconnects for ``patience_s`` and resumes after the l
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, ServiceError, UsageError
-from penstock.io.flight.connection import PASSING, Address, Patience, dial
-from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded, encoded, from_flight
+from penstock.errors import ServiceError, UsageError
+from penstock.io.flight.connection import Address, Connection, Patience
+from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
 from penstock.validation import MASKED, is_masked
 
-T = TypeVar("T")
 Float32 = npt.NDArray[np.float32]
 
 
@@ -47,34 +45,22 @@ class TableAt(NamedTuple):
     lineage: str
 
 
-def connect(
-    uri: str,
-    token: str | None = None,
-    *,
-    roots: str | None = None,
-    patience_s: float = 30.0,
-    share_memory: bool = True,
-) -> Client:
+def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
     """Return a client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
 
     token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
     roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     patience_s : how long to retry while the service is unreachable
-    share_memory : whether to send gradients to a service on this machine through shared memory, if it offers some
     Raises UsageError. Only the first call connects.
     """
-    return Client(Address.of(uri), token, roots, patience_s, share_memory)
+    return Client(Connection(Address.of(uri), token, roots, patience_s))
 
 
 class Client:
     """A client of one service, for one thread at a time; create one client per thread."""
 
-    def __init__(
-        self, address: Address, token: str | None, roots: str | None, patience_s: float, share_memory: bool
-    ) -> None:
-        self._address, self._token, self._roots, self._patience_s = address, token, roots, patience_s
-        self.shares_memory = share_memory and address.is_loopback
-        self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
     # ---- gradients in
 
@@ -109,11 +95,11 @@ class Client:
 
     def producer(self, contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES) -> Producer:
         """Return a producer for single frames: ``send``, and ``close`` to wait for the last acknowledgement."""
-        return Producer(self, contributor, first, window_bytes, self._patience_s)
+        return Producer(self.connection, contributor, first, window_bytes)
 
     def position(self, contributor: str) -> int:
         """Return the number of a producer's durable frames; after a restart, send the next one first."""
-        return int(self.act("position", {"contributor": contributor})["durable_position"])
+        return int(self.connection.act("position", contributor=contributor)["durable_position"])
 
     # ---- tables out
 
@@ -124,53 +110,50 @@ class Client:
         follow : continue with later deltas, also over broken connections
         Raises DeltasGoneError if the service no longer retains them: fetch the tables again.
         """
-        breaks = Patience(self._patience_s)
+        patience = Patience(self.connection.patience_s)
         while True:
             try:
                 for delta in self._deltas(since, lineage, follow):
                     since = delta.step
-                    breaks.good()
+                    patience.good()
                     yield delta
                 if not follow:
                     return
                 # The service has ended in order, and may be back.
-                breaks.wait(ServiceError(f"{self.where}: the service has ended"))
-            except PASSING as error:
-                self._drop()
-                breaks.wait(from_flight(error, self.where))
-            except (flight.FlightError, pa.ArrowException) as error:
-                raise from_flight(error, self.where) from error
+                patience.wait(ServiceError(f"{self.connection.where}: the service has ended"))
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
+                self.connection.recover(error, patience)
 
     def table(self, name: str) -> TableAt:
         """Fetch a table, with all rows of one step."""
-        return self.again(lambda: self._table(name))
+        return self.connection.retried(lambda: self._table(name))
 
     def rows(self, name: str, ids: Any) -> Float32:
         """Fetch the current values of some rows: float32 (n, dim), repeats allowed."""
         if is_masked(ids):
             raise UsageError(f"table '{name}', ids: {MASKED}")
-        ticket = flight.Ticket(encoded({TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}))
-        return self.again(lambda: _matrix(self._first(ticket, name)))
+        ticket = {TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}
+        return self.connection.retried(lambda: self._rows(name, ticket))
 
     # ---- the service itself
 
     def status(self) -> dict[str, Any]:
-        return self.act("status")
+        return self.connection.act("status")
 
     def explain(self) -> str:
         """Return a description of the frames that the gate waits for."""
-        return str(self.act("explain")["gate"])
+        return str(self.connection.act("explain")["gate"])
 
     def checkpoint(self) -> int:
         """Commit and wait for it; return its step."""
-        return int(self.act("checkpoint")["committed_step"])
+        return int(self.connection.act("checkpoint")["committed_step"])
 
     def drain(self) -> None:
         """Let the service commit and end."""
-        self.act("drain")
+        self.connection.act("drain")
 
     def close(self) -> None:
-        self._drop()
+        self.connection.close()
 
     def __enter__(self) -> Client:
         return self
@@ -178,62 +161,15 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    # ---- for this package
+    # ---- inside
 
-    @property
-    def where(self) -> str:
-        """Return the address, for messages."""
-        return self._address.uri
-
-    def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call an action and return its answer."""
-
-        def once() -> dict[str, Any]:
-            client, options = self.opened()
-            (answer,) = client.do_action(flight.Action(kind, encoded(said or {})), options)
-            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
-            return found
-
-        return self.again(once)
-
-    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-        """Return the connection, opening it if necessary."""
-        if self._open is None:
-            self._open = dial(self._address, self._token, self._roots)
-        return self._open
-
-    def again(self, attempt: Callable[[], T]) -> T:
-        """Retry a call over new connections until it succeeds or patience ends."""
-        breaks = Patience(self._patience_s)
-        while True:
-            try:
-                return attempt()
-            except PenstockError:
-                raise
-            except PASSING as error:
-                self._drop()
-                breaks.wait(from_flight(error, self.where))
-            except (flight.FlightError, pa.ArrowException) as error:
-                raise from_flight(error, self.where) from error
-
-    def _drop(self) -> None:
-        if self._open is not None:
-            self._open[0].close()
-            self._open = None
-
-    def _get(self, ticket: flight.Ticket) -> flight.FlightStreamReader:
-        client, options = self.opened()
-        return client.do_get(ticket, options)
-
-    def _first(self, ticket: flight.Ticket, name: str) -> pa.RecordBatch:
-        """Return the single batch of an answer."""
-        for chunk in self._get(ticket):
-            return chunk.data
-        raise ServiceError(f"{self.where}: rows of table '{name}' were asked for, and none came")
+    def _rows(self, name: str, ticket: dict[str, Any]) -> Float32:
+        for chunk in self.connection.get(ticket):
+            return _matrix(chunk.data)
+        raise ServiceError(f"{self.connection.where}: rows of table '{name}' were asked for, and none came")
 
     def _deltas(self, since: int | None, lineage: str | None, follow: bool) -> Iterator[Delta]:
-        asked = {"since": since, "lineage": lineage, "follow": follow}
-        reader = self._get(flight.Ticket(encoded({DELTAS: asked})))
+        reader = self.connection.get({DELTAS: {"since": since, "lineage": lineage, "follow": follow}})
         try:
             batches: list[pa.RecordBatch] = []
             for chunk in reader:
@@ -248,16 +184,16 @@ class Client:
     def _table(self, name: str) -> TableAt:
         blocks: list[Float32] = []
         rows: Float32 | None = None
-        for chunk in self._get(flight.Ticket(encoded({TABLE: name}))):
-            said = decoded(chunk.app_metadata, "a table's metadata")
-            if "step" in said:
-                return TableAt(np.concatenate(blocks) if rows is None else rows, said["step"], said["lineage"])
-            if not said["changed"]:
+        for chunk in self.connection.get({TABLE: name}):
+            metadata = decoded(chunk.app_metadata, "a table's metadata")
+            if "step" in metadata:
+                return TableAt(np.concatenate(blocks) if rows is None else rows, metadata["step"], metadata["lineage"])
+            if not metadata["changed"]:
                 blocks.append(_matrix(chunk.data))
                 continue
             rows = np.concatenate(blocks) if rows is None else rows
             rows[chunk.data.column("id").to_numpy()] = _matrix(chunk.data)
-        raise ServiceError(f"{self.where}: the table '{name}' ended before its last row")
+        raise ServiceError(f"{self.connection.where}: the table '{name}' ended before its last row")
 
 
 def _matrix(batch: pa.RecordBatch) -> Float32:

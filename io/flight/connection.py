@@ -1,19 +1,24 @@
-"""Flight addresses, and the one place where a client's connection is opened."""
+"""Flight addresses, and connections to a service: how one is opened, and how a call is retried over a new one."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import PenstockError, UsageError
-from penstock.io.flight.messages import flight_errors
+from penstock.io.flight.messages import encoded, flight_errors, from_flight
+
+T = TypeVar("T")
 
 TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS"
 
@@ -113,3 +118,69 @@ class Patience:
             raise error
         time.sleep(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class Connection:
+    """A connection to one service, opened at the first call and again after a failure. For one thread at a time.
+
+    token, roots : as for ``dial``; patience_s : how long to retry a call
+    """
+
+    def __init__(self, address: Address, token: str | None, roots: str | None, patience_s: float) -> None:
+        self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
+        self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
+
+    @property
+    def where(self) -> str:
+        """Return the address, for messages."""
+        return self._address.uri
+
+    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+        if self._open is None:
+            self._open = dial(self._address, self._token, self._roots)
+        return self._open
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another one."""
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+    def act(self, kind: str, **arguments: Any) -> dict[str, Any]:
+        """Call an action and return its answer."""
+
+        def once() -> dict[str, Any]:
+            client, options = self.opened()
+            (answer,) = client.do_action(flight.Action(kind, encoded(arguments)), options)
+            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
+            return found
+
+        return self.retried(once)
+
+    def get(self, ticket: dict[str, Any]) -> flight.FlightStreamReader:
+        client, options = self.opened()
+        return client.do_get(flight.Ticket(encoded(ticket)), options)
+
+    def retried(self, attempt: Callable[[], T]) -> T:
+        """Repeat a call over new connections until it succeeds or patience ends."""
+        patience = Patience(self.patience_s)
+        while True:
+            try:
+                return attempt()
+            except (PenstockError, flight.FlightError, pa.ArrowException, OSError) as error:
+                self.recover(error, patience)
+
+    def recover(self, error: BaseException, patience: Patience) -> None:
+        """Pause for a new connection after an error. Raises it if that cannot help, or patience is over."""
+        problem = self.passing(error)
+        self.close()
+        patience.wait(problem)
+
+    def passing(self, error: BaseException) -> PenstockError:
+        """Return an error that a new connection may fix, converted; raise any other one."""
+        if isinstance(error, PenstockError):
+            raise error
+        problem = from_flight(error, self.where)
+        if isinstance(error, PASSING):
+            return problem
+        raise problem from error

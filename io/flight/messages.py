@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -27,14 +27,12 @@ from penstock.errors import (
 
 END = "penstock.end"
 FRAME = "penstock.frame"
-PLACE = "penstock.place"
-COLUMNS = "penstock.columns"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
 MAX_NAME = 256
 
 # The maximum size of JSON: in a batch's metadata, and in a ticket, command or action. Longer text is not read.
-MAX_WORDS_BYTES, MAX_SAID_BYTES = 4096, 2 << 20
+MAX_METADATA_BYTES, MAX_MESSAGE_BYTES = 4096, 2 << 20
 
 # RecursionError: brackets nested too deep.
 _NO_JSON = (ValueError, RecursionError)
@@ -55,19 +53,17 @@ class PutRequest:
     stream : an identifier; a request with that of the contributor's last stream continues its counts
     ends : whether metadata marks the ends of frames, so that a frame may have several batches; else, without steps,
         each batch is a frame
-    memory : whether to request shared memory
     """
 
     kind: str = GRADIENTS
     contributor: str | None = None
     first: int | None = None
     ends: bool = False
-    memory: bool = False
     stream: str | None = None
 
     def descriptor(self) -> flight.FlightDescriptor:
-        said = {name: value for name, value in vars(self).items() if name != "kind"}
-        return flight.FlightDescriptor.for_command(encoded({self.kind: said}))
+        arguments = {name: value for name, value in vars(self).items() if name != "kind"}
+        return flight.FlightDescriptor.for_command(encoded({self.kind: arguments}))
 
     @classmethod
     def of(cls, descriptor: flight.FlightDescriptor) -> PutRequest:
@@ -77,18 +73,18 @@ class PutRequest:
             if path[0] in (GRADIENTS, EXCHANGE) and (len(path) == 1 or (len(path) == 2 and _is_name(path[1]))):
                 return cls(path[0], path[1] if len(path) == 2 else None)
             raise UsageError(f"path {'/'.join(path)}: expected gradients, gradients/NAME or exchange/NAME")
-        said = decoded(descriptor.command, "the descriptor's command")
-        kind = next((k for k in (GRADIENTS, EXCHANGE) if k in said), None)
-        if kind is None or not isinstance(said[kind], dict):
-            raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {encoded(said)[:100]!r}')
-        contributor, first, stream = (said[kind].get(word) for word in ("contributor", "first", "stream"))
-        for word, name in (("contributor", contributor), ("stream", stream)):
+        command = decoded(descriptor.command, "the descriptor's command")
+        kind = next((k for k in (GRADIENTS, EXCHANGE) if k in command), None)
+        if kind is None or not isinstance(command[kind], dict):
+            got = encoded(command)[:100]
+            raise UsageError(f'the descriptor\'s command: expected {{"gradients": {{…}}}}, got {got!r}')
+        contributor, first, stream = (command[kind].get(key) for key in ("contributor", "first", "stream"))
+        for key, name in (("contributor", contributor), ("stream", stream)):
             if name is not None and not _is_name(name):
-                raise UsageError(f"{word}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
+                raise UsageError(f"{key}: expected a name of 1 to {MAX_NAME} bytes, got {str(name)[:50]!r}")
         if first is not None and (type(first) is not int or first < 1):
             raise UsageError(f"first: expected the number of a frame, counted from 1, got {first!r}")
-        ends, memory = (bool(said[kind].get(word, False)) for word in ("ends", "memory"))
-        return cls(kind, contributor, first, ends, memory, stream)
+        return cls(kind, contributor, first, bool(command[kind].get("ends", False)), stream)
 
 
 @dataclass(frozen=True)
@@ -115,46 +111,23 @@ class Ack:
     pending: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
 
-    def said(self) -> dict[str, Any]:
-        return {"ack": vars(self)}
+    def encoded(self) -> bytes:
+        return encoded({"ack": vars(self)})
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Ack:
+    def of(cls, message: Mapping[str, Any]) -> Ack:
         """Parse an acknowledgement; unknown keys are ignored."""
-        return cls(**{word: value for word, value in said["ack"].items() if word in cls.__dataclass_fields__})
+        return cls(**{key: value for key, value in message["ack"].items() if key in cls.__dataclass_fields__})
 
 
-class Place(NamedTuple):
-    """The location of a batch in shared memory: an Arrow IPC stream with schema and dictionaries."""
-
-    offset: int
-    length: int
-
-
-class Columns(NamedTuple):
-    """The locations of a batch's columns in shared memory, in Arrow's layout: numbers without nulls."""
-
-    num_rows: int
-    places: tuple[Place, ...]
-
-
-class Words(NamedTuple):
+class FrameMetadata(NamedTuple):
     """The metadata that a producer sends with a batch.
 
-    ends : whether it ends its frame; number : of that frame, if given; place : location of the batch, if not inline
+    ends : whether it ends its frame; number : of that frame, if given
     """
 
     ends: bool = False
     number: int | None = None
-    place: Place | Columns | None = None
-
-    def encoded(self) -> bytes:
-        said: dict[str, Any] = {END: self.ends or None, FRAME: self.number}
-        if isinstance(self.place, Columns):
-            said[COLUMNS] = [self.place.num_rows, *self.place.places]
-        else:
-            said[PLACE] = self.place
-        return encoded({word: value for word, value in said.items() if value is not None})
 
 
 def _is_name(name: Any) -> bool:
@@ -165,51 +138,35 @@ def _is_name(name: Any) -> bool:
         return False
 
 
-def read_words(metadata: Any) -> Words:
+def read_metadata(metadata: Any) -> FrameMetadata:
     """Parse metadata: the text ``penstock.end`` or JSON; ignore the metadata of other programs."""
     text = b"" if metadata is None else memoryview(metadata).tobytes()
     if text == END.encode():
-        return Words(True)
+        return FrameMetadata(True)
     try:
-        said = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_WORDS_BYTES else {}
+        fields = json.loads(text) if text.startswith(b"{") and len(text) <= MAX_METADATA_BYTES else {}
     except _NO_JSON:
-        said = {}
-    number = said.get(FRAME)
-    return Words(bool(said.get(END)), number if type(number) is int else None, _place(said))
+        fields = {}
+    number = fields.get(FRAME)
+    return FrameMetadata(bool(fields.get(END)), number if type(number) is int else None)
 
 
-def _place(said: Mapping[str, Any]) -> Place | Columns | None:
-    whole, columns = said.get(PLACE), said.get(COLUMNS)
-    if _are_numbers(whole, 2):
-        return Place(*whole)
-    if not isinstance(columns, list) or not _are_numbers(columns[:1], 1):
-        return None
-    num_rows, *places = columns
-    if not all(_are_numbers(place, 2) for place in places):
-        return None
-    return Columns(num_rows, tuple(Place(*place) for place in places))
-
-
-def _are_numbers(said: Any, count: int) -> TypeGuard[list[int]]:
-    return isinstance(said, list) and [type(one) for one in said] == [int] * count
-
-
-def encoded(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode()
+def encoded(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decoded(text: Any, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises UsageError."""
     size = memoryview(text).nbytes
-    if size > MAX_SAID_BYTES:
-        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_SAID_BYTES:,} at most")
+    if size > MAX_MESSAGE_BYTES:
+        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_MESSAGE_BYTES:,} at most")
     try:
-        said = json.loads(memoryview(text).tobytes())
+        message = json.loads(memoryview(text).tobytes())
     except _NO_JSON as error:
         raise UsageError(f"{what}: expected a JSON object ({error})") from None
-    if not isinstance(said, dict):
-        raise UsageError(f"{what}: expected a JSON object, got {type(said).__name__}")
-    return said
+    if not isinstance(message, dict):
+        raise UsageError(f"{what}: expected a JSON object, got {type(message).__name__}")
+    return message
 
 
 def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:

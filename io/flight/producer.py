@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, StateError, UsageError
-from penstock.io.flight.connection import PASSING, Patience
-from penstock.io.flight.messages import Ack, PutRequest, Words, decoded, from_flight
+from penstock.errors import StateError, UsageError
+from penstock.io.flight.connection import Connection, Patience
+from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
-from penstock.io.flight.shm_ring import Room
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
 # After so long without an expected acknowledgement, the producer requests a commit.
-ASK_AFTER_S = 0.2
+COMMIT_AFTER_S = 0.2
 
 
 class _Numbered(NamedTuple):
@@ -30,23 +28,6 @@ class _Numbered(NamedTuple):
     number: int
     pieces: list[pa.RecordBatch]
     num_bytes: int
-
-
-class Service(Protocol):
-    """The service as a producer needs it. where : its address, for messages"""
-
-    shares_memory: bool
-
-    @property
-    def where(self) -> str: ...
-
-    def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]: ...
-
-    def act(self, kind: str, said: dict[str, Any] | None = None) -> dict[str, Any]: ...
-
-    def position(self, contributor: str) -> int: ...
-
-    def checkpoint(self) -> int: ...
 
 
 class Producer:
@@ -58,18 +39,16 @@ class Producer:
         broken connections and restarts of the service
     """
 
-    def __init__(
-        self, client: Service, contributor: str, first: int | None, window_bytes: int, patience_s: float
-    ) -> None:
-        self._client, self._contributor, self._window_bytes = client, contributor, window_bytes
+    def __init__(self, connection: Connection, contributor: str, first: int | None, window_bytes: int) -> None:
+        self._connection, self._contributor, self._window_bytes = connection, contributor, window_bytes
         self._identifier = secrets.token_hex(8)  # of the stream, which may need several connections
-        self._patience = Patience(patience_s)
-        self._kept: dict[int, _Numbered] = {}  # by number, ascending
-        self._kept_bytes = 0
+        self._patience = Patience(connection.patience_s)
+        self._buffer: dict[int, _Numbered] = {}  # by number, ascending
+        self._buffered_bytes = 0
         self._stream: _PutStream | None = None
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
-        position = client.position(contributor)
+        position = self._position("durable_position")
         if first is not None and not 1 <= first <= position + 1:
             raise UsageError(
                 f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
@@ -83,28 +62,28 @@ class Producer:
         check_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in cut(batch)]
         size = sum(batch.nbytes for batch in batches)
-        while not self._is_done() and self._kept_bytes + size > self._window_bytes:
-            self._go_on()
-            self._hear(ask=True)
+        while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
         self._last += 1
-        self._kept[self._last] = _Numbered(self._last, pieces, size)
-        self._kept_bytes += size
-        self._go_on()
+        self._buffer[self._last] = _Numbered(self._last, pieces, size)
+        self._buffered_bytes += size
+        self._send_buffer()
         return self._last
 
     def wait(self) -> Ack:
         """Wait until everything that was sent is durable."""
         while not self._is_done():
-            self._go_on()
-            self._hear(ask=True)
+            self._send_buffer()
+            self._wait_for_ack(commits=True)
         return self.acked
 
     def close(self) -> None:
         """Wait for the last acknowledgement, and end."""
         try:
             while not self._is_done():
-                self._go_on().end()  # which also requests a commit
-                self._hear(ask=False)
+                self._send_buffer().end()  # which also requests a commit
+                self._wait_for_ack(commits=False)
         finally:
             self._drop()
 
@@ -122,72 +101,64 @@ class Producer:
     def _is_done(self) -> bool:
         """Return whether everything that was sent is acknowledged."""
         if self._stream is not None:
-            self._forget(self._stream)
-        return not self._kept
+            self._release(self._stream)
+        return not self._buffer
 
-    def _go_on(self) -> _PutStream:
+    def _send_buffer(self) -> _PutStream:
         """Send all buffered frames, over a new connection if the old one broke."""
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
                 for number in range(stream.next, self._last + 1):
-                    stream.write(self._kept[number])
+                    stream.write(self._buffer[number])
                 stream.check()
-                self._forget(stream)
+                self._release(stream)
                 return stream
-            except PASSING as error:
+            except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
-                if isinstance(error, PenstockError):
-                    raise
-                self._patience.wait(from_flight(error, self._client.where))
-            except (flight.FlightError, pa.ArrowException) as error:
-                self._drop()
-                raise from_flight(error, self._client.where) from error
+                self._patience.wait(self._connection.passing(error))
 
-    def _hear(self, ask: bool) -> None:
-        """Wait for a message. ask : request a commit if there is none"""
+    def _wait_for_ack(self, commits: bool) -> None:
+        """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
         stream = self._stream
         assert stream is not None
-        if stream.hear(ASK_AFTER_S if ask else None):
-            self._forget(stream)
+        if stream.wait_beyond(self.acked.position, COMMIT_AFTER_S if commits else None):
+            self._release(stream)
         elif stream.acked is not None and stream.acked.durable:
-            self._client.checkpoint()
+            self._connection.act("checkpoint")
+
+    def _position(self, kind: str) -> int:
+        return int(self._connection.act("position", contributor=self._contributor)[kind])
 
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
-        position = int(self._client.act("position", {"contributor": self._contributor})["position"])
-        first = next(iter(self._kept), self._last + 1)
+        position = self._position("position")
+        first = next(iter(self._buffer), self._last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "
                 "acknowledged: it was restarted without its checkpoint, or with an older one"
             )
-        client, options = self._client.opened()
-        request = PutRequest(
-            contributor=self._contributor,
-            first=position + 1,
-            ends=True,
-            memory=self._client.shares_memory,
-            stream=self._identifier,
-        )
+        client, options = self._connection.opened()
+        request = PutRequest(contributor=self._contributor, first=position + 1, ends=True, stream=self._identifier)
         assert self._schema is not None
         return _PutStream(client, options, request, self._schema)
 
-    def _forget(self, stream: _PutStream) -> None:
+    def _release(self, stream: _PutStream) -> None:
         """Drop acknowledged frames from the buffer."""
         if stream.acked is None:
             return
         if stream.acked.position > self.acked.position:
             self._patience.good()
         self.acked = stream.acked
-        while self._kept and (number := next(iter(self._kept))) <= self.acked.position:
-            self._kept_bytes -= self._kept.pop(number).num_bytes
+        while self._buffer and (number := next(iter(self._buffer))) <= self.acked.position:
+            self._buffered_bytes -= self._buffer.pop(number).num_bytes
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-            self._forget(stream)  # its last message may have arrived while it was closed
+            self._release(stream)  # its last message may have arrived while it was closed
 
 
 class _PutStream:
@@ -203,8 +174,6 @@ class _PutStream:
         self._writing = threading.Lock()
         self._over = self._ended = False
         self.acked: Ack | None = None
-        self._heard: Ack | None = None
-        self._room: Room | None = None  # if the service shares memory
         self._listener = threading.Thread(target=self._listen, name="penstock-acks", daemon=True)
         self._listener.start()
 
@@ -215,22 +184,9 @@ class _PutStream:
             if self._ended:
                 raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
             for piece in before:
-                self._send(piece, Words())
-            self._send(last, Words(ends=True, number=frame.number))
+                self._writer.write_batch(piece)
+            self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
         self.next = frame.number + 1
-
-    def _send(self, batch: pa.RecordBatch, words: Words) -> None:
-        room = self._room
-        parcel = None if room is None else room.parcel(batch)
-        if room is None or parcel is None:
-            self._writer.write_with_metadata(batch, words.encoded())
-            return
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or room.has(parcel.size))
-            if self._is_over:
-                raise flight.FlightUnavailableError(f"the service ended the stream of producer '{self._name}'")
-            place = room.put(parcel)
-        self._writer.write_metadata(words._replace(place=place).encoded())
 
     def end(self) -> None:
         """Close the sending side."""
@@ -239,12 +195,12 @@ class _PutStream:
                 self._ended = True
                 self._writer.done_writing()
 
-    def hear(self, timeout_s: float | None) -> bool:
-        """Wait for a message or the end of the stream. Return False after the timeout."""
+    def wait_beyond(self, position: int, timeout_s: float | None) -> bool:
+        """Wait until more is acknowledged or the stream ends. Return False after the timeout."""
         with self._changed:
-            came = self._changed.wait_for(lambda: self.acked is not self._heard or self._over, timeout_s)
-            self._heard = self.acked
-            return came
+            return self._changed.wait_for(
+                lambda: self._is_over or (self.acked is not None and self.acked.position > position), timeout_s
+            )
 
     @property
     def _is_over(self) -> bool:
@@ -269,9 +225,10 @@ class _PutStream:
 
     def _listen(self) -> None:
         try:
-            while (said := self._reader.read()) is not None:
+            while (message := self._reader.read()) is not None:
+                fields = decoded(message, "an acknowledgement")
                 with self._changed:
-                    self._take(decoded(said, "an acknowledgement"))
+                    self.acked = Ack.of(fields) if "ack" in fields else self.acked
                     self._changed.notify_all()
                 if self.acked is not None and self.acked.closing:
                     self.end()  # the service waits for this, and the sending thread may be busy
@@ -280,11 +237,3 @@ class _PutStream:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-
-    def _take(self, said: Mapping[str, Any]) -> None:
-        if "ack" in said:
-            self.acked = Ack.of(said)
-        if "memory" in said:
-            self._room = Room.found(said["memory"])
-        if "taken" in said and self._room is not None:
-            self._room.taken(said["taken"])

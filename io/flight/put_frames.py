@@ -21,8 +21,8 @@ class ArrowStream(Protocol):
 
 Frame: TypeAlias = ArrowStream | Sequence[ArrowStream]
 
-# The size of one message.
-MESSAGE_BYTES = 8 << 20
+# The size of one message: the service reads one while the producer writes the next (docs/performance.md).
+MESSAGE_BYTES = 2 << 20
 
 _EXPECTED = "expected a frame: a record batch or table with rows, or a list of them"
 # A frame is a run of rows that have one value of each.

@@ -14,16 +14,15 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
 from penstock.io.flight.connection import Address, dial
-from penstock.io.flight.messages import flight_errors, from_flight, read_words
+from penstock.io.flight.messages import flight_errors, from_flight, read_metadata
 from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors
 
 
 class Chunk(NamedTuple):
-    """A batch as received, whether it ends its frame, and ``copied`` as for Batch."""
+    """A batch as received, and whether it ends its frame."""
 
     data: pa.RecordBatch | None
     ends: bool
-    copied: Callable[[], pa.RecordBatch] | None = None
 
 
 def flight_source(uri: str, token: str | None = None) -> Source:
@@ -78,31 +77,37 @@ def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket
     return chunks_part(reader, name)
 
 
-def chunks_part(reader: Any, name: str, ends_are_marked: bool = False) -> Part:
-    """Return the rest of a Flight reader, or of an object with a ``schema`` and a ``read_chunk`` that returns Chunks.
+def chunks_part(
+    reader: Any, name: str, read: Callable[[list[str]], Chunk] | None = None, ends_are_marked: bool = False
+) -> Part:
+    """Return the rest of a Flight reader.
 
+    read : given the columns in use, returns the next chunk; None: as the reader returns it
     ends_are_marked : see Part
     """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in schema], schema=schema)
 
+    def unchecked(columns: list[str]) -> Chunk:
+        chunk = reader.read_chunk()
+        return Chunk(chunk.data, read_metadata(chunk.app_metadata).ends)
+
     def batches(columns: list[str]) -> Batches:
         index = first_row = 0
-        while (chunk := _next_chunk(reader, name, index)) is not None:
+        while (chunk := _next_chunk(read or unchecked, columns, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(name, data, index, first_row, chunk.ends, chunk.copied)
+            yield Batch(name, data, index, first_row, chunk.ends)
             index, first_row = index + 1, first_row + data.num_rows
 
     return Part(name, schema, True, batches, container="Flight stream", ends_are_marked=ends_are_marked)
 
 
-def _next_chunk(reader: Any, name: str, index: int) -> Chunk | None:
+def _next_chunk(read: Callable[[list[str]], Chunk], columns: list[str], name: str, index: int) -> Chunk | None:
     try:
         with arrow_errors("the stream broke off", name, index):
-            chunk = reader.read_chunk()
+            return read(columns)
     except StopIteration:
         return None
     except flight.FlightError as error:
         raise InputError(f"the stream broke off: {from_flight(error, name)}", source=name, batch=index) from error
-    return chunk if isinstance(chunk, Chunk) else Chunk(chunk.data, read_words(chunk.app_metadata).ends)

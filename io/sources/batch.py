@@ -38,22 +38,13 @@ RAISED = (
 
 @dataclass(eq=False)  # not frozen: there are thousands a second, and creating a frozen one takes four times as long
 class Batch:
-    """One record batch and its location.
-
-    source : the name of its part
-    copied : if another process may write to its values: returns the batch with private values
-    """
+    """One record batch and its location. source : the name of its part"""
 
     source: str
     data: pa.RecordBatch
     index: int | None  # None: the source has no batches of its own (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
-    copied: Callable[[], pa.RecordBatch] | None = None
-
-    def owned(self) -> pa.RecordBatch:
-        """Return its data in memory that no other process can change."""
-        return self.data if self.copied is None else self.copied()
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""

@@ -1,0 +1,226 @@
+"""The methods of Flight: each passes a call on to the producers, the readers or the engine, and converts its errors.
+
+An error becomes one line for the caller, and the service continues.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import PenstockError, UsageError
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import (
+    DELTAS,
+    EXCHANGE,
+    GRADIENTS,
+    TABLE,
+    PutRequest,
+    as_flight,
+    decoded,
+    encoded,
+    path_of,
+)
+from penstock.io.storage.descriptors import reserve
+from penstock.service.auth import CallAdmission
+from penstock.service.put_streams import Producers
+from penstock.service.sequencer import Sequencer
+from penstock.service.subscriptions import Answer, Readers
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+ACTIONS = {
+    "status": "what the service has done and holds, as JSON",
+    "explain": "what the gate waits for, in one line",
+    "position": 'how far a producer\'s frames have come: {"contributor": NAME}',
+    "checkpoint": "commit now; answers when it is on disk",
+    "drain": "take no frames any more, commit, and end",
+}
+ADMISSION = "admission"
+
+
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """The Flight server of a service. It listens once it is constructed.
+
+    status : returns the status as plain data; drain : lets the service commit and end
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        tls: list[tuple[bytes, bytes]],
+        admission: CallAdmission,
+        *,
+        engine: Engine,
+        sequencer: Sequencer,
+        producers: Producers,
+        readers: Readers,
+        status: Callable[[], dict[str, Any]],
+        drain: Callable[[], None],
+    ) -> None:
+        self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
+        self._status, self._drain = status, drain
+        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
+
+    @contextmanager
+    def _serving(self, context: Any) -> Iterator[None]:
+        """Serve an admitted call in the block, on a thread that may be new."""
+        with _answering():
+            context.get_middleware(ADMISSION).set_peer(context.peer())
+            reserve.open(self._engine.core.tables.prepare_thread)
+            yield
+
+    # ---- gradients and deltas
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._serving(context):
+            request = PutRequest.of(descriptor)
+            if request.kind != GRADIENTS:
+                raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
+            self._producers.put(context, request, reader, writer.write)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._serving(context):
+            request = PutRequest.of(descriptor)
+            if request.kind != EXCHANGE:
+                raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
+            self._exchange(context, request, reader, writer)
+
+    def _exchange(self, context: Any, request: PutRequest, reader: Any, writer: Any) -> None:
+        """Read gradients; write deltas, with acknowledgements as metadata between them."""
+        since = self._readers.log.publish_all()
+        writer.begin(self._readers.delta_schema)
+        writing, over = threading.Lock(), threading.Event()
+
+        def send(message: bytes) -> None:
+            with writing:
+                writer.write_metadata(message)
+
+        def feed() -> None:
+            """Write deltas until the producer's stream ends."""
+            ticket = {DELTAS: {"since": since, "follow": True}}
+            try:
+                reserve.open(self._engine.core.tables.prepare_thread)
+                for batch, _ in self._readers.get(ticket, over.is_set).messages:
+                    with writing:
+                        writer.write_batch(batch)
+            except (PenstockError, pa.ArrowException, flight.FlightError, OSError) as error:
+                failed.append(error)
+
+        failed: list[BaseException] = []
+        feeding = threading.Thread(target=feed, name="penstock-exchange", daemon=True)
+        feeding.start()
+        try:
+            self._producers.put(context, request, reader, send)
+        finally:
+            over.set()
+            self._readers.log.wake_readers()
+            feeding.join()
+        if failed:
+            raise failed[0]
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        with self._serving(context):
+            answer = self._readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
+            return flight.GeneratorStream(answer.schema, _answered(answer))
+
+    # ---- actions
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with self._serving(context):
+            body = action.body if action.body is not None and action.body.size else b"{}"
+            return [json.dumps(self._act(action.type, body)).encode()]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        with self._serving(context):
+            return list(ACTIONS.items())
+
+    def _act(self, kind: str, body: Any) -> dict[str, Any]:
+        if kind == "status":
+            return self._status()
+        if kind == "explain":
+            return {"gate": self._engine.gate.explain()}
+        if kind == "position":
+            return self._position(decoded(body, "position"))
+        if kind == "checkpoint":
+            self._sequencer.commit()
+            return {"committed_step": self._sequencer.streams.durable_step}
+        if kind == "drain":
+            self._drain()
+            return {"ending": True}
+        raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}")
+
+    def _position(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name = asked.get("contributor")
+        if not isinstance(name, str):
+            raise UsageError('position: expected {"contributor": NAME}')
+        with self._engine.gate.still():
+            return {
+                "position": self._sequencer.streams.position(name),
+                "durable_position": self._sequencer.streams.durable_position(name),
+                "durable": self._sequencer.streams.is_durable,
+            }
+
+    # ---- flights
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
+        with self._serving(context):
+            for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self._engine.core.tables.specs)):
+                yield self._flight(flight.FlightDescriptor.for_path(*path))
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        with self._serving(context):
+            return self._flight(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        with self._serving(context):
+            return flight.SchemaResult(self._flight(descriptor).schema)
+
+    def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
+        path = path_of(descriptor)
+        if path is None or path[0] in (GRADIENTS, EXCHANGE):
+            PutRequest.of(descriptor)
+            return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
+        if path == [DELTAS]:
+            ticket: dict[str, Any] = {DELTAS: {}}
+            schema, rows = self._readers.delta_schema, -1
+        elif len(path) == 2 and path[0] == TABLE:
+            ticket, schema = {TABLE: path[1]}, self._readers.table_schema(path[1])
+            rows = self._engine.core.tables.specs[path[1]].vocabulary_size
+        else:
+            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
+        return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
+
+    def _gradient_schema(self) -> pa.Schema:
+        """Return the schema of the simplest row stream that the service takes."""
+        specs = self._engine.core.tables.specs
+        dims = {spec.dim for spec in specs.values()}
+        gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        fields = [("id", pa.int64()), ("gradient", gradient)]
+        return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Convert errors in the block to Flight errors: one line for the caller."""
+    try:
+        yield
+    except Exception as error:
+        raise as_flight(error) from None
+
+
+def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+    has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
+    with _answering():
+        for batch, metadata in answer.messages:
+            # pyarrow sends a generator's batch without its dictionaries, and a stream's with them.
+            whole = flight.RecordBatchStream(pa.Table.from_batches([batch], answer.schema))
+            yield whole if has_dictionary else (batch, metadata)
