@@ -93,7 +93,7 @@ class Coalesce(Ours):
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
         config = config_of(workload, "sgd")
         self._steps = steps
-        self._options = ReadOptions(config.sizes, contribution_rows=workload.rows, unseen=True)
+        self._options = ReadOptions(config.sizes, contribution_rows=workload.rows, unvalidated=True)
         self._last: Mapping[str, list[Coalesced]] = {}
         stores = {
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)

@@ -50,7 +50,7 @@ class Rows:
 
     def copied(self) -> Rows:
         """Return a copy that does not reference the memory of the original."""
-        grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
+        grads = self.grads.copy() if self.which is None else self.grads[self.which]  # np.take would copy windows first
         return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
 
 

@@ -99,7 +99,7 @@ class SourceRun:
             on_bad_row=mode,
             gradient_dtype=options.gradient_dtype,
             allow_missing_end=options.allow_missing_end,
-            unseen=True,
+            unvalidated=True,
         )
         self._reader = open_reader(source, read)
         self._progress = None if options.progress is None else function("progress", options.progress)

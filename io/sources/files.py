@@ -15,9 +15,9 @@ from penstock.errors import InputError
 from penstock.io.sources.batch import Part, arrow_errors
 from penstock.io.sources.checksums import Pieces
 from penstock.io.sources.decompression_limits import Messages
-from penstock.io.sources.ipc_file import ipc_file_part
-from penstock.io.sources.ipc_stream import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
-from penstock.io.sources.parquet import parquet_part
+from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
+from penstock.io.sources.ipc_stream import Forward, ipc_stream_part, open_stream
+from penstock.io.sources.parquet import PARQUET, parquet_part
 from penstock.io.storage.pipes import open_reader
 
 _REMOTE_READ_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class _Mapped:
         self._file.seek(self._file.tell() - 8)
         return bytes(self._file.read(8))
 
-    def taken(self) -> Pieces:
+    def take(self) -> Pieces:
         start, self._taken = self._taken, self._file.tell()
         self._file.seek(start)
         return [self._file.read_buffer(self._taken - start)]
