@@ -76,26 +76,23 @@ class Messages:
 
     def check_next(self, file: pa.NativeFile) -> None:
         """Check the messages that Arrow reads next, up to a record batch. The position stays."""
-        start = file.tell()
+        start, is_dictionary = file.tell(), True
         try:
-            while self._check_one(file):
-                pass
+            while is_dictionary:
+                head = bytes(file.read(4))
+                if head == _CONTINUATION:
+                    head = bytes(file.read(4))
+                (length,) = struct.unpack("<i", head)
+                if length <= 0:
+                    return
+                metadata = bytes(file.read(length))
+                is_dictionary = self.check(metadata, memoryview(file.read_buffer(body_bytes(metadata))))
         except InputError:
             raise
         except (struct.error, ValueError, IndexError, OSError):  # Arrow reports what is wrong
             return
         finally:
             file.seek(start)
-
-    def _check_one(self, file: pa.NativeFile) -> bool:
-        head = bytes(file.read(4))
-        if head == _CONTINUATION:
-            head = bytes(file.read(4))
-        (length,) = struct.unpack("<i", head)
-        if length <= 0:
-            return False
-        metadata = bytes(file.read(length))
-        return self.check(metadata, memoryview(file.read_buffer(body_bytes(metadata))))
 
 
 def _unpacked_bytes(buffers: np.ndarray[Any, Any], body: Any) -> int:

@@ -29,15 +29,14 @@ class Table:
         return self._at + offset if offset else 0
 
     def table(self, number: int) -> Table:
-        return Table(self._data, self._follow(number))
+        return Table(self._data, self._follow(self.field(number)))
 
     def vector(self, number: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a vector of structs."""
-        at = self._follow(number)
+        at = self._follow(self.field(number))
         return np.frombuffer(self._data, kind, struct.unpack_from("<I", self._data, at)[0], at + 4)
 
-    def _follow(self, number: int) -> int:
-        at = self.field(number)
+    def _follow(self, at: int) -> int:
         if not at:
             raise ValueError("a field is missing")
         return int(at + struct.unpack_from("<I", self._data, at)[0])

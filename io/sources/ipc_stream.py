@@ -19,7 +19,7 @@ import pyarrow.ipc
 from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
-from penstock.io.sources.decompression_limits import Framing
+from penstock.io.sources.decompression_limits import Framing, Messages
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.parquet import PARQUET, parquet_part
 
@@ -102,6 +102,28 @@ class Forward:
             pieces.append(bytes(piece))
             num_bytes -= len(piece) if num_bytes > 0 else 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Mapped:
+    """The raw bytes of a mapped file, read in place."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self._messages, self._taken = file, Messages(name), 0
+
+    def check_next(self) -> None:
+        self._messages.check_next(self._file)
+
+    def last_read(self) -> bytes:
+        self._file.seek(self._file.tell() - 8)
+        return bytes(self._file.read(8))
+
+    def take(self) -> Pieces:
+        start, self._taken = self._taken, self._file.tell()
+        self._file.seek(start)
+        return [self._file.read_buffer(self._taken - start)]
+
+    def forget(self) -> None:
+        """Do nothing: no bytes are kept."""
 
 
 def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
