@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
-    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unseen=True)
+    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unvalidated=True)
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
