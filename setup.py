@@ -80,12 +80,11 @@ HEADERS = [
     f"pyx/{h}.h"
     for h in (
         "parallel_for",
-        "scaled_row_kernels",
-        "scaled_row_kernels_body",
         "pages",
         "row_kernels",
         "row_kernels_body",
         "rule",
+        "update_equations",
         "update_rules",
         "vectors",
         "xla_ffi",

@@ -51,7 +51,8 @@ def public_methods(value: Any) -> list[tuple[str, Any]]:
     if not inspect.isclass(value) or issubclass(value, BaseException):
         return []
     found = []
-    for name, member in vars(value).items():
+    own = [kind for kind in value.__mro__ if kind.__module__.startswith("penstock.")]
+    for name, member in (item for kind in own for item in vars(kind).items()):
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         plain = inspect.isfunction(function) or isinstance(function, property)
         if plain and not name.startswith("_") and inspect.getdoc(function):

@@ -9,7 +9,6 @@ from penstock.pyx.buffer_pool import Sums
 
 _Int64 = npt.NDArray[np.int64]
 _Floats = npt.NDArray[Any]
-LARGEST_MAP: int
 
 @disjoint_base
 class Accumulator:
@@ -22,6 +21,8 @@ class Accumulator:
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def num_parts(self) -> int: ...
+    @property
+    def map(self) -> Any: ...
     @property
     def num_rows(self) -> int: ...
     @property

@@ -1,7 +1,7 @@
 """Sums the rows of an id, in arrival order, and counts in how many frames the id occurred.
 
-An accumulator holds the sums of one table. Frames enter through ``intake.Intake``, the only driver; ``drain`` hands
-the sums over, and memory that was handed over is never written again while a reference to it exists. The ids are
+An accumulator holds the sums of one table. Frames enter through ``frame_accumulate.Intake``, the only driver; ``drain``
+hands the sums over, and memory that was handed over is never written again while a reference to it exists. The ids are
 divided among parts, and each part walks all rows: parts may run on separate threads, and the sum of an id is one left
 fold however many there are.
 """
@@ -12,14 +12,15 @@ from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
 from ._types cimport id_t, index_t, real_t
-from .gradient_blocks cimport Arriving
-from .id_map cimport IdMap
-from .id_table cimport table_clear, table_free, table_init, table_reserve
-from .buffer_pool cimport Block, Pool, Sums, penstock_allocate_zeroed, penstock_release
+from .gradient_blocks cimport GradientBlocks
+from .id_map cimport IdBits, IdMap
+from .id_table cimport Slot, table_free, table_init, table_reserve
+from .buffer_pool cimport Block, Pool, Sums
 from .coalesce cimport Index, Mark, Part, part_add, part_carry, part_clear, part_undo
 
-# Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
-LARGEST_MAP = 1 << 27
+cdef enum:
+    # Above this a direct map (4 bytes per id) is larger than what most streams touch: ids are hashed.
+    LARGEST_MAP = 1 << 27
 
 
 cdef class Accumulator:
@@ -32,8 +33,6 @@ cdef class Accumulator:
     """
 
     def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True):
-        cdef Py_ssize_t p
-        self.num_parts = 0
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         self.dim = dim
@@ -43,24 +42,22 @@ cdef class Accumulator:
         self.wide = self.dtype == np.float64
         self.row_bytes = dim * self.dtype.itemsize
         self.count = count
-        self._pool, self.arriving = Pool(), Arriving()
-        self._ids, self._sums, self._news, self._marks = [], [], [], []
+        self._pool, self.blocks = Pool(), GradientBlocks()
+        self._ids, self._sums, self._first_seen, self._marks = ([None] * MOST_PARTS for _ in range(4))
         if vocabulary_size is not None:
             self.index.vocabulary_size = vocabulary_size
             if vocabulary_size <= LARGEST_MAP:
                 self.map = IdMap(vocabulary_size)
                 self.index.entries = self.map.entries
             else:
-                self.seen_bytes = vocabulary_size // 8 + 1
-                self._allocate_seen()
+                self.seen = IdBits(vocabulary_size)
+                self.index.seen = self.seen.bits
         self._set_parts(1)
 
     def __dealloc__(self):
         cdef Py_ssize_t p
         for p in range(self.num_parts):
             table_free(&self.parts[p].table)
-        if self.index.seen != NULL:
-            penstock_release(self.index.seen, self.seen_bytes)
 
     def __len__(self):
         """Distinct ids held."""
@@ -86,25 +83,25 @@ cdef class Accumulator:
         return self.num_bytes()
 
     cdef Py_ssize_t num_bytes(self) noexcept:
-        cdef Py_ssize_t p, slots = 0, per_slot = 16
+        cdef Py_ssize_t p, slots = 0
         cdef Py_ssize_t per_id = self.row_bytes + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
         for p in range(self.num_parts):
             slots += self.parts[p].table.capacity
-        return (self.held() * per_id + slots * per_slot + (self.map.num_bytes if self.map is not None else 0)
+        return (self.held() * per_id + slots * sizeof(Slot) + (self.map.num_bytes if self.map is not None else 0)
                 + self._pool.num_bytes())
 
     # ---- a frame in: for Intake
 
-    cdef Py_ssize_t begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1:
+    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1:
         """Make room for one more frame, or for more of the last one.
 
-        blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them
+        blocks : (ids, grads, row_index, scales) each, as ``Intake.begin`` describes them
         frame : its number; an id that occurs twice in one frame counts once
         num_parts : a power of two; the number of parts from the next time on that nothing is held
-        Returns the number of parts to add. Raises MemoryError or ValueError: nothing has changed then.
+        Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
-        num_rows = self.arriving.look_into(blocks, self.dim, self.wide)
+        num_rows = self.blocks.point_to(blocks, self.dim, self.wide)
         if held == 0:
             num_parts = min(num_parts, <Py_ssize_t>MOST_PARTS)
             if num_parts != self.num_parts:
@@ -118,7 +115,7 @@ cdef class Accumulator:
             if self.count and frame != self.first_frame:
                 self._start_marks(p)
         self.rows_begun = num_rows
-        return self.num_parts
+        return 0
 
     cdef int end(self) except -1:
         """Count the frame that was added."""
@@ -128,7 +125,7 @@ cdef class Accumulator:
     cdef int cancel(self) except -1:
         """Release the frame that was begun."""
         self.rows_begun = 0
-        self.arriving.clear()
+        self.blocks.clear()
         return 0
 
     cdef int undo(self) except -1:
@@ -149,7 +146,7 @@ cdef class Accumulator:
         """
         # Everything that can fail comes before the first change.
         cdef tuple drained = self.sums()
-        cdef list divided = [(drained[p].sums, self._counts(p)) for p in range(self.num_parts)
+        cdef list divided = [(drained[p].sums, self._occurrences(p)[:, 1]) for p in range(self.num_parts)
                              if mean and self._marks[p] is not None]
         for sums, counts in divided:
             divide(sums, counts)
@@ -157,13 +154,22 @@ cdef class Accumulator:
         return drained
 
     cpdef tuple sums(self):
-        """Return what has been summed, without handing it over: one ``Sums`` per part, not divided."""
+        """Return the sums, without handing them over: one ``Sums`` per part, not divided."""
         cdef Py_ssize_t p
-        return tuple([self._sums_of(p) for p in range(self.num_parts)])
+        cdef Sums sums
+        cdef list parts = []
+        for p in range(self.num_parts):
+            sums = Sums.__new__(Sums)
+            sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
+            if sums.num_ids:
+                sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
+                sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
+            parts.append(sums)
+        return tuple(parts)
 
     def counts(self):
         """Return in how many frames each id occurred: int64 (len(self),), part by part as ``sums`` lists the ids."""
-        return np.concatenate([self._counts(p) for p in range(self.num_parts)])
+        return np.concatenate([self._occurrences(p)[:, 1] for p in range(self.num_parts)])
 
     def start_counting(self):
         """``num_distinct`` and ``num_rows`` are 0 from here; what is held counts only where it comes again."""
@@ -173,52 +179,38 @@ cdef class Accumulator:
             part_carry(&self.parts[p])
         if self.map is not None:
             self.map.run_base = self.map.base
-        elif self.index.seen != NULL:
-            # New memory, not cleared memory: most of it was never touched.
-            penstock_release(self.index.seen, self.seen_bytes)
-            self.index.seen = NULL
-            self._allocate_seen()
-
-    def _give_out(self, Py_ssize_t num_indices):
-        """For tests: as if so many indices had been given out before."""
-        self.map._give_out(num_indices)
+        elif self.seen is not None:
+            self.seen = IdBits(self.index.vocabulary_size)
+            self.index.seen = self.seen.bits
 
     def get_state(self):
-        """What has been summed and not drained, as arrays that are copies."""
-        held = self.sums()
+        """Return copies of the sums that are not drained yet."""
+        held, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
         return {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
-                "counts": self.counts(), "frames": np.concatenate([self._frames(p) for p in range(self.num_parts)])}
+                "counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}
 
     def set_state(self, state):
-        """Take up what ``get_state`` gave; what is held now is dropped. Frames to come have other numbers."""
-        ids, counts = np.array(state["ids"], np.int64), np.array(state["counts"], np.int64)
-        sums, frames = np.array(state["sums"], self.dtype, order="C"), np.array(state["frames"], np.int64)
-        n = len(ids)
-        if sums.shape != (n, self.dim):
-            raise ValueError(f"sums: expected shape ({n}, {self.dim}), got {sums.shape}")
-        if len(np.unique(ids)) != n:
+        """Replace the sums by those of ``get_state``. Later frames have other numbers."""
+        cdef bint outside
+        ids, sums = np.array(state["ids"], np.int64), np.array(state["sums"], self.dtype, order="C")
+        if len(np.unique(ids)) != len(ids):
             raise ValueError("an id occurs twice in the state")
         self.undo()
-        self._insert(ids, sums)
-        if self.count:
-            self._start_marks(0)
-            marks = self._marks[0].array(np.int64, n, 2)
-            marks[:, 0], marks[:, 1] = frames, counts
-        part_carry(&self.parts[0])
-
-    # ---- inside
-
-    cdef int _insert(self, ids, sums) except -1:
-        """Hold distinct ids with their sums, as frame -1 in one part; nothing is held before."""
-        cdef bint outside
         self.begin([(ids, sums, None, None)], -1, 1)
         with nogil:
-            outside = part_add(&self.parts[0], &self.index, self.arriving.sources, self.arriving.num_sources,
+            outside = part_add(&self.parts[0], &self.index, self.blocks.sources, self.blocks.num_sources,
                                self.dim, self.wide, False, -1, 0, 1)
         if outside:
             self.undo()
             raise ValueError(f"an id is not below the vocabulary's {self.index.vocabulary_size}")
-        return self.end()
+        self.end()
+        if self.count:
+            self._start_marks(0)
+            marks = self._marks[0].array(np.int64, len(ids), 2)
+            marks[:, 0], marks[:, 1] = state["frames"], state["counts"]
+        part_carry(&self.parts[0])
+
+    # ---- inside
 
     cdef int _clear(self) except -1:
         """Hold nothing; what was counted stays so."""
@@ -232,12 +224,6 @@ cdef class Accumulator:
             self.map.base += most
         return 0
 
-    cdef int _allocate_seen(self) except -1:
-        self.index.seen = <uint8_t*>penstock_allocate_zeroed(self.seen_bytes)
-        if self.index.seen == NULL:
-            raise MemoryError(f"cannot allocate {self.seen_bytes} bytes to count distinct ids")
-        return 0
-
     cdef int _set_parts(self, Py_ssize_t num_parts) except -1:
         cdef Py_ssize_t p, distinct = self.num_distinct
         if num_parts < 1 or num_parts & (num_parts - 1):
@@ -246,17 +232,13 @@ cdef class Accumulator:
             # Whole after each: the next table may find no room.
             memset(&self.parts[self.num_parts], 0, sizeof(Part))
             table_init(&self.parts[self.num_parts].table, 0)
-            for blocks in (self._ids, self._sums, self._news, self._marks):
-                blocks.append(None)
             self.num_parts += 1
         while self.num_parts > num_parts:
             self.num_parts -= 1
             table_free(&self.parts[self.num_parts].table)
         for p in range(num_parts):
             self.parts[p].num_distinct = 0
-            self.parts[p].news, self.parts[p].marks = NULL, NULL
         self.parts[0].num_distinct = distinct
-        self._ids, self._sums, self._news, self._marks = ([None] * num_parts for _ in range(4))
         return 0
 
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:
@@ -270,8 +252,8 @@ cdef class Accumulator:
         part.sums = (<Block>self._sums[p]).memory
         self._ids[p] = self._grown(self._ids[p], part.num_ids, room + 1, sizeof(id_t))
         part.ids = <id_t*>(<Block>self._ids[p]).memory
-        self._news[p] = self._grown(self._news[p], part.num_ids, room + 1, 1)
-        part.news = <uint8_t*>(<Block>self._news[p]).memory
+        self._first_seen[p] = self._grown(self._first_seen[p], part.num_ids, room + 1, 1)
+        part.first_seen = <uint8_t*>(<Block>self._first_seen[p]).memory
         if self._marks[p] is not None:
             self._marks[p] = self._grown(self._marks[p], part.num_ids, room, sizeof(Mark))
             part.marks = <Mark*>(<Block>self._marks[p]).memory
@@ -301,41 +283,18 @@ cdef class Accumulator:
             part.marks[i].frame, part.marks[i].count = self.first_frame, 1
         return 0
 
-    cdef Sums _sums_of(self, Py_ssize_t p):
-        """The ids and sums of a part, where they lie."""
-        cdef Sums sums = Sums.__new__(Sums)
-        sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
-        if sums.num_ids:
-            sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
-            sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
-        return sums
-
-    def _counts(self, Py_ssize_t p):
-        """In how many frames each id of a part occurred: a copy."""
-        n = self.parts[p].num_ids
-        return np.ones(n, np.int64) if self._marks[p] is None else self._marks[p].array(np.int64, n, 2)[:, 1].copy()
-
-    def _frames(self, Py_ssize_t p):
-        """In which frame each id of a part occurred last: a copy."""
+    def _occurrences(self, Py_ssize_t p):
+        """The last frame and the number of frames of each id of a part: int64 (n, 2), a copy."""
         n = self.parts[p].num_ids
         if self._marks[p] is None:
-            return np.full(n, self.first_frame, np.int64)
-        return self._marks[p].array(np.int64, n, 2)[:, 0].copy()
+            return np.tile(np.array([self.first_frame, 1], np.int64), (n, 1))
+        return self._marks[p].array(np.int64, n, 2).copy()
 
 
-def divide(sums not None, counts not None):
+def divide(real_t[:, ::1] sums not None, const index_t[:] counts not None):
     """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
     # Not by NumPy: a division that finds no room for NumPy's buffers ends the process.
-    if sums.dtype == np.float64:
-        divide_rows[double](sums, counts)
-    else:
-        divide_rows[float](sums, counts)
-
-
-cdef void divide_rows(real_t[:, ::1] sums, const index_t[::1] counts) noexcept nogil:
     cdef Py_ssize_t i, c
-    cdef real_t count
     for i in range(sums.shape[0]):
-        count = <real_t>counts[i]
         for c in range(sums.shape[1]):
-            sums[i, c] /= count
+            sums[i, c] /= <real_t>counts[i]

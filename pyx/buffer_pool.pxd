@@ -25,8 +25,8 @@ cdef class Pool:
 
 cdef class Block:
     cdef char* memory         # 64-byte aligned; where it is large, pages that were never written take no memory
-    cdef readonly Py_ssize_t size
-    cdef public Py_ssize_t used      # bytes from the start that its present owner has written
+    cdef Py_ssize_t size
+    cdef Py_ssize_t used             # bytes from the start that its present owner has written
     cdef Py_ssize_t touched
     cdef Pool pool
     cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*)

@@ -27,12 +27,8 @@ cdef class Pool:
         for at in range(self._num_free):
             penstock_release(self._free[at].memory, self._free[at].size)
 
-    @property
-    def nbytes(self):
-        """Bytes that wait here."""
-        return self.num_bytes()
-
     cdef Py_ssize_t num_bytes(self) noexcept:
+        """Bytes of the blocks to be used again."""
         cdef int at
         cdef Py_ssize_t n = 0
         for at in range(self._num_free):

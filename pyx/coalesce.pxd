@@ -1,5 +1,5 @@
 # One owner's share of a table's sums, and the loops that fill it: chunk by chunk, look ids up, then fold rows.
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from ._types cimport id_t, index_t
 from .id_table cimport Table
@@ -9,20 +9,14 @@ ctypedef const char* row_t
 
 cdef enum:
     CHUNK = 1024           # rows looked at in one go
-    NEIGHBOURS = 16        # entries of the direct map in a cache line
-
-
-cdef inline bint is_of_part(id_t key, uint64_t mask, Py_ssize_t number) noexcept nogil:
-    """Whether an id is of part ``number`` of mask + 1."""
-    return ((<uint64_t>key // NEIGHBOURS) & mask) == <uint64_t>number
 
 
 cdef struct Source:        # rows of one table, in arrival order, wherever they lie
     const id_t* ids
     const char* rows       # float32 or float64, each row contiguous
     Py_ssize_t stride      # bytes from one row to the next
-    const index_t* which   # the rows meant, or NULL: all of them
-    const float* gains     # what each row is multiplied by, or NULL: nothing; only where the rows are float32
+    const index_t* row_index  # of each id, or NULL: all rows in order
+    const float* scales    # the factor of each row, or NULL: none; only where the rows are float32
     Py_ssize_t num_rows
 
 
@@ -47,7 +41,7 @@ cdef struct Index:         # id → dense index: a direct map, or hash tables (o
 cdef struct Part:
     Table table
     id_t* ids              # in order of first appearance
-    uint8_t* news          # OLD, FRESH or CARRIED
+    uint8_t* first_seen    # OLD, FRESH or CARRIED
     Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
     char* sums
     Py_ssize_t num_ids

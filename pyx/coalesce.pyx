@@ -9,16 +9,18 @@ ahead). A chunk's pointers and indices stay in the first-level cache.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t, index_t
-from .scaled_rows cimport fold_expanded, odd_expanded
 from .id_table cimport Table, prefetch, slot_of, table_clear, table_insert
 
 cdef extern from "row_kernels.h":
-    int fold_rows_f32(float* sums, long dim, const index_t* order, const float** rows, long n) nogil
+    int fold_rows_f32(float* sums, long dim, const index_t* order, const float** rows, const float* scales,
+                      long n) nogil
     int fold_rows_f64(double* sums, long dim, const index_t* order, const double** rows, long n) nogil
-    int odd_rows_f32(const char* rows, long stride, const index_t* which, long n, long dim) nogil
-    int odd_rows_f64(const char* rows, long stride, const index_t* which, long n, long dim) nogil
+    int nonfinite_rows_f32(const char* rows, long stride, const index_t* row_index, const float* scales, long n,
+                           long dim) nogil
+    int nonfinite_rows_f64(const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
 
 cdef enum:
+    NEIGHBOURS = 16  # entries of the direct map in a cache line
     AHEAD = 32       # ids whose entry is asked for before it is needed
 
 
@@ -33,21 +35,27 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
     cdef id_t[CHUNK] picked
     cdef const id_t* ids
     cdef row_t[CHUNK] rows
+    cdef float[CHUNK] picked_scales
+    cdef const float* scales
     cdef index_t[CHUNK] order
     cdef Py_ssize_t s, start, num_chunk, num_mine
-    cdef bint odd
+    cdef bint nonfinite
     for s in range(num_sources):
         start = 0
         while start < sources[s].num_rows:
             num_chunk = min(<Py_ssize_t>CHUNK, sources[s].num_rows - start)
             if outside(sources[s].ids + start, num_chunk, index.vocabulary_size):
                 return 1
+            scales = sources[s].scales + start if sources[s].scales != NULL else NULL
             if num_parts == 1:
                 ids, num_mine = sources[s].ids + start, num_chunk
                 point(&sources[s], start, num_chunk, rows)
             else:
                 ids = picked
                 num_mine = pick(&sources[s], start, num_chunk, number, num_parts, picked, rows)
+                if scales != NULL:
+                    pick_scales(&sources[s], start, num_chunk, number, num_parts, picked_scales)
+                    scales = picked_scales
             if index.entries != NULL:
                 find_direct(part, index, ids, num_mine, order)
             else:
@@ -56,14 +64,11 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
                 mark(part, order, num_mine, frame)
             if part.num_carried:
                 count_carried(part, index, order, num_mine)
-            if sources[s].gains != NULL:
-                odd = fold_expanded(&sources[s], start, num_chunk, number, num_parts, <float*>part.sums, dim, order,
-                                    rows, num_mine)
-            elif wide:
-                odd = fold_rows_f64(<double*>part.sums, dim, order, <const double**>rows, num_mine)
+            if wide:
+                nonfinite = fold_rows_f64(<double*>part.sums, dim, order, <const double**>rows, num_mine)
             else:
-                odd = fold_rows_f32(<float*>part.sums, dim, order, <const float**>rows, num_mine)
-            if odd and strict:
+                nonfinite = fold_rows_f32(<float*>part.sums, dim, order, <const float**>rows, scales, num_mine)
+            if nonfinite and strict:
                 return 1
             start += num_chunk
     return 0
@@ -74,18 +79,26 @@ cdef int part_check(const Index* index, const Source* sources, Py_ssize_t num_so
     """Whether an id lies outside the vocabulary or a value is not finite, in share ``number`` of the rows."""
     cdef Py_ssize_t s, first, n
     cdef const Source* source
+    cdef const char* rows
+    cdef const index_t* row_index
+    cdef bint nonfinite
     for s in range(num_sources):
         source = &sources[s]
         first = source.num_rows * number // num_parts
         n = source.num_rows * (number + 1) // num_parts - first
         if outside(source.ids + first, n, index.vocabulary_size):
             return 1
-        if source.gains != NULL:
-            if odd_expanded(source, first, n, dim):
-                return 1
-        elif (odd_rows_f64 if wide else odd_rows_f32)(
-                source.rows if source.which != NULL else source.rows + first * source.stride, source.stride,
-                source.which + first if source.which != NULL else NULL, n, dim):
+        rows, row_index = source.rows, NULL
+        if source.row_index != NULL:
+            row_index = source.row_index + first
+        else:
+            rows += first * source.stride
+        if wide:
+            nonfinite = nonfinite_rows_f64(rows, source.stride, row_index, n, dim)
+        else:
+            nonfinite = nonfinite_rows_f32(rows, source.stride, row_index,
+                                           source.scales + first if source.scales != NULL else NULL, n, dim)
+        if nonfinite:
             return 1
     return 0
 
@@ -105,12 +118,17 @@ cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept 
 cdef void point(const Source* source, Py_ssize_t start, Py_ssize_t n, const char** rows) noexcept nogil:
     """Where the rows of a chunk lie, all of them."""
     cdef Py_ssize_t i
-    if source.which == NULL:
+    if source.row_index == NULL:
         for i in range(n):
             rows[i] = source.rows + (start + i) * source.stride
     else:
         for i in range(n):
-            rows[i] = source.rows + source.which[start + i] * source.stride
+            rows[i] = source.rows + source.row_index[start + i] * source.stride
+
+
+cdef inline bint is_of_part(id_t key, uint64_t mask, Py_ssize_t number) noexcept nogil:
+    """Whether an id is of part ``number`` of mask + 1."""
+    return ((<uint64_t>key // NEIGHBOURS) & mask) == <uint64_t>number
 
 
 cdef Py_ssize_t pick(const Source* source, Py_ssize_t start, Py_ssize_t n, Py_ssize_t number, Py_ssize_t num_parts,
@@ -122,10 +140,19 @@ cdef Py_ssize_t pick(const Source* source, Py_ssize_t start, Py_ssize_t n, Py_ss
     for i in range(start, start + n):
         key = source.ids[i]
         ids[num_mine] = key
-        rows[num_mine] = source.rows + (i if source.which == NULL else source.which[i]) * source.stride
+        rows[num_mine] = source.rows + (i if source.row_index == NULL else source.row_index[i]) * source.stride
         # No branch: which ids are whose cannot be predicted.
         num_mine += is_of_part(key, mask, number)
     return num_mine
+
+
+cdef void pick_scales(const Source* source, Py_ssize_t start, Py_ssize_t n, Py_ssize_t number, Py_ssize_t num_parts,
+                      float* scales) noexcept nogil:
+    """The factors of the rows that ``pick`` picks."""
+    cdef Py_ssize_t i, num_mine = 0
+    for i in range(start, start + n):
+        scales[num_mine] = source.scales[i]
+        num_mine += is_of_part(source.ids[i], num_parts - 1, number)
 
 
 cdef void find_direct(Part* part, const Index* index, const id_t* ids, Py_ssize_t n, index_t* order) noexcept nogil:
@@ -133,7 +160,7 @@ cdef void find_direct(Part* part, const Index* index, const id_t* ids, Py_ssize_
     cdef uint32_t* entries = index.entries
     cdef uint32_t base = index.base, run_base = index.run_base, entry
     cdef id_t* held = part.ids
-    cdef uint8_t* news = part.news
+    cdef uint8_t* first_seen = part.first_seen
     cdef Py_ssize_t k, num_ids = part.num_ids, num_distinct = 0
     cdef index_t found, mask
     for k in range(n):
@@ -145,7 +172,7 @@ cdef void find_direct(Part* part, const Index* index, const id_t* ids, Py_ssize_
         found ^= (found ^ num_ids) & mask
         # No branch, it would often be mispredicted: written whether new or not, one beyond the end.
         held[num_ids] = ids[k]
-        news[num_ids] = entry < run_base
+        first_seen[num_ids] = entry < run_base
         num_distinct += entry < run_base
         entries[ids[k]] = base + <uint32_t>found
         order[k] = found ^ mask
@@ -166,7 +193,7 @@ cdef void find_hashed(Part* part, const Index* index, const id_t* ids, Py_ssize_
         if is_new:
             fresh = index.seen != NULL and not see(index.seen, ids[k])
             part.ids[found] = ids[k]
-            part.news[found] = fresh
+            part.first_seen[found] = fresh
             part.num_distinct += fresh
     part.num_ids = part.table.num_ids
 
@@ -181,22 +208,22 @@ cdef inline bint see(uint8_t* seen, id_t key) noexcept nogil:
 
 cdef void mark(Part* part, const index_t* order, Py_ssize_t n, index_t frame) noexcept nogil:
     cdef Py_ssize_t k
-    cdef Mark* its
+    cdef Mark* found
     for k in range(n):
         if order[k] < 0:
-            its = &part.marks[~order[k]]
-            its.frame, its.count = frame, 1
+            found = &part.marks[~order[k]]
+            found.frame, found.count = frame, 1
         else:
-            its = &part.marks[order[k]]
-            its.count += its.frame != frame
-            its.frame = frame
+            found = &part.marks[order[k]]
+            found.count += found.frame != frame
+            found.frame = frame
 
 
 cdef void count_carried(Part* part, const Index* index, const index_t* order, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t k
     for k in range(n):
-        if 0 <= order[k] < part.num_carried and part.news[order[k]] == CARRIED:
-            part.news[order[k]] = FRESH
+        if 0 <= order[k] < part.num_carried and part.first_seen[order[k]] == CARRIED:
+            part.first_seen[order[k]] = FRESH
             part.num_distinct += 1
             if index.seen != NULL:
                 see(index.seen, part.ids[order[k]])
@@ -207,7 +234,7 @@ cdef void part_carry(Part* part) noexcept nogil:
     cdef Py_ssize_t i
     part.num_carried, part.num_distinct = part.num_ids, 0
     for i in range(part.num_ids):
-        part.news[i] = CARRIED
+        part.first_seen[i] = CARRIED
 
 
 cdef void part_undo(Part* part, const Index* index) noexcept nogil:
@@ -215,10 +242,10 @@ cdef void part_undo(Part* part, const Index* index) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(part.num_ids):
         if index.entries != NULL:
-            index.entries[part.ids[i]] = index.run_base if part.news[i] == OLD else 0
-        elif index.seen != NULL and part.news[i] == FRESH:
+            index.entries[part.ids[i]] = index.run_base if part.first_seen[i] == OLD else 0
+        elif index.seen != NULL and part.first_seen[i] == FRESH:
             index.seen[part.ids[i] >> 3] &= ~(1 << (part.ids[i] & 7))
-        part.num_distinct -= part.news[i] == FRESH
+        part.num_distinct -= part.first_seen[i] == FRESH
     table_clear(&part.table)
     part.num_ids = 0
 
@@ -228,7 +255,7 @@ cdef void part_clear(Part* part, const Index* index) noexcept nogil:
     cdef Py_ssize_t i
     if index.entries != NULL:
         for i in range(part.num_carried):
-            if part.news[i] == CARRIED:
+            if part.first_seen[i] == CARRIED:
                 index.entries[part.ids[i]] = 0
     table_clear(&part.table)
     part.num_ids = part.num_carried = 0

@@ -143,19 +143,19 @@ cdef class Intake:
                 task = &self.tasks[self.num_tasks]
                 task.part = &a.parts[number] if self.adding else NULL
                 task.index, task.sources, task.num_sources = (
-                    &a.index, a.arriving.sources, a.arriving.num_sources)
+                    &a.index, a.blocks.sources, a.blocks.num_sources)
                 task.dim, task.wide, task.number, task.num_parts = a.dim, a.wide, number, num_parts
                 self.num_tasks += 1
         return self.num_tasks
 
     cdef int _reserve(self, Py_ssize_t num_tasks) except -1:
-        cdef Py_ssize_t wanted = max(num_tasks, 2 * self.room)
+        cdef Py_ssize_t capacity = max(num_tasks, 2 * self.room)
         cdef Task* grown
         if num_tasks > self.room:
-            grown = <Task*>PyMem_Realloc(self.tasks, wanted * sizeof(Task))
+            grown = <Task*>PyMem_Realloc(self.tasks, capacity * sizeof(Task))
             if grown == NULL:
-                raise MemoryError(f"no memory for {wanted} tasks")
-            self.tasks, self.room = grown, wanted
+                raise MemoryError(f"no memory for {capacity} tasks")
+            self.tasks, self.room = grown, capacity
         return 0
 
     cdef int _forget(self) except -1:

@@ -10,13 +10,13 @@ from ._types cimport id_t, index_t
 from .coalesce cimport Source
 
 
-cdef class Arriving:
+cdef class GradientBlocks:
     """Sources for code without Python, and the arrays that they look into."""
 
     def __dealloc__(self):
         free(self.sources)
 
-    cdef Py_ssize_t look_into(self, blocks, Py_ssize_t dim, bint wide) except -1:
+    cdef Py_ssize_t point_to(self, blocks, Py_ssize_t dim, bint wide) except -1:
         """Note where the rows of a frame lie, and keep them. Returns how many there are.
 
         blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them; dim, wide : rows of so many float64, else float32
@@ -62,14 +62,14 @@ cdef bint point(Source* s, ids, grads, which, gains, Py_ssize_t dim, bint wide) 
             (dim == 1 or view.strides[1] == itemsize)
             and (<size_t>s.rows | <size_t>s.stride) % itemsize == 0)
     PyBuffer_Release(&view)
-    s.which, s.gains = NULL, NULL
+    s.row_index, s.scales = NULL, NULL
     if which is not None:
-        s.which = <const index_t*>row_of_numbers(which, b"lq", sizeof(index_t), &num_grads)
-        fits = fits and s.which != NULL
+        s.row_index = <const index_t*>row_of_numbers(which, b"lq", sizeof(index_t), &num_grads)
+        fits = fits and s.row_index != NULL
     fits = fits and num_grads == s.num_rows
     if gains is not None:
-        s.gains = <const float*>row_of_numbers(gains, b"f", sizeof(float), &num_grads)
-        fits = fits and s.gains != NULL and num_grads == s.num_rows and not wide
+        s.scales = <const float*>row_of_numbers(gains, b"f", sizeof(float), &num_grads)
+        fits = fits and s.scales != NULL and num_grads == s.num_rows and not wide
     return fits
 
 

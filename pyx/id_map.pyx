@@ -1,6 +1,6 @@
-"""id → dense index by a direct map: one load where a hash table hashes, probes and compares."""
+"""id → dense index by a direct map: one load where a hash table hashes, probes and compares; and sets of ids."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from .buffer_pool cimport penstock_allocate_zeroed, penstock_release
 
@@ -24,11 +24,6 @@ cdef class IdMap:
         if self.entries != NULL:
             penstock_release(self.entries, self.num_bytes)
 
-    @property
-    def nbytes(self):
-        """Bytes, were every page of it touched."""
-        return self.num_bytes
-
     cdef int make_room(self, Py_ssize_t num_rows) except -1:
         """Renumber where num_rows indices from base on would not fit 32 bits: once in four billion distinct ids."""
         cdef Py_ssize_t i
@@ -51,3 +46,16 @@ cdef class IdMap:
         """For tests: as if so many indices had been given out before. Only while nothing is held."""
         self.base = self.run_base = <uint32_t>num_indices
 
+
+cdef class IdBits:
+    """A bit per id of a vocabulary that is hashed, all clear. Takes memory only where bits are set."""
+
+    def __cinit__(self, Py_ssize_t size):
+        self.num_bytes = size // 8 + 1
+        self.bits = <uint8_t*>penstock_allocate_zeroed(self.num_bytes)
+        if self.bits == NULL:
+            raise MemoryError(f"cannot allocate {self.num_bytes} bytes to count distinct ids")
+
+    def __dealloc__(self):
+        if self.bits != NULL:
+            penstock_release(self.bits, self.num_bytes)

@@ -37,7 +37,6 @@ cdef void table_free(Table* table) noexcept nogil
 cdef void table_clear(Table* table) noexcept nogil
 cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil
 cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil
-cdef index_t table_find(const Table* table, id_t key) noexcept nogil
 
 
 cdef class IdTable:

@@ -86,15 +86,6 @@ cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil:
     return table.slots[at].index - table.base
 
 
-cdef index_t table_find(const Table* table, id_t key) noexcept nogil:
-    cdef size_t at = slot_of(table, key)
-    while table.slots[at].index >= table.base:
-        if table.slots[at].key == key:
-            return table.slots[at].index - table.base
-        at = (at + 1) & (table.capacity - 1)
-    return -1
-
-
 cdef class IdTable:
     """Dense indices for ids, in order of first appearance.
 
@@ -110,11 +101,6 @@ cdef class IdTable:
     def __len__(self):
         return self.table.num_ids
 
-    @property
-    def capacity(self):
-        """Slots, of which at most half are full."""
-        return self.table.capacity
-
     def insert(self, const id_t[::1] ids not None):  # IN
         """Give every id an index. ids : int64, shape (n,). Returns int64, shape (n,)."""
         cdef Py_ssize_t i, n = ids.shape[0]
@@ -127,14 +113,4 @@ cdef class IdTable:
                 if <size_t>(2 * (self.table.num_ids + 1)) > self.table.capacity:
                     table_reserve(&self.table, self.table.capacity)
                 indices[i] = table_insert(&self.table, ids[i], &is_new)
-        return out
-
-    def find(self, const id_t[::1] ids not None):  # IN
-        """The index of every id, -1 where it has none. ids : int64, shape (n,). Returns int64, shape (n,)."""
-        cdef Py_ssize_t i
-        out = np.empty(ids.shape[0], np.int64)
-        cdef index_t[::1] indices = out
-        with nogil:
-            for i in range(ids.shape[0]):
-                indices[i] = table_find(&self.table, ids[i])
         return out

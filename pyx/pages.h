@@ -2,11 +2,25 @@
 #ifndef PENSTOCK_PAGES_H
 #define PENSTOCK_PAGES_H
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define PENSTOCK_HUGE ((size_t)1 << 21)
+
+/* Huge pages for the whole ones inside untouched memory: rows are accessed in no order, and each would cost a TLB miss.
+   Where the kernel has no such pages nothing changes. */
+static inline void penstock_ask_for_huge_pages(void *memory, size_t size) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t first = ((uintptr_t)memory + PENSTOCK_HUGE - 1) & ~(uintptr_t)(PENSTOCK_HUGE - 1);
+    uintptr_t last = ((uintptr_t)memory + size) & ~(uintptr_t)(PENSTOCK_HUGE - 1);
+    if (last > first)
+        madvise((void *)first, last - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)size;
+#endif
+}
 
 /* Small: from the heap. Large: mapped, so that what is never written takes no memory. */
 static inline void *penstock_allocate(size_t size) {
@@ -20,13 +34,11 @@ static inline void *penstock_allocate(size_t size) {
                   , -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
-#ifdef MADV_HUGEPAGE
-    madvise(memory, size, MADV_HUGEPAGE);
-#endif
+    penstock_ask_for_huge_pages(memory, size);
     return memory;
 }
 
-/* The same, zeroed. What is mapped is zero already, and is not touched before it is needed. */
+/* The same, zeroed. Mapped pages are zero already, and are not touched before they are used. */
 static inline void *penstock_allocate_zeroed(size_t size) {
     void *memory = penstock_allocate(size);
     if (memory && size < PENSTOCK_HUGE)

@@ -1,15 +1,15 @@
 /* A parallel loop inside one FFI handler, on the threads of XLA's own pool.
  *
- * Claims (numbered pieces of work) are taken with an atomic counter, by any thread: the handler's own
- * thread takes part, and when no claim is left it waits only for those already taken, never for a task
+ * Items (numbered pieces of work) are taken with an atomic counter, by any thread: the handler's own
+ * thread takes part, and when no item is left it waits only for those already taken, never for a task
  * that has not started; the pool may be busy with other handlers that wait likewise. A task that starts
- * late finds the crew alive (counted references), no claim left, and goes.
+ * late finds the loop alive (counted references), no item left, and goes.
  *
  * XLA's threads flush subnormal numbers to zero. Work runs with the default floating-point environment
  * instead, and the thread gets its own back.
  */
-#ifndef PENSTOCK_CREW_H
-#define PENSTOCK_CREW_H
+#ifndef PENSTOCK_PARALLEL_FOR_H
+#define PENSTOCK_PARALLEL_FOR_H
 
 #include <fenv.h>
 #include <pthread.h>
@@ -17,84 +17,84 @@
 
 #include "xla_ffi.h"
 
-typedef void (*CrewWork)(void *context, int64_t claim);
+typedef void (*LoopBody)(void *context, int64_t item);
 
 typedef struct {
-    CrewWork work;
+    LoopBody work;
     void *context;
-    int64_t num_claims;
-    int64_t next;     /* atomic: the first free claim */
+    int64_t num_items;
+    int64_t next;     /* atomic: the first free item */
     int64_t finished; /* under the lock */
     int references;   /* atomic */
     pthread_mutex_t lock;
     pthread_cond_t done;
-} Crew;
+} Loop;
 
-static inline void crew_release(Crew *crew) {
-    if (__atomic_sub_fetch(&crew->references, 1, __ATOMIC_ACQ_REL) == 0) {
-        pthread_cond_destroy(&crew->done);
-        pthread_mutex_destroy(&crew->lock);
-        free(crew);
+static inline void loop_release(Loop *loop) {
+    if (__atomic_sub_fetch(&loop->references, 1, __ATOMIC_ACQ_REL) == 0) {
+        pthread_cond_destroy(&loop->done);
+        pthread_mutex_destroy(&loop->lock);
+        free(loop);
     }
 }
 
-static inline void crew_take_part(Crew *crew) {
-    int64_t claim, finished = 0;
+static inline void loop_take_part(Loop *loop) {
+    int64_t item, finished = 0;
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV);
-    while ((claim = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED)) < crew->num_claims) {
-        crew->work(crew->context, claim);
+    while ((item = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < loop->num_items) {
+        loop->work(loop->context, item);
         finished++;
     }
     fesetenv(&before);
     if (finished) {
-        pthread_mutex_lock(&crew->lock);
-        crew->finished += finished;
-        if (crew->finished == crew->num_claims) pthread_cond_signal(&crew->done);
-        pthread_mutex_unlock(&crew->lock);
+        pthread_mutex_lock(&loop->lock);
+        loop->finished += finished;
+        if (loop->finished == loop->num_items) pthread_cond_signal(&loop->done);
+        pthread_mutex_unlock(&loop->lock);
     }
 }
 
-static void crew_task(void *crew) {
-    crew_take_part((Crew *)crew);
-    crew_release((Crew *)crew);
+static void loop_task(void *loop) {
+    loop_take_part((Loop *)loop);
+    loop_release((Loop *)loop);
 }
 
-/* work(context, claim) for every claim below num_claims, each once, on at most max_threads threads. */
-static inline void crew_run(const XLA_FFI_CallFrame *frame, int64_t max_threads, int64_t num_claims, CrewWork work,
+/* work(context, item) for every item below num_items, each once, on at most max_threads threads. */
+static inline void parallel_for(const XLA_FFI_CallFrame *frame, int64_t max_threads, int64_t num_items, LoopBody work,
                             void *context) {
-    int64_t helpers = num_claims > 1 && max_threads != 1 ? ffi_num_threads(frame) : 1;
+    int64_t helpers = num_items > 1 && max_threads != 1 ? ffi_num_threads(frame) : 1;
     if (max_threads > 0 && helpers > max_threads) helpers = max_threads;
-    if (helpers > num_claims) helpers = num_claims;
+    if (helpers > num_items) helpers = num_items;
     helpers -= 1;
-    Crew *crew = helpers > 0 ? (Crew *)calloc(1, sizeof(Crew)) : NULL;
-    if (crew == NULL) { /* a small step, or no memory for a crew: all of it here */
+    Loop *loop = helpers > 0 ? (Loop *)calloc(1, sizeof(Loop)) : NULL;
+    if (loop == NULL) { /* a small step, or no memory for a loop: all of it here */
         fenv_t before;
         fegetenv(&before);
         fesetenv(FE_DFL_ENV);
-        for (int64_t claim = 0; claim < num_claims; claim++) work(context, claim);
+        for (int64_t item = 0; item < num_items; item++) work(context, item);
         fesetenv(&before);
         return;
     }
-    crew->work = work;
-    crew->context = context;
-    crew->num_claims = num_claims;
-    crew->references = 1;
-    pthread_mutex_init(&crew->lock, NULL);
-    pthread_cond_init(&crew->done, NULL);
+    loop->work = work;
+    loop->context = context;
+    loop->num_items = num_items;
+    loop->references = 1;
+    pthread_mutex_init(&loop->lock, NULL);
+    pthread_cond_init(&loop->done, NULL);
     while (helpers-- > 0) {
-        __atomic_add_fetch(&crew->references, 1, __ATOMIC_RELAXED);
-        if (!ffi_schedule(frame, crew_task, crew)) {
-            crew_release(crew);
+        __atomic_add_fetch(&loop->references, 1, __ATOMIC_RELAXED);
+        if (!ffi_schedule(frame, loop_task, loop)) {
+            loop_release(loop);
             break;
         }
     }
-    crew_take_part(crew);
-    pthread_mutex_lock(&crew->lock);
-    while (crew->finished < num_claims) pthread_cond_wait(&crew->done, &crew->lock);
-    pthread_mutex_unlock(&crew->lock);
-    crew_release(crew);
+    loop_take_part(loop);
+    pthread_mutex_lock(&loop->lock);
+    while (loop->finished < num_items) pthread_cond_wait(&loop->done, &loop->lock);
+    pthread_mutex_unlock(&loop->lock);
+    loop_release(loop);
 }
 
 #endif

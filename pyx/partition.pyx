@@ -1,4 +1,4 @@
-"""Which shard and which row of it an id lives in, and coalesced rows → padded arrays, one per owner.
+"""Which shard and which row of it an id lives in, and rows as words of lines that several of them may share.
 
 Two strategies, exactly TensorFlow's (tpu_embedding_shape_util.cc): MOD deals ids round robin, DIV
 cuts the table into contiguous runs of which the first ``vocabulary_size % num_shards`` are one
@@ -9,7 +9,7 @@ device), so that where a row lives in its shard does not depend on how many devi
 import numpy as np
 
 from libc.stdint cimport int32_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from ._types cimport grad_t, id_t
 
@@ -48,65 +48,22 @@ def locate(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, 
 
 def place(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, bint mod,  # IN
           id_t shards_per_owner, id_t rows_per_shard, Py_ssize_t num_owners):
-    """The owner of every id, its row there, and how many ids each owner has.
-
-    Returns owners int32 (n,), rows int32 (n,), counts int64 (num_owners,).
-    """
+    """The owner of every id and its row there: int32 (n,) each."""
     cdef Py_ssize_t i
     cdef id_t shard, row
     check(ids, vocabulary_size, num_shards)
     if shards_per_owner * num_owners < num_shards:
         raise ValueError(f"{num_owners} owners of {shards_per_owner} shards do not hold {num_shards} shards")
     out_owners, out_rows = np.empty(ids.shape[0], np.int32), np.empty(ids.shape[0], np.int32)
-    out_counts = np.zeros(num_owners, np.int64)
     cdef int32_t[::1] owners = out_owners
     cdef int32_t[::1] rows = out_rows
-    cdef id_t[::1] counts = out_counts
     with nogil:
         for i in range(ids.shape[0]):
             locate_one(ids[i], vocabulary_size // num_shards, vocabulary_size % num_shards, num_shards, mod,
                        &shard, &row)
             owners[i] = <int32_t>(shard // shards_per_owner)
             rows[i] = <int32_t>((shard % shards_per_owner) * rows_per_shard + row)
-            counts[owners[i]] += 1
-    return out_owners, out_rows, out_counts
-
-
-def pad(const int32_t[::1] owners not None, const int32_t[::1] rows not None,  # IN
-        const grad_t[:, ::1] grads not None, Py_ssize_t num_owners, Py_ssize_t capacity, id_t rows_per_owner):
-    """Deal rows to their owners, in order, and fill up with rows that lie outside the owner's table.
-
-    owners, rows : int32, shape (n,), from ``place``
-    grads : float32, shape (n, dim)
-    capacity : rows per owner in the result; no owner may have more
-    Returns rows int32 (num_owners, capacity), grads float32 (num_owners, capacity, dim). A pad is
-    row ``rows_per_owner + j`` with gradient 0: distinct, so that row numbers stay unique, and
-    dropped by the scatter.
-    """
-    cdef Py_ssize_t i, j, owner, dim = grads.shape[1], n = owners.shape[0]
-    if rows.shape[0] != n or grads.shape[0] != n:
-        raise ValueError(f"expected {n} rows and gradients, got {rows.shape[0]} and {grads.shape[0]}")
-    if n and np.bincount(owners, minlength=num_owners).max() > capacity:
-        raise ValueError(f"an owner has more rows than the capacity of {capacity}")
-    used = np.zeros(num_owners, np.int64)
-    rows_there = np.empty((num_owners, capacity), np.int32)
-    grads_there = np.empty((num_owners, capacity, dim), np.float32)
-    cdef id_t[::1] filled = used
-    cdef int32_t[:, ::1] out_rows = rows_there
-    cdef grad_t[:, :, ::1] out_grads = grads_there
-    with nogil:
-        for i in range(n):
-            owner = owners[i]
-            j = filled[owner]
-            filled[owner] = j + 1
-            out_rows[owner, j] = rows[i]
-            memcpy(&out_grads[owner, j, 0], &grads[i, 0], dim * sizeof(grad_t))
-        for owner in range(num_owners):
-            for j in range(filled[owner], capacity):
-                out_rows[owner, j] = <int32_t>(rows_per_owner + j)
-            if filled[owner] < capacity:
-                memset(&out_grads[owner, filled[owner], 0], 0, (capacity - filled[owner]) * dim * sizeof(grad_t))
-    return rows_there, grads_there
+    return out_owners, out_rows
 
 
 def lay(const id_t[::1] lines not None, const id_t[::1] offsets not None,  # IN

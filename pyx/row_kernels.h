@@ -18,23 +18,25 @@
 #pragma GCC pop_options
 #endif
 
-/* sums[order[k]] += rows[k], or a copy to sums[~order[k]] where the id is new; in order. Returns whether any value of
-   rows is not finite: it has been added then as well. */
-static inline int fold_rows_f32(float *sums, long dim, const int64_t *order, const float *const *rows, long n) {
-    return BEST(fold_rows_f32)(sums, dim, order, rows, n);
+/* sums[order[k]] += rows[k], or a copy to sums[~order[k]] where the id is new; in order. scales[k] multiplies row k
+   first; NULL: no factor. Returns whether any value added is not finite: it has been added then as well. */
+static inline int fold_rows_f32(float *sums, long dim, const int64_t *order, const float *const *rows,
+                                const float *scales, long n) {
+    return BEST(fold_rows_f32)(sums, dim, order, rows, scales, n);
 }
 
 static inline int fold_rows_f64(double *sums, long dim, const int64_t *order, const double *const *rows, long n) {
-    return BEST(fold_rows_f64)(sums, dim, order, rows, n);
+    return BEST(fold_rows_f64)(sums, dim, order, rows, NULL, n);
 }
 
-/* Whether any value of n rows, stride bytes apart, or of those that are listed, is not finite. */
-static inline int odd_rows_f32(const char *rows, long stride, const int64_t *which, long n, long dim) {
-    return BEST(odd_rows_f32)(rows, stride, which, n, dim);
+/* Whether any value of n rows, stride bytes apart, or of those that are listed, is not finite; scales as above. */
+static inline int nonfinite_rows_f32(const char *rows, long stride, const int64_t *row_index, const float *scales,
+                                     long n, long dim) {
+    return BEST(nonfinite_rows_f32)(rows, stride, row_index, scales, n, dim);
 }
 
-static inline int odd_rows_f64(const char *rows, long stride, const int64_t *which, long n, long dim) {
-    return BEST(odd_rows_f64)(rows, stride, which, n, dim);
+static inline int nonfinite_rows_f64(const char *rows, long stride, const int64_t *row_index, long n, long dim) {
+    return BEST(nonfinite_rows_f64)(rows, stride, row_index, NULL, n, dim);
 }
 
 #endif

@@ -16,7 +16,7 @@ cdef extern from "rule.h" nogil:
         int64_t num_rows, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
-# Rows of one claim: their addresses lie on the stack of the thread that took it. Enough that the rows at its
+# Rows of one work item: their addresses lie on the stack of the thread that took it. Enough that the rows at its
 # beginning, whose memory is not prefetched, do not count; few enough that two threads share 4,000 rows.
 cdef enum:
     CHUNK = 1024
@@ -28,7 +28,6 @@ cdef enum Op:
     UPDATE
     WRITE
     READ
-    READ_ALL
     START
 
 
@@ -54,28 +53,28 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     id_t first
     grad_t* values
     int64_t num_rows
-    int64_t first_claim
+    int64_t first_item
     float lr
-    int64_t sweep               # of the order's, where the rule is not lazy; else -1
+    int64_t sweep               # of the plan's, where the rule is not lazy; else -1
 
 
 cdef struct Sweep:              # a table whose every row the step changes
     const Table* table
     float lr
     int64_t first_word          # of its bits, one per row of the device: set where a segment has the row
-    int64_t first_claim
+    int64_t first_item
 
 
-cdef struct Order:              # one step: the same for all devices
+cdef struct StepPlan:              # one step: the same for all devices
     Op op
     int64_t num_floats          # of the array that a device's tables lie in
     int64_t threads
-    int64_t part
-    int64_t plane_floats        # READ_ALL: from one part of a row to the next in the host's array
+    int64_t first_part, num_parts   # to read or write
+    int64_t plane_floats        # from one part of a row to the next in the host's array
     Segment* segments
-    int64_t num_segments, num_claims
+    int64_t num_segments, num_items
     Sweep* sweeps
-    int64_t num_sweeps, num_sweep_claims, num_words
+    int64_t num_sweeps, num_sweep_items, num_words
 
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:

@@ -53,7 +53,7 @@ cdef int64_t BYTES_AHEAD = 16384
 
 
 cdef class Plan:
-    """What is fixed for a table: its rule, and where its rows live.
+    """Hold the constants of a table: its rule, and where its rows lie.
 
     rule : one of ``rules``
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0
@@ -90,7 +90,7 @@ cdef class Plan:
         t.longer = vocabulary_size % num_shards * (t.quotient + 1)
         t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
         t.per_quotient = 1.0 / max(1, t.quotient)
-        set_rule(&t.rule, {**dict.fromkeys(NUMBERS, 0.0), **numbers})
+        t.rule = {**dict.fromkeys(NUMBERS, 0), **numbers}
 
     @property
     def end(self):
@@ -98,11 +98,10 @@ cdef class Plan:
         return self.table.first_float + self.table.num_rows * self.table.row_floats
 
 
-NUMBERS = (
-    "gradient_min gradient_max weight_min weight_max weight_decay momentum exponent beta beta1 beta2 rho epsilon "
-    "lr_power l1 l2 max_var_update max_accumulator tau max_delta outlier_threshold decay_times_learning_rate "
-    "use_nesterov use_sum_inside_sqrt update_accumulator_first multiply_linear_by_lr"
-).split()
+# The fields of Rule: a struct becomes a dict, and a dict a struct.
+cdef Rule NO_RULE
+cdef object RULE_FIELDS = NO_RULE
+NUMBERS = list(RULE_FIELDS)
 
 
 cdef const RuleEntry* entry_of(str rule, str target) except NULL:
@@ -115,22 +114,6 @@ cdef const RuleEntry* entry_of(str rule, str target) except NULL:
     raise ValueError(f"no rule '{rule}'")
 
 
-cdef int set_rule(Rule* r, numbers) except -1:
-    r.gradient_min, r.gradient_max = numbers["gradient_min"], numbers["gradient_max"]
-    r.weight_min, r.weight_max = numbers["weight_min"], numbers["weight_max"]
-    r.weight_decay, r.decay_times_learning_rate = numbers["weight_decay"], numbers["decay_times_learning_rate"]
-    r.momentum, r.use_nesterov = numbers["momentum"], numbers["use_nesterov"]
-    r.exponent, r.beta, r.rho, r.epsilon = numbers["exponent"], numbers["beta"], numbers["rho"], numbers["epsilon"]
-    r.beta1, r.beta2 = numbers["beta1"], numbers["beta2"]
-    r.use_sum_inside_sqrt = numbers["use_sum_inside_sqrt"]
-    r.lr_power, r.l1, r.l2 = numbers["lr_power"], numbers["l1"], numbers["l2"]
-    r.multiply_linear_by_lr = numbers["multiply_linear_by_lr"]
-    r.max_var_update, r.max_accumulator = numbers["max_var_update"], numbers["max_accumulator"]
-    r.update_accumulator_first = numbers["update_accumulator_first"]
-    r.tau, r.max_delta, r.outlier_threshold = numbers["tau"], numbers["max_delta"], numbers["outlier_threshold"]
-    return 0
-
-
 cdef class Step:
     """One thing to do to the rows of tables that lie in one array: host memory at ``address`` that a handler reads
     when its turn comes.
@@ -140,31 +123,31 @@ cdef class Step:
 
     May be set anew when the program that was given it is done, and not before. Holds the arrays until then.
     """
-    cdef Order order
+    cdef StepPlan plan
     cdef Py_ssize_t room, room_for_sweeps
     cdef tuple plans
-    cdef object held
+    cdef object arrays
 
     def __cinit__(self, plans, int64_t threads=0):
         self.plans = tuple(plans)
-        self.order.segments, self.order.sweeps = NULL, NULL
-        self.order.threads = threads
+        self.plan.segments, self.plan.sweeps = NULL, NULL
+        self.plan.threads = threads
         for plan in self.plans:
-            self.order.num_floats = max(self.order.num_floats, <int64_t>(<Plan?>plan).end)
+            self.plan.num_floats = max(self.plan.num_floats, <int64_t>(<Plan?>plan).end)
 
     def __dealloc__(self):
-        PyMem_Free(self.order.segments)
-        PyMem_Free(self.order.sweeps)
+        PyMem_Free(self.plan.segments)
+        PyMem_Free(self.plan.sweeps)
 
     @property
     def address(self):
         """Where it lies: what the program's operand says."""
-        return <size_t>&self.order
+        return <size_t>&self.plan
 
     @property
     def num_floats(self):
         """Of the array that every device has."""
-        return self.order.num_floats
+        return self.plan.num_floats
 
     def start(self):
         """Every row of every table as it begins."""
@@ -174,10 +157,10 @@ cdef class Step:
             segment = self._next((<Plan>plan).table.num_rows)
             segment.table = &(<Plan>plan).table
 
-    def update(self, brought):
+    def update(self, updates):
         """One optimizer application to the rows of some tables, each table once.
 
-        brought : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
+        updates : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
             accumulator's Sums each, ids distinct over all segments of a table
         Returns whether there is anything to do.
         """
@@ -186,7 +169,7 @@ cdef class Step:
         cdef int64_t sweep
         cdef float lr
         self._begin(UPDATE)
-        for number, segments, lr in brought:
+        for number, segments, lr in updates:
             plan = self.plans[number]
             sweep = self._sweep(&plan.table, lr) if plan.table.non_lazy else -1
             for segment in segments:
@@ -195,42 +178,45 @@ cdef class Step:
                 else:
                     ids, grads = segment
                     self._add(&plan.table, ids, grads, lr, sweep)
-        self.held = brought
-        return self.order.num_claims + self.order.num_sweep_claims > 0
+        self.arrays = updates
+        return self.plan.num_items + self.plan.num_sweep_items > 0
 
     def copy(self, Py_ssize_t number, ids, values, int64_t part, bint write):
         """Set one part of the rows of distinct ids to values, or values to that part of the rows of any ids.
 
         ids : int64 (n,), or the first of consecutive ids
         values : float32 (n, dim); written where write is False
+        Returns whether there is anything to do.
         """
-        cdef Plan plan = self.plans[number]
-        self._begin(WRITE if write else READ)
-        if not 0 <= part < plan.table.num_parts:
-            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {part}")
-        self.order.part = part
-        self._add(&plan.table, ids, values, 0, -1)
-        self.held = ids, values
+        return self._copy(number, ids, values, WRITE if write else READ, part, 1, 0)
 
     def copy_all(self, Py_ssize_t number, ids, grad_t[:, :, ::1] values not None):
-        """All parts of the rows of any ids into values. ids : as in ``copy``; values : OUT float32 (parts, n, dim)"""
+        """All parts of the rows of any ids into values. ids : as in ``copy``; values : OUT float32 (parts, n, dim)
+
+        Returns whether there is anything to do.
+        """
+        return self._copy(number, ids, values[0], READ, 0, values.shape[0], values.shape[1] * values.shape[2])
+
+    cdef bint _copy(self, Py_ssize_t number, ids, values, Op op, int64_t first_part, int64_t num_parts,
+                    int64_t plane_floats) except -1:
         cdef Plan plan = self.plans[number]
-        if values.shape[0] != plan.table.num_parts:
-            raise ValueError(f"expected room for {plan.table.num_parts} parts, got {values.shape[0]}")
-        self._begin(READ_ALL)
-        self.order.plane_floats = values.shape[1] * values.shape[2]
-        self._add(&plan.table, ids, values[0], 0, -1)
-        self.held = ids, values
+        if not 0 <= first_part <= first_part + num_parts <= plan.table.num_parts:
+            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {first_part + num_parts - 1}")
+        self._begin(op)
+        self.plan.first_part, self.plan.num_parts, self.plan.plane_floats = first_part, num_parts, plane_floats
+        self._add(&plan.table, ids, values, 0, -1)
+        self.arrays = ids, values
+        return self.plan.num_items > 0
 
     def release(self):
         """Let go of the arrays: the program is done."""
-        self.held = None
-        self.order.num_segments = self.order.num_claims = 0
-        self.order.num_sweeps = self.order.num_sweep_claims = self.order.num_words = 0
+        self.arrays = None
+        self.plan.num_segments = self.plan.num_items = 0
+        self.plan.num_sweeps = self.plan.num_sweep_items = self.plan.num_words = 0
 
     cdef int _begin(self, Op op) except -1:
         self.release()
-        self.order.op = op
+        self.plan.op = op
         return 0
 
     cdef int _add(self, const Table* table, ids, values, float lr, int64_t sweep) except -1:
@@ -265,34 +251,34 @@ cdef class Step:
 
     cdef Segment* _next(self, int64_t num_rows) except NULL:
         cdef Segment* segment
-        cdef Order* o = &self.order
+        cdef StepPlan* o = &self.plan
         if o.num_segments == self.room:
             o.segments = <Segment*>more_room(o.segments, &self.room, sizeof(Segment))
         segment = &o.segments[o.num_segments]
         segment.ids, segment.first, segment.values, segment.sweep = NULL, 0, NULL, -1
-        segment.num_rows, segment.first_claim = num_rows, o.num_claims
-        o.num_claims += chunks(num_rows)
+        segment.num_rows, segment.first_item = num_rows, o.num_items
+        o.num_items += chunks(num_rows)
         o.num_segments += 1
         return segment
 
     cdef int64_t _sweep(self, const Table* table, float lr) except -1:
         cdef Sweep* sweep
-        cdef Order* o = &self.order
+        cdef StepPlan* o = &self.plan
         if o.num_sweeps == self.room_for_sweeps:
             o.sweeps = <Sweep*>more_room(o.sweeps, &self.room_for_sweeps, sizeof(Sweep))
         sweep = &o.sweeps[o.num_sweeps]
-        sweep.table, sweep.lr, sweep.first_word, sweep.first_claim = table, lr, o.num_words, o.num_sweep_claims
+        sweep.table, sweep.lr, sweep.first_word, sweep.first_item = table, lr, o.num_words, o.num_sweep_items
         o.num_words += (table.num_rows + 63) // 64
-        o.num_sweep_claims += chunks(table.num_rows)
+        o.num_sweep_items += chunks(table.num_rows)
         o.num_sweeps += 1
         return o.num_sweeps - 1
 
 
 cdef void* more_room(void* entries, Py_ssize_t* room, size_t size) except NULL:
     """Twice the room for entries of that size; where there is no memory for it, what was there stays."""
-    cdef Py_ssize_t wanted = max(4, 2 * room[0])
-    cdef void* grown = PyMem_Realloc(entries, wanted * size)
+    cdef Py_ssize_t capacity = max(4, 2 * room[0])
+    cdef void* grown = PyMem_Realloc(entries, capacity * size)
     if grown == NULL:
-        raise MemoryError(f"no memory for a step of {wanted} segments")
-    room[0] = wanted
+        raise MemoryError(f"no memory for a step of {capacity} segments")
+    room[0] = capacity
     return grown

@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from ._types cimport id_t
-from .update cimport CHUNK, READ_ALL, UPDATE, WRITE, Batch, Order, Rule, Segment, Sweep, Table, chunks
+from .update cimport CHUNK, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks
 
 
 cdef extern from "xla_ffi.h" nogil:
@@ -42,49 +42,36 @@ cdef extern from "xla_ffi.h" nogil:
 
 
 cdef extern from "parallel_for.h" nogil:
-    void crew_run(const XLA_FFI_CallFrame* frame, int64_t max_threads, int64_t num_claims,
+    void parallel_for(const XLA_FFI_CallFrame* frame, int64_t max_threads, int64_t num_items,
                   void (*work)(void*, int64_t) noexcept nogil, void* context)
+
+
+cdef extern from "pages.h" nogil:
+    void penstock_ask_for_huge_pages(void* memory, size_t size)
 
 
 cdef extern from *:
     """
-    #if defined(__linux__)
-    #include <sys/mman.h>
-    #endif
-    /* Huge pages for the whole ones inside untouched memory: a table's rows are met in no order, and each
-       would cost a TLB miss. Where the kernel has no such pages nothing changes. */
-    static inline void ask_for_huge_pages(void *memory, size_t num_bytes) {
-    #if defined(MADV_HUGEPAGE)
-        const uintptr_t huge = (uintptr_t)1 << 21;
-        uintptr_t first = ((uintptr_t)memory + huge - 1) & ~(huge - 1);
-        uintptr_t last = ((uintptr_t)memory + num_bytes) & ~(huge - 1);
-        if (last > first) (void)madvise((void *)first, last - first, MADV_HUGEPAGE);
-    #else
-        (void)memory, (void)num_bytes;
-    #endif
-    }
     #define prefetch(address) __builtin_prefetch(address)
     #define set_bit(words, bit) \
         ((void)__atomic_fetch_or((words) + ((bit) >> 6), (uint64_t)1 << ((bit) & 63), __ATOMIC_RELAXED))
     #define note(place, table) __atomic_store_n(place, table, __ATOMIC_RELAXED)
     """
-    void ask_for_huge_pages(void* memory, size_t num_bytes) nogil
     void prefetch(const void* address) nogil
     void set_bit(uint64_t* words, int64_t bit) nogil
     void note(const Table** place, const Table* table) nogil
 
 
 cdef enum:
-    FLOATS_PER_LINE = 16
-    MOST_SAID = 400             # bytes of an error
+    MESSAGE_BYTES = 400             # bytes of an error
 
 
-cdef struct Pass:               # one step on one device
-    const Order* order
+cdef struct StepContext:               # one step on one device
+    const StepPlan* plan
     float* floats               # of all tables
     int64_t device
     uint64_t* touched           # a bit per row of the tables whose rule is not lazy
-    const Table* outside        # an id was no row of this one
+    const Table* bad_id_table        # an id was no row of this one
 
 
 # ---- where a row lives
@@ -120,26 +107,26 @@ cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcep
     return shard * t.rows_per_shard + row
 
 
-# ---- the work of one claim
+# ---- one work item
 
 
-cdef inline const Segment* segment_of(const Order* o, int64_t claim) noexcept nogil:
-    """The last segment whose first claim is not behind this one: those without rows have none of their own."""
+cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept nogil:
+    """The last segment whose first item is not behind this one: those without rows have none of their own."""
     cdef int64_t low = 0, high = o.num_segments, middle
     while high - low > 1:
         middle = (low + high) // 2
-        if o.segments[middle].first_claim <= claim:
+        if o.segments[middle].first_item <= item:
             low = middle
         else:
             high = middle
     return &o.segments[low]
 
 
-cdef void touch_chunk(void* context, int64_t claim) noexcept nogil:
+cdef void touch_chunk(void* context, int64_t item) noexcept nogil:
     """The rows of one chunk of a segment: found, asked for, then updated, written or read in order."""
-    cdef Pass* p = <Pass*>context
-    cdef const Order* o = p.order
-    cdef const Segment* segment = segment_of(o, claim)
+    cdef StepContext* p = <StepContext*>context
+    cdef const StepPlan* o = p.plan
+    cdef const Segment* segment = segment_of(o, item)
     cdef const Table* t = segment.table
     cdef float* first_row = p.floats + t.first_float
     cdef int64_t first_shard = p.device * t.shards_per_device
@@ -149,7 +136,7 @@ cdef void touch_chunk(void* context, int64_t claim) noexcept nogil:
     cdef int64_t i, begin, end, row, n = 0
     if p.touched != NULL and segment.sweep >= 0:
         touched = p.touched + o.sweeps[segment.sweep].first_word
-    begin = (claim - segment.first_claim) * CHUNK
+    begin = (item - segment.first_item) * CHUNK
     end = min(begin + CHUNK, segment.num_rows)
     for i in range(begin, end):
         row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
@@ -162,11 +149,9 @@ cdef void touch_chunk(void* context, int64_t claim) noexcept nogil:
             if touched != NULL:
                 set_bit(touched, row)
         elif row == -2:
-            note(&p.outside, t)
+            note(&p.bad_id_table, t)
     if o.op == UPDATE:
         update(t, segment.lr, rows, <const float**>values, n)
-    elif o.op == READ_ALL:
-        copy_all(t, o.plane_floats, rows, values, n)
     else:
         copy(t, o, rows, values, n)
 
@@ -180,42 +165,36 @@ cdef void update(const Table* t, float lr, float** rows, const float** grads, in
     t.run(&rule, &batch)
 
 
-cdef void copy(const Table* t, const Order* o, float** rows, float** values, int64_t n) noexcept nogil:
-    """One part of the rows from or to the host's arrays."""
-    cdef int64_t i, offset = o.part * t.dim
+cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n) noexcept nogil:
+    """Some parts of the rows from or to the host's arrays, which have the parts one after the other."""
+    cdef int64_t i, part, at, first = o.first_part * t.dim, num_floats = o.num_parts * t.dim
+    cdef float* row
+    cdef float* value
     for i in range(n):
         if i + t.ahead < n:
-            prefetch(rows[i + t.ahead] + offset)
-        if o.op == WRITE:
-            memcpy(rows[i] + offset, values[i], t.dim * sizeof(float))
-        else:
-            memcpy(values[i], rows[i] + offset, t.dim * sizeof(float))
+            # All parts at once: where rows lie in no order, the processor guesses the next line too late.
+            for at in range(0, num_floats, 16):  # the floats of a cache line
+                prefetch(rows[i + t.ahead] + first + at)
+        for part in range(o.num_parts):
+            row, value = rows[i] + first + part * t.dim, values[i] + part * o.plane_floats
+            if o.op == WRITE:
+                memcpy(row, value, t.dim * sizeof(float))
+            else:
+                memcpy(value, row, t.dim * sizeof(float))
 
 
-cdef void copy_all(const Table* t, int64_t plane_floats, float** rows, float** values, int64_t n) noexcept nogil:
-    """Every part of the rows to the host's array, which has the parts one after the other."""
-    cdef int64_t i, line, part
-    for i in range(n):
-        if i + t.ahead < n:
-            # All of a row at once: where rows lie in no order, the processor guesses the next line too late.
-            for line in range((t.row_floats + FLOATS_PER_LINE - 1) // FLOATS_PER_LINE):
-                prefetch(rows[i + t.ahead] + line * FLOATS_PER_LINE)
-        for part in range(t.num_parts):
-            memcpy(values[i] + part * plane_floats, rows[i] + part * t.dim, t.dim * sizeof(float))
-
-
-cdef void sweep_chunk(void* context, int64_t claim) noexcept nogil:
+cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
     """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
-    cdef Pass* p = <Pass*>context
-    cdef const Sweep* sweep = p.order.sweeps
+    cdef StepContext* p = <StepContext*>context
+    cdef const Sweep* sweep = p.plan.sweeps
     cdef const Table* t
     cdef const uint64_t* touched
     cdef float* rows[CHUNK]
     cdef const float* grads[CHUNK]
     cdef int64_t row, first, n = 0
-    while claim >= sweep.first_claim + chunks(sweep.table.num_rows):
+    while item >= sweep.first_item + chunks(sweep.table.num_rows):
         sweep += 1
-    t, touched, first = sweep.table, p.touched + sweep.first_word, (claim - sweep.first_claim) * CHUNK
+    t, touched, first = sweep.table, p.touched + sweep.first_word, (item - sweep.first_item) * CHUNK
     for row in range(first, min(first + CHUNK, t.num_rows)):
         if not touched[row >> 6] >> (row & 63) & 1:
             rows[n] = p.floats + t.first_float + row * t.row_floats
@@ -224,12 +203,12 @@ cdef void sweep_chunk(void* context, int64_t claim) noexcept nogil:
     update(t, sweep.lr, rows, grads, n)
 
 
-cdef void start_chunk(void* context, int64_t claim) noexcept nogil:
+cdef void start_chunk(void* context, int64_t item) noexcept nogil:
     """Every part of CHUNK rows of a table filled with the value it starts with."""
-    cdef Pass* p = <Pass*>context
-    cdef const Segment* segment = segment_of(p.order, claim)
+    cdef StepContext* p = <StepContext*>context
+    cdef const Segment* segment = segment_of(p.plan, item)
     cdef const Table* t = segment.table
-    cdef int64_t row, part, c, first = (claim - segment.first_claim) * CHUNK
+    cdef int64_t row, part, c, first = (item - segment.first_item) * CHUNK
     cdef float* into
     for row in range(first, min(first + CHUNK, t.num_rows)):
         into = p.floats + t.first_float + row * t.row_floats
@@ -241,70 +220,71 @@ cdef void start_chunk(void* context, int64_t claim) noexcept nogil:
 # ---- the handlers
 
 
-cdef const char* begin_pass(Pass* p, XLA_FFI_Buffer* floats, XLA_FFI_Buffer* where) noexcept nogil:
-    """The step that ``where`` names, on the tables in ``floats``. Returns what is wrong, or NULL."""
-    cdef uint32_t* words = <uint32_t*>where.data
+cdef const char* begin_step(StepContext* p, XLA_FFI_Buffer* floats, XLA_FFI_Buffer* operand) noexcept nogil:
+    """The step that ``operand`` names, on the tables in ``floats``. Returns what is wrong, or NULL."""
+    cdef uint32_t* words = <uint32_t*>operand.data
     cdef int64_t axis, num_floats = 1
-    if where.dtype != XLA_FFI_DataType_S32 or where.rank != 2 or where.dims[0] != 1 or where.dims[1] != 3:
+    if operand.dtype != XLA_FFI_DataType_S32 or operand.rank != 2 or operand.dims[0] != 1 or operand.dims[1] != 3:
         return "penstock: expected a step as int32[1, 3]"
-    p.order = <const Order*><uint64_t>(words[0] | <uint64_t>words[1] << 32)
+    p.plan = <const StepPlan*><uint64_t>(words[0] | <uint64_t>words[1] << 32)
     p.device = words[2]
     p.floats = <float*>floats.data
-    p.touched, p.outside = NULL, NULL
+    p.touched, p.bad_id_table = NULL, NULL
     if floats.dtype != XLA_FFI_DataType_F32:
         return "penstock: expected tables of float32"
     for axis in range(floats.rank):
         num_floats *= floats.dims[axis]
-    if num_floats != p.order.num_floats:
+    if num_floats != p.plan.num_floats:
         return "penstock: tables of another size than their step's"
     return NULL
 
 
 cdef XLA_FFI_Error* touch(XLA_FFI_CallFrame* frame) noexcept nogil:
     """(tables, step) → the tables in place: the step's rows of this device."""
-    cdef Pass p
+    cdef StepContext p
     cdef XLA_FFI_Buffer* tables
     cdef XLA_FFI_Buffer* result
     cdef const char* wrong
-    cdef char[MOST_SAID] said
+    cdef char[MESSAGE_BYTES] message
     if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
         return NULL
     if frame.args.size != 2 or frame.rets.size != 1:
         return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected tables and a step")
     tables, result = <XLA_FFI_Buffer*>frame.args.args[0], <XLA_FFI_Buffer*>frame.rets.rets[0]
-    wrong = begin_pass(&p, tables, <XLA_FFI_Buffer*>frame.args.args[1])
+    wrong = begin_step(&p, tables, <XLA_FFI_Buffer*>frame.args.args[1])
     if wrong == NULL and result.data != tables.data:
         wrong = "penstock: the tables were not given to be updated in place"
     if wrong != NULL:
         return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
-    if p.order.num_words:
-        p.touched = <uint64_t*>calloc(p.order.num_words, sizeof(uint64_t))
+    if p.plan.num_words:
+        p.touched = <uint64_t*>calloc(p.plan.num_words, sizeof(uint64_t))
         if p.touched == NULL:
             return ffi_error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
                              "penstock: no memory for one bit per row of a table")
-    crew_run(frame, p.order.threads, p.order.num_claims, touch_chunk, &p)
+    parallel_for(frame, p.plan.threads, p.plan.num_items, touch_chunk, &p)
     if p.touched != NULL:
-        crew_run(frame, p.order.threads, p.order.num_sweep_claims, sweep_chunk, &p)
+        parallel_for(frame, p.plan.threads, p.plan.num_sweep_items, sweep_chunk, &p)
         free(p.touched)
-    if p.outside != NULL:
-        snprintf(said, MOST_SAID, "penstock: an id outside the table '%s'; all other rows were updated", p.outside.name)
-        return ffi_error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, said)
+    if p.bad_id_table != NULL:
+        snprintf(message, MESSAGE_BYTES, "penstock: an id outside the table '%s'; all other rows were updated",
+                 p.bad_id_table.name)
+        return ffi_error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message)
     return NULL
 
 
 cdef XLA_FFI_Error* create(XLA_FFI_CallFrame* frame) noexcept nogil:
     """(step) → the tables, every part filled with what it starts with."""
-    cdef Pass p
+    cdef StepContext p
     cdef const char* wrong
     if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
         return NULL
     if frame.args.size != 1 or frame.rets.size != 1:
         return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected a step and room for tables")
-    wrong = begin_pass(&p, <XLA_FFI_Buffer*>frame.rets.rets[0], <XLA_FFI_Buffer*>frame.args.args[0])
+    wrong = begin_step(&p, <XLA_FFI_Buffer*>frame.rets.rets[0], <XLA_FFI_Buffer*>frame.args.args[0])
     if wrong != NULL:
         return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
-    ask_for_huge_pages(p.floats, p.order.num_floats * sizeof(float))
-    crew_run(frame, p.order.threads, p.order.num_claims, start_chunk, &p)
+    penstock_ask_for_huge_pages(p.floats, p.plan.num_floats * sizeof(float))
+    parallel_for(frame, p.plan.threads, p.plan.num_items, start_chunk, &p)
     return NULL
 
 

@@ -1,5 +1,6 @@
 """What the tests of checkpoints share: a small log with everything in it, and runs over it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,16 @@ def engine_of(config=None, mesh=None, num_required=3, **arguments):
 
 def commits(folder):
     return sorted(path.name for path in folder.iterdir() if path.suffix in (".commit", ".base", ".delta"))
+
+
+def unbroken(batches=LOG, config=None, flush=True, **arguments):
+    engine = engine_of(config, **arguments)
+    engine.run(iter(batches), flush=flush)
+    return engine.state_hash()
+
+
+def everything(engine):
+    """Bits of all tables and slots, and what the gate holds."""
+    parts = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
+    tables = {name: {key: rows.tobytes() for key, rows in part.items()} for name, part in parts.items()}
+    return tables, engine.global_step, json.dumps(engine.gate.get_state())

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 from scripts import loaded
 
+from penstock.checkpoint import incremental
+
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -78,6 +80,13 @@ def refused(tmp_path, capsys):
         return line
 
     return run
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Checkpoints are written in many blocks, one after each frame: many steps are applied during a commit."""
+    monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
+    monkeypatch.setattr(incremental, "SHARE", 1e9)
 
 
 @pytest.fixture

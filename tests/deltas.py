@@ -1,5 +1,7 @@
 """What the tests of deltas share: the plain reader of examples/, and the tables that it starts from."""
 
+import numpy as np
+from checkpoints import DIM
 from scripts import loaded
 
 WHOLE = {"slots": True, "numbered": True}
@@ -39,3 +41,8 @@ def numbers(batches):
 
 def bytes_of(batches):
     return [batch.serialize().to_pybytes() for batch in batches]
+
+
+def step(engine, ids, value=1.0):
+    """Apply one frame for the table ``user``."""
+    return engine.apply({"user": (np.array(ids), np.full((len(ids), DIM), value, np.float32))})

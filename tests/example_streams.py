@@ -2,9 +2,9 @@
 
 import numpy as np
 import pyarrow as pa
+import reference
 
 import penstock as ps
-from penstock.pyx import reference
 
 USER = [[0, 2], [], [4], [1, 1, 3]]
 GRADIENTS = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)

@@ -1,10 +1,13 @@
-"""Arrow IPC streams of a test's batches."""
+"""Arrow IPC streams of a test's batches, also with penstock's checksums."""
 
+import io
 import itertools
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
+
+from penstock.io.log import LogWriter
 
 
 def stream(batches, end=True, schema=None, metadata=(), make=pa.ipc.new_stream, **options):
@@ -25,3 +28,27 @@ def write(path, batches, end=True, schema=None):
     """Write a stream to a file; the file's name as text."""
     Path(path).write_bytes(stream(batches, end, schema))
     return str(path)
+
+
+def log(batches, schema=None):
+    """The bytes of a stream with checksums."""
+    sink = io.BytesIO()
+    with LogWriter(sink, schema or batches[0].schema) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return sink.getvalue()
+
+
+def messages(content):
+    """Every batch with the dictionaries before it, and what stands before and after them."""
+    reader = pa.BufferReader(content)
+    stream = pa.ipc.open_stream(reader)
+    ends = [reader.tell()]
+    while True:
+        try:
+            stream.read_next_batch()
+        except StopIteration:
+            break
+        ends.append(reader.tell())
+    pieces = [content[a:b] for a, b in itertools.pairwise(ends)]
+    return content[: ends[0]], pieces, content[ends[-1] :]

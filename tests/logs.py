@@ -1,14 +1,11 @@
 """Small logs of our own, and how tests read them."""
 
 import io
-import itertools
 
 import pyarrow as pa
-import pyarrow.ipc
-from ipc import stream
+from ipc import log, stream
 
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.log import LogWriter
 
 SIZES = {"user": (50, 2), "item": (50, 2)}
 PAIRS = pa.list_(pa.float32(), 2)
@@ -32,14 +29,6 @@ def batch_of(step, names=("user", "item"), rows=3):
 BATCHES = [batch_of(0), batch_of(1, ("item", "user")), batch_of(2, rows=1)]
 
 
-def log_of(batches=BATCHES, schema=None):
-    sink = io.BytesIO()
-    with LogWriter(sink, schema or batches[0].schema) as log:
-        for batch in batches:
-            log.write(batch)
-    return sink.getvalue()
-
-
 def read(source, **options):
     """The frames as plain values, and whether they were verified."""
     reader = FrameReader(source, ReadOptions(SIZES, **options))
@@ -54,22 +43,7 @@ def read(source, **options):
     return frames, reader.verified
 
 
-def messages(content):
-    """Every batch with the dictionaries before it, and what stands before and after them."""
-    reader = pa.BufferReader(content)
-    stream = pa.ipc.open_stream(reader)
-    ends = [reader.tell()]
-    while True:
-        try:
-            stream.read_next_batch()
-        except StopIteration:
-            break
-        ends.append(reader.tell())
-    pieces = [content[a:b] for a, b in itertools.pairwise(ends)]
-    return content[: ends[0]], pieces, content[ends[-1] :]
-
-
-LOG, WANTED = log_of(), read(io.BytesIO(stream(BATCHES)))[0]
+LOG, WANTED = log(BATCHES), read(io.BytesIO(stream(BATCHES)))[0]
 # For what is done to every bit or byte.
 FEW = [b.drop_columns(["note"]) for b in BATCHES[:2]]
-SMALL, SMALL_WANTED = log_of(FEW), read(io.BytesIO(stream(FEW)))[0]
+SMALL, SMALL_WANTED = log(FEW), read(io.BytesIO(stream(FEW)))[0]

@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -151,27 +150,3 @@ def self_signed(folder):
     except FileNotFoundError:
         pytest.skip("needs openssl to make a certificate")
     return folder
-
-
-def in_thread(work):
-    """Run on a thread; call what this returns to join it and get the result, or what it raised."""
-    outcome: list[tuple[object, BaseException | None]] = []
-
-    def run():
-        try:
-            outcome.append((work(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def result():
-        thread.join(HANG_S)
-        assert outcome, "it did not end"
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value
-
-    return result

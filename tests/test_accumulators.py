@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import penstock as ps
-from penstock.pyx import reference
 
 
 def sparse(**settings):
@@ -85,7 +85,7 @@ def test_empty_gradients_count_and_come_back_empty():
     assert acc.global_step == 1
 
 
-def test_what_was_applied_and_what_was_taken_are_the_callers_to_change():
+def test_callers_may_change_applied_and_taken_arrays():
     dense, compat, ours = ps.ConditionalAccumulator(), sparse(tf_compat=True), sparse()
     value, ids, values = np.ones(3, np.float32), np.array([1, 2]), rows(1, 1)
     dense.apply_gradient(value)

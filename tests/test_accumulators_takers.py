@@ -22,7 +22,7 @@ def test_a_stale_drop_is_counted_by_producer_and_by_lateness():
     assert acc.stale.by_lateness == {1: 1, 2: 2, 128: 1}  # above 64: the next power of two
 
 
-def test_it_explains_what_a_take_waits_for():
+def test_explain_names_the_reason_for_a_wait():
     acc = ps.ConditionalAccumulator()
     assert acc.explain() == "0 gradients in; global step 0; no taker is waiting"
     acc.apply_gradient(1.0, contributor="a")
@@ -77,7 +77,7 @@ def test_a_taker_in_the_middle_that_gives_up_is_skipped():
     assert concurrent.futures.wait([first, second, third], timeout=0).not_done == set()
 
 
-def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
+def test_closing_wakes_every_taker_and_gradients_can_still_be_saved():
     outcomes = []
 
     def taker():
@@ -106,7 +106,7 @@ def test_closing_wakes_every_taker_and_what_is_in_can_still_be_saved():
     assert other.take_gradient(1, timeout=0) == 1.0
 
 
-def test_closing_serves_nobody():
+def test_closing_serves_no_taker():
     acc = ps.ConditionalAccumulator()
     acc.apply_gradient(1.0)
     first, second = acc.take_gradient_async(2), acc.take_gradient_async(1)
@@ -115,7 +115,7 @@ def test_closing_serves_nobody():
     assert concurrent.futures.wait([first, second], timeout=0).not_done == set()
 
 
-def test_what_hangs_on_a_future_may_use_the_accumulator():
+def test_a_callback_of_a_future_may_use_the_accumulator():
     acc = ps.ConditionalAccumulator()
     acc.take_gradient_async(1).add_done_callback(lambda done: acc.apply_gradient(done.result() * 2, local_step=1))
     acc.apply_gradient(4.0)
@@ -127,7 +127,7 @@ def test_what_hangs_on_a_future_may_use_the_accumulator():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("tf_compat", [False, True])
-def test_state_goes_on_where_it_was_taken(dtype, tf_compat):
+def test_a_restored_state_continues_the_sums(dtype, tf_compat):
     rng = np.random.default_rng(5)
     make = lambda: ps.SparseConditionalAccumulator(dtype, (None, 2, 2), tf_compat=tf_compat)  # noqa: E731
     unbroken, first, second = make(), make(), make()

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference
 from lookups import RAGGED, config_of, engine_of
 
 import penstock as ps
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.pyx import reference
 from penstock.tables import combiners
 
 

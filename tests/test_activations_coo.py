@@ -31,7 +31,7 @@ def seen(given, weights=None, **feature):
     ids=["lists", "arrays", "positions", "any order", "positions backwards", "SparseTensor", "RaggedTensor"],
 )
 @pytest.mark.parametrize("length", [0, 2])
-def test_they_look_up_what_the_ragged_lists_do(given, length):
+def test_coordinates_give_the_activations_of_ragged_lists(given, length):
     found, dedup = seen(given, max_sequence_length=length)
     wanted, of_lists = seen(RAGGED, max_sequence_length=length)
     assert found == wanted
@@ -64,7 +64,7 @@ def test_samples_may_have_several_axes():
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
 
 
-def test_nothing_at_all_is_looked_up():
+def test_empty_coordinates_give_zeros():
     (activations,), _ = engine_of().recv_activations([ps.CooIds([], [])])
     assert not activations.any()
 
@@ -84,6 +84,6 @@ def test_nothing_at_all_is_looked_up():
         (ps.CooIds([0], [1], [1]), [[1]], "feature 'f': weights are given twice"),
     ],
 )
-def test_what_does_not_fit_is_told(given, weights, message):
+def test_coordinates_that_do_not_fit_are_refused(given, weights, message):
     with pytest.raises(ValueError, match=message):
         engine_of().recv_activations([given], None if weights is None else weights)

@@ -43,7 +43,7 @@ def test_bad_weights_are_named(weights, message):
         engine_of().recv_activations([RAGGED], weights=weights)
 
 
-def test_a_weight_that_makes_a_gradient_infinite_is_told_of_its_feature():
+def test_a_gradient_that_a_weight_makes_infinite_names_its_feature():
     engine = engine_of(combiner="sum")
     _, dedup = engine.recv_activations([RAGGED], weights=[[[1e38, 1], [], [1], [1, 1, 1]]])
     with pytest.raises(ps.InputError, match="gradient of feature 'f': times a weight it is not finite"):

@@ -24,7 +24,7 @@ def test_the_two_tower_example_learns_and_equals_its_dense_reference(example, de
     assert apart < 1e-3
 
 
-def test_it_does_not_learn_that_well_without_its_tables(example, monkeypatch):
+def test_the_example_learns_less_without_send_gradients(example, monkeypatch):
     """So the loss above says something of send_gradients."""
     monkeypatch.setattr(example.ps.Engine, "send_gradients", lambda *_, **__: True)
     example.optax, example.STEPS = None, 150

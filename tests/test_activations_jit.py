@@ -102,7 +102,7 @@ def test_sizes_stay_the_same_so_that_nothing_is_compiled_again():
     assert step._cache_size() == 1
 
 
-def test_what_does_not_fit_is_refused():
+def test_padding_too_small_and_non_lazy_updates_are_refused():
     with pytest.raises(ps.UsageError, match="5 unique ids do not fit 4"):
         uses_of(engine_of(), num_unique=4)
     with pytest.raises(ps.UsageError, match="6 lookups do not fit 5"):

@@ -9,7 +9,7 @@ from lookups import RAGGED, config_of, engine_of
 import penstock as ps
 
 
-def test_packed_and_unpacked_it_does_the_same():
+def test_packed_and_unpacked_data_sends_the_same_gradients():
     ours, other = engine_of(combiner="sqrtn"), engine_of(combiner="sqrtn")
     gradient = [np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)]
     _, dedup = ours.recv_activations([RAGGED])
@@ -22,7 +22,7 @@ def test_packed_and_unpacked_it_does_the_same():
     assert ours.state_hash() == other.state_hash()
 
 
-def test_it_packs_where_nothing_is_looked_up():
+def test_data_without_lookups_can_be_packed():
     engine = engine_of(combiner="sum")
     _, dedup = engine.recv_activations([[[], [], [], []]])
     again = ps.DeduplicationData.unpack(engine.config, *dedup.pack())

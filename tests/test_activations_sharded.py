@@ -110,7 +110,7 @@ def test_a_step_is_compiled_once_and_changes_its_table_in_place(mesh_of):
     assert step._cache_size() == 1
 
 
-def test_rows_that_nobody_looks_up_and_the_end_of_the_last_block_stay_as_they_were(mesh_of):
+def test_rows_without_lookups_and_padding_stay_unchanged(mesh_of):
     config, mesh = config_of(), mesh_of(4)
     whole = np.asarray(ps.Engine(config).table("t"))
     step = step_of(mesh, config.table("t").rule)
@@ -146,7 +146,7 @@ def test_quantization_is_seen_and_its_gradient_passes_straight_through(mesh_of):
         (ROOM, 3, r"samples \[8, 8\] cannot be dealt to 3 devices evenly"),
     ],
 )
-def test_what_does_not_fit_is_told(room, devices, message):
+def test_padded_sizes_that_are_too_small_are_refused(room, devices, message):
     with pytest.raises(ps.UsageError, match=message):
         uses_of(config_of(), *made(0), devices, room)
 

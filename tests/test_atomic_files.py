@@ -28,7 +28,7 @@ def test_a_file_appears_whole_and_on_disk(tmp_path, use):
     assert watched.calls == ["create", "write", "sync", "rename", "sync_folder"]
 
 
-def test_until_then_the_one_before_it_is_there(tmp_path):
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_files.appearing(path) as file:
@@ -48,7 +48,7 @@ def test_an_error_inside_leaves_everything_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(1, 6))
-def test_whatever_operation_fails_the_file_is_old_or_new_and_the_error_names_it(tmp_path, use, number):
+def test_if_any_operation_fails_the_file_is_old_or_new_and_the_error_names_it(tmp_path, use, number):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     use(failing(number, errno.EIO))
@@ -59,13 +59,13 @@ def test_whatever_operation_fails_the_file_is_old_or_new_and_the_error_names_it(
     assert path.read_bytes() == (b"new" if number == 5 else b"old")  # renamed, only not known to be on disk
 
 
-def test_a_write_that_takes_less_is_gone_on_with(tmp_path, use):
+def test_a_short_write_is_continued(tmp_path, use):
     use(Watched(lambda n, name, args: (lambda file, data: os.write(file, data[:1])) if name == "write" else None))
     write(tmp_path / "file", b"abc")
     assert (tmp_path / "file").read_bytes() == b"abc"
 
 
-def test_a_disk_that_fills_up_in_the_middle(tmp_path, use):
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path, use):
     use(short_write(2))
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "file")
@@ -83,7 +83,7 @@ def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use
     assert watched.calls.count("write") <= 6
 
 
-def test_a_long_file_is_on_its_way_to_the_disk_before_its_end(tmp_path, use):
+def test_a_long_file_is_written_to_disk_along_the_way(tmp_path, use):
     asked = []
 
     class Asked(atomic_files.Operations):
@@ -107,11 +107,11 @@ def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
     assert watched.calls == ["make_folder", "sync_folder"] * 2
 
 
-def test_a_file_where_a_folder_is_wanted(tmp_path):
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(NotADirectoryError, match="a"):
         atomic_files.make_folders(tmp_path / "a" / "b")
 
 
-def test_removing_what_is_gone_is_fine(tmp_path):
+def test_removing_a_missing_file_is_no_error(tmp_path):
     atomic_files.remove(tmp_path / "nothing")

@@ -94,7 +94,7 @@ def test_reuse_is_what_was_asked_for():
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
-def test_ours_does_its_first_step_rightly(workload, kind, tmp_path):
+def test_the_first_step_of_penstock_is_right(workload, kind, tmp_path):
     steps = workload.steps()
     side = compare.our_side(cases.Point("x", kind, workload), steps, 1, tmp_path)
     compare.check(side, kind, steps)
@@ -102,13 +102,13 @@ def test_ours_does_its_first_step_rightly(workload, kind, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.name}-{way.kind}")
-def test_a_peer_does_its_first_step_rightly(workload, way):
+def test_the_first_step_of_a_peer_is_right(workload, way):
     steps = workload.steps()
     compare.check(contestants.PerTable(way, workload, steps), way.kind, steps, way.corrects_bias)
 
 
 @pytest.mark.parametrize("kind", ["coalesce", *contestants.UPDATES])
-def test_one_wrong_row_is_seen(workload, kind):
+def test_one_wrong_row_is_detected(workload, kind):
     steps = workload.steps()
     way = next(w for w in WAYS if w.kind == kind)
 
@@ -123,7 +123,7 @@ def test_one_wrong_row_is_seen(workload, kind):
     assert "table a" in str(told.value)
 
 
-def test_a_missing_and_a_repeated_id_are_seen():
+def test_a_missing_or_repeated_id_is_detected():
     ids, sums = np.array([5, 3]), np.ones((2, 2), np.float32)
     assert np.isnan(contestants.look_up(ids, sums, np.array([3, 4]))).tolist() == [[False] * 2, [True] * 2]
     assert np.isnan(contestants.look_up(np.array([3, 3]), sums, np.array([3]))).all()
@@ -135,7 +135,7 @@ def test_the_reference_sums_in_float64():
     assert (sums.dtype, sums.tolist()) == (np.float64, [[4.0], [4.0]])
 
 
-def test_a_peer_that_is_wrong_or_fails_is_told_and_not_timed(workload, tmp_path):
+def test_a_peer_that_is_wrong_or_fails_is_reported_and_not_timed(workload, tmp_path):
     def fails(state, ids, grads):
         raise RuntimeError("no such kernel\nand more")
 
@@ -182,7 +182,7 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
 # ---- samples and limits
 
 
-def test_a_side_far_behind_sits_out_and_the_best_of_the_others_never_does():
+def test_a_slow_side_is_skipped_and_the_best_peer_never_is():
     def sampled(**ms):
         return {name: [interleave.Sample(x, False)] * 3 for name, x in ms.items()}
 
@@ -204,7 +204,7 @@ def test_disturbed_samples_do_not_count_where_enough_others_remain():
     }
 
 
-def test_the_traffic_kernels_do_what_they_say():
+def test_the_memory_traffic_kernels_read_and_write_whole_arrays():
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**63, 1001, dtype=np.uint64) * np.uint64(2)
     assert memory_bandwidth.read_stream(words) == sum(words.tolist()) % 2**64
@@ -237,7 +237,7 @@ def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
 # ---- over the network
 
 
-def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
+def test_doput_is_compared_with_a_replay_which_is_no_peer(workload):
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
     assert not run["failed"]
@@ -246,7 +246,7 @@ def test_doput_stands_beside_a_replay_which_is_no_peer(workload):
     assert not peers_of(run)
 
 
-def test_a_service_that_does_not_come_up_is_a_result_and_not_a_hang(workload, monkeypatch):
+def test_a_service_that_does_not_start_is_a_result_and_not_a_hang(workload, monkeypatch):
     monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)

@@ -87,7 +87,7 @@ def plan(**changes):
     return runner.Plan(**({"cases": ["w1/sgd"], "threads": [1], "rounds": 1, "sizes": cases.SHORT} | changes))
 
 
-def test_a_peer_that_kills_its_process_is_told_and_the_rest_is_measured(monkeypatch):
+def test_a_peer_that_kills_its_process_is_reported_and_the_rest_is_measured(monkeypatch):
     heard = [
         runner.Heard([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
         runner.Heard([["w1/adagrad", None]]),
@@ -101,14 +101,14 @@ def test_a_peer_that_kills_its_process_is_told_and_the_rest_is_measured(monkeypa
     assert found.failed == []
 
 
-def test_our_own_death_fails_the_case(monkeypatch):
+def test_a_killed_measurement_of_penstock_fails_the_case(monkeypatch):
     monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
     found = runner.run(plan())
     assert found.failed == ["w1/sgd"]
     assert found.runs[0]["failed"] == {"penstock": "gone"}
 
 
-def test_a_child_that_dies_is_heard(monkeypatch):
+def test_the_end_of_a_killed_child_is_noticed(monkeypatch):
     monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
     monkeypatch.setattr(sys, "executable", "/bin/false")
     heard = runner.listen(plan(), {"threads": 1}, runner.Found())

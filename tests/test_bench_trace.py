@@ -19,7 +19,7 @@ def test_a_trace_shows_the_caller_and_the_dispatching_thread(tmp_path, capsys, m
     assert told["both"] <= min(told["coalesce"], told["dispatch"])
 
 
-def test_what_two_rows_of_a_trace_have_in_common():
+def test_the_intersection_of_two_rows_of_a_trace():
     assert trace.common([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == [(1, 2), (3, 4), (4.5, 5)]
     assert trace.common([(0, 1)], [(1, 2)]) == []
 

@@ -5,10 +5,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from device_table import device_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, Layout, bucket
 from penstock.bridge.stacking import Stack
@@ -24,10 +25,10 @@ DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["ffi", "xla"])
 
 
-def device_table(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
+def table_of(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):
     layout = Layout("t", rows, dim, len(slots), mesh.size, mod)
     rule = UpdateRule("adagrad", 1) if slots else UpdateRule("stochastic_gradient_descent", 0)
-    return DeviceTable(mesh, layout, rule, slots, variant=variant)
+    return device_table(mesh, layout, rule, slots, variant=variant)
 
 
 def some_rows(seed, num_rows, vocabulary, dim):
@@ -38,7 +39,7 @@ def some_rows(seed, num_rows, vocabulary, dim):
 @both_variants
 @pytest.mark.parametrize("devices", DEVICES)
 def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
-    table = device_table(make_mesh(mesh_of(devices)), variant)
+    table = table_of(mesh_of(devices), variant)
     table.fill(lambda first, count: np.ones((count, 8), np.float32))
     pointers = table.pointers()
     assert len(set(pointers)) == devices
@@ -65,7 +66,7 @@ NON_LAZY = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0
 def whole_table(rows, dim, devices, variant):
     """A table whose optimizer is not lazy, and its rows, all ones."""
     layout = Layout("t", rows, dim, 2, devices.size, False)
-    table = DeviceTable(make_mesh(devices), layout, NON_LAZY, (1.0, 1.0), variant=variant)
+    table = device_table(devices, layout, NON_LAZY, (1.0, 1.0), variant=variant)
     table.fill(lambda first, count: np.ones((count, dim), np.float32))
     return table
 
@@ -145,7 +146,7 @@ def test_few_buckets_serve_all_sizes():
 @both_variants
 @pytest.mark.parametrize("mod", [False, True])
 def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, mesh_of):
-    table = device_table(make_mesh(mesh_of(2)), variant, rows=150_000, dim=2, slots=(), mod=mod)
+    table = table_of(mesh_of(2), variant, rows=150_000, dim=2, slots=(), mod=mod)
     table.apply(np.arange(150_000), np.ones((150_000, 2), np.float32), 1.0)
     assert all((block == -1).all() for block in table.stream())
 
@@ -160,9 +161,8 @@ def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, 
 def test_every_id_has_its_own_place(vocabulary, devices, mod, ids):
     layout = Layout("t", vocabulary, 4, 0, devices, mod)
     ids = np.unique(np.array(ids) % vocabulary)
-    places, rows, counts = layout.place(ids)
-    assert len(set(zip(places.tolist(), rows.tolist(), strict=True))) == len(ids)
-    assert counts.sum() == len(ids)
+    devices_of, rows = layout.place(ids)
+    assert len(set(zip(devices_of.tolist(), rows.tolist(), strict=True))) == len(ids)
     assert rows.max() < layout.rows_per_device
 
 
@@ -170,7 +170,7 @@ def test_padding_of_the_layout_is_bounded():
     for vocabulary in (1, 1000, 10**6, 10**9):
         for devices in (1, 3, 8, 1024):
             layout = Layout("t", vocabulary, 4, 1, devices, False)
-            assert layout.shape[0] <= (vocabulary + NUM_SHARDS) * (1 + devices / NUM_SHARDS)
+            assert layout.shapes[0][0] <= (vocabulary + NUM_SHARDS) * (1 + devices / NUM_SHARDS)
 
 
 def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for():
@@ -184,7 +184,7 @@ def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_me
         Engine(config)
 
 
-def test_what_the_caller_set_for_its_own_programs_does_not_matter(mesh_of):
+def test_settings_of_the_callers_jax_programs_do_not_change_updates(mesh_of):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     config = EmbeddingConfig.from_tables([TableConfig(800, 4, name="t")], Adagrad(0.1))
     ids, grads = some_rows(0, 50, 800, 4)

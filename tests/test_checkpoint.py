@@ -1,44 +1,18 @@
 """Save and restore: everything comes back bit for bit, on any mesh, and a resumed run ends as an unbroken one."""
 
-import json
-
 import numpy as np
-import pyarrow as pa
 import pytest
-from checkpoints import LOG, ROWS, batch, commits, config_of, engine_of, log_of
-from ipc import write
+from checkpoints import LOG, ROWS, commits, config_of, engine_of, everything, unbroken
 
 import penstock as ps
-from penstock.checkpoint import incremental
 from penstock.config import optimizers as o
-from penstock.errors import InputError, StateError, UsageError
-
-
-def unbroken(batches=LOG, config=None, flush=True, **arguments):
-    engine = engine_of(config, **arguments)
-    engine.run(iter(batches), flush=flush)
-    return engine.state_hash()
-
-
-def everything(engine):
-    """Bits of all tables and slots, and what the gate holds."""
-    parts = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
-    tables = {name: {key: rows.tobytes() for key, rows in part.items()} for name, part in parts.items()}
-    return tables, engine.global_step, json.dumps(engine.gate.get_state())
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Many blocks, one after each frame, so that many steps go by while a commit is under way."""
-    monkeypatch.setattr(incremental, "BLOCK_BYTES", 64 * 4 * 8)
-    monkeypatch.setattr(incremental, "SHARE", 1e9)
-
+from penstock.errors import StateError
 
 # ---- save and restore
 
 
 @pytest.mark.parametrize("frames", [0, 1, 4, 18])
-def test_a_restored_engine_goes_on_as_if_nothing_had_been(tmp_path, frames):
+def test_a_restored_engine_continues_with_the_same_bits(tmp_path, frames):
     engine = engine_of()
     engine.run(iter(LOG[:frames] or LOG[:1]), limit=frames)
     engine.save(tmp_path / "c")
@@ -66,7 +40,7 @@ def test_on_any_number_of_devices_and_with_either_sharding(tmp_path, mesh_of, de
     assert other.state_hash() == unbroken()
 
 
-def test_frames_that_are_held_one_by_one_come_back_one_by_one(tmp_path):
+def test_frames_buffered_one_by_one_are_restored_one_by_one(tmp_path):
     config = config_of(accumulate=False)
     engine = engine_of(config)
     engine.run(iter(LOG[:8]))
@@ -102,7 +76,7 @@ def test_any_optimizer_lazy_or_not(tmp_path, optimizer, small_blocks):
     assert other.state_hash() == unbroken(config=config)
 
 
-def test_the_seed_comes_back_with_the_state(tmp_path):
+def test_the_seed_is_restored_with_the_state(tmp_path):
     engine_of(seed=7).save(tmp_path)
     other = ps.Engine.restore(tmp_path)
     assert (other.seed, other.state_hash()) == (7, engine_of(seed=7).state_hash())
@@ -147,7 +121,7 @@ def test_a_table_may_grow_and_its_new_rows_start_as_they_would(tmp_path):
         (ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="user")], o.SGD(1.0)), "'item' is in the check"),
     ],
 )
-def test_what_may_not_change_is_refused_by_name(tmp_path, config, message):
+def test_changes_that_a_checkpoint_does_not_allow_are_refused_by_name(tmp_path, config, message):
     engine_of().save(tmp_path)
     with pytest.raises(StateError, match=message):
         ps.Engine.restore(tmp_path, config=config)
@@ -161,7 +135,7 @@ def test_a_gate_of_another_kind_is_refused(tmp_path):
         ps.Engine.restore(tmp_path, reduction="sum")
 
 
-def test_what_only_python_holds_has_to_be_given_again(tmp_path):
+def test_schedules_have_to_be_given_again_on_restore(tmp_path):
     config = config_of(optimizer=o.Adagrad(lambda step: 0.1))
     engine_of(config).save(tmp_path)
     with pytest.raises(StateError, match=r"holds the schedule of tag 0, which no file can; give config="):
@@ -169,154 +143,8 @@ def test_what_only_python_holds_has_to_be_given_again(tmp_path):
     assert ps.Engine.restore(tmp_path, config=config).state_hash() == engine_of(config).state_hash()
 
 
-# ---- runs that are resumed
-
-
-@pytest.mark.parametrize("every", [1, 2, 5, None])
-@pytest.mark.parametrize("stop", [1, 7, 20, 36])
-def test_a_run_resumed_anywhere_ends_as_an_unbroken_one(tmp_path, every, stop, small_blocks):
-    log, folder = write(tmp_path / "log.arrows", LOG), tmp_path / "c"
-    engine_of().run(log, limit=stop, checkpoint=folder, every=every)
-    engine = ps.Engine.restore(folder)
-    report = engine.run(log, checkpoint=folder, every=every, resume=True, flush=True)
-    assert (report.skipped, report.frames) == (stop, len(LOG) - stop)
-    assert engine.state_hash() == unbroken()
-    again = ps.Engine.restore(folder)
-    assert again.run(log, checkpoint=folder, resume=True).skipped == len(LOG)
-    assert again.state_hash() == unbroken()
-
-
-def test_every_commit_is_the_state_of_its_step_however_many_steps_go_by_meanwhile(tmp_path, small_blocks):
-    engine, states = engine_of(num_required=1), {}
-    folder = tmp_path / "c"
-
-    def remember(counters, gate, share):
-        if gate.global_step not in states:
-            states[gate.global_step] = everything(engine)[:2]
-
-    engine.run(iter(LOG), checkpoint=folder, every=3, keep=100, progress=remember)
-    names = [name for name in commits(folder) if name.endswith("commit")]
-    assert len(names) > 1
-    while names:
-        other = ps.Engine.restore(folder)
-        assert everything(other)[:2] == states[other.global_step]
-        (folder / names.pop()).unlink()
-
-
-def test_the_tables_are_updated_in_place_while_they_are_saved(tmp_path, small_blocks):
-    engine = engine_of(num_required=1)
-    engine.run([LOG[0]])
-    before = engine.core.tables.table("user").pointers()
-    engine.run(iter(LOG[1:]), checkpoint=tmp_path, every=2)
-    assert engine.core.tables.table("user").pointers() == before
-
-
-def test_several_sources_have_a_position_each(tmp_path):
-    logs = [write(tmp_path / f"{n}.arrows", log_of(range(4 * n, 4 * n + 4))) for n in range(3)]
-    folder = tmp_path / "c"
-    engine_of().run(logs[:2], limit=17, checkpoint=folder)
-    engine = ps.Engine.restore(folder)
-    assert engine.run(logs, checkpoint=folder, resume=True, flush=True).skipped == 17
-    assert engine.state_hash() == unbroken()
-
-
-@pytest.mark.parametrize("merge", ["step", "round"])
-def test_merged_sources_have_a_position_each(tmp_path, merge):
-    logs = [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)]) for n in range(3)]
-    folder = tmp_path / "c"
-    engine_of().run(logs, limit=17, checkpoint=folder, merge=merge)
-    engine = ps.Engine.restore(folder)
-    assert engine.run(logs, checkpoint=folder, merge=merge, resume=True, flush=True).skipped == 17
-    assert engine.state_hash() == unbroken()
-    with pytest.raises(StateError, match=f"made with --merge {merge}; resume it the same way"):
-        ps.Engine.restore(folder).run(logs, resume=True)
-
-
-def test_a_log_that_was_renamed_or_has_grown_is_recognised(tmp_path):
-    folder = tmp_path / "c"
-    engine_of().run(write(tmp_path / "a.arrows", LOG[:20]), checkpoint=folder)
-    engine = ps.Engine.restore(folder)
-    report = engine.run(write(tmp_path / "b.arrows", LOG), checkpoint=folder, resume=True, flush=True)
-    assert (report.skipped, engine.state_hash()) == (20, unbroken())
-
-
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        (log_of(range(12), seed=1), "its first 20 frames are not those that the checkpoint holds"),
-        ([LOG[1], LOG[0], *LOG[2:]], "its first 20 frames are not those that the checkpoint holds"),
-        (LOG[1:], "its first 20 frames are not those that the checkpoint holds"),
-        (LOG[:19], "ends after 19 frames"),
-    ],
-)
-def test_another_source_is_refused_by_name_and_nothing_is_applied(tmp_path, batches, message):
-    folder = tmp_path / "c"
-    engine_of().run(write(tmp_path / "a.arrows", LOG), limit=20, checkpoint=folder)
-    engine = ps.Engine.restore(folder)
-    before = everything(engine), commits(folder)
-    with pytest.raises(StateError, match=f"b.arrows: {message}"):
-        engine.run(write(tmp_path / "b.arrows", batches), checkpoint=folder, resume=True)
-    assert (everything(engine), commits(folder)) == before
-
-
-def test_a_source_that_is_left_out_is_missed_by_name(tmp_path):
-    logs = [write(tmp_path / f"{n}.arrows", log_of([n])) for n in range(2)]
-    engine_of().run(logs, checkpoint=tmp_path / "c")
-    with pytest.raises(StateError, match=r"1\.arrows: the checkpoint holds 3 frames of it, and it is not among"):
-        ps.Engine.restore(tmp_path / "c").run(logs[:1], resume=True)
-
-
-def test_every_whole_frame_before_a_bad_row_is_committed(tmp_path):
-    bad = batch(6).set_column(3, "id", pa.array([ROWS] * 40))
-    folder = tmp_path / "c"
-    engine = engine_of()
-    with pytest.raises(InputError, match="id_out_of_range"):
-        engine.run(write(tmp_path / "bad.arrows", [*LOG[:17], bad]), checkpoint=folder)
-    other = ps.Engine.restore(folder)
-    assert everything(other) == everything(engine)
-    assert other.run(write(tmp_path / "good.arrows", LOG), resume=True, flush=True).skipped == 17
-    assert other.state_hash() == unbroken()
-
-
-def test_counters_go_on_over_all_runs(tmp_path):
-    engine = engine_of()
-    log = write(tmp_path / "log.arrows", LOG)
-    engine.run(log, limit=10, checkpoint=tmp_path / "c")
-    other = ps.Engine.restore(tmp_path / "c")
-    other.run(log, resume=True, checkpoint=tmp_path / "c")
-    assert (other.session.totals.frames, other.session.totals.rows, other.session.totals.steps) == (36, 36 * 40, 12)
-
-
-# ---- where a checkpoint may go
-
-
-def test_a_folder_that_holds_a_checkpoint_is_only_gone_on_with(tmp_path):
-    engine_of().run(iter(LOG[:3]), checkpoint=tmp_path)
-    with pytest.raises(UsageError, match="holds a checkpoint; resume it"):
-        engine_of().run(iter(LOG), checkpoint=tmp_path)
-    with pytest.raises(UsageError, match="holds commit 1, which this engine neither wrote nor was restored from"):
-        engine_of().run(iter(LOG), checkpoint=tmp_path, resume=True)
-
-
-def test_what_was_loaded_or_applied_since_the_restore_is_in_the_next_commit(tmp_path):
-    engine_of(num_required=1).run(iter(LOG[:3]), checkpoint=tmp_path)
-    engine = ps.Engine.restore(tmp_path)
-    engine.load_parameters("item", np.zeros((ROWS, 2)))
-    engine.apply({"user": (np.arange(9), np.ones((9, 4), np.float32))})
-    engine.run(iter(LOG), checkpoint=tmp_path, resume=True)
-    assert everything(ps.Engine.restore(tmp_path)) == everything(engine)
-
-
-def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
-        engine_of().run(iter(LOG), checkpoint=tmp_path)
-    with pytest.raises(UsageError, match="a checkpoint is a folder, this is a file"):
-        engine_of().run(iter(LOG), checkpoint=tmp_path / "notes.txt")
-
-
 @pytest.mark.parametrize("path", [3, None, b"c"])
-def test_what_is_no_path_is_refused_in_one_line(path):
+def test_arguments_that_are_no_path_are_refused(path):
     engine = engine_of()
     says = rf"expected a path, got {path!r}"
     for call in (engine.save, engine.write_tables, engine.read_tables, ps.Engine.restore):
@@ -326,67 +154,3 @@ def test_what_is_no_path_is_refused_in_one_line(path):
         engine.run(iter([]), checkpoint=3)
     with pytest.raises(ps.UsageError, match="deltas: expected a path, got 3"):
         engine.run(iter([]), deltas=3)
-
-
-def test_two_writers_do_not_meet(tmp_path):
-    engine = engine_of()
-    engine.save(tmp_path)
-
-    def save_too(counters, gate, share):
-        with pytest.raises(UsageError, match="another run is writing checkpoints there"):
-            engine.save(tmp_path / "c")
-
-    engine.run([LOG[0]], checkpoint=tmp_path / "c", progress=save_too)
-    engine.save(tmp_path / "c")
-
-
-def test_a_save_elsewhere_during_a_run_is_a_commit_of_its_own(tmp_path, small_blocks):
-    engine = engine_of()
-    for n, _ in enumerate(engine.stage(iter(LOG), checkpoint=tmp_path / "a", every=1)):
-        if n == 4:
-            engine.save(tmp_path / "b")
-            middle = everything(engine)
-    assert everything(ps.Engine.restore(tmp_path / "b")) == middle
-    assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
-
-
-def test_one_engine_does_not_commit_to_two_folders_at_once(tmp_path):
-    engine = engine_of()
-    for n, _ in enumerate(engine.stage(iter(LOG[:12]), checkpoint=tmp_path / "a", every=1)):
-        if n == 2:
-            with pytest.raises(UsageError, match=r"this engine commits to .*a at this moment"):
-                engine.run(iter(LOG[12:]), checkpoint=tmp_path / "b")
-    assert not (tmp_path / "b").exists() or not commits(tmp_path / "b")
-    assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
-    engine.run(iter(LOG[12:]), checkpoint=tmp_path / "b")  # after it, it may
-    assert everything(ps.Engine.restore(tmp_path / "b")) == everything(engine)
-
-
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_what_is_saved_between_two_deltas_counts_the_frame_that_made_them(tmp_path, checkpoint):
-    log = [each.drop_columns(["step"]) for each in LOG]  # no frame is stale, which would hide that it came twice
-    saving = {"checkpoint": tmp_path / "a", "every": 1} if checkpoint else {}
-    engine = engine_of(num_required=1)
-    for n, _ in enumerate(engine.stage(iter(log), contribution_rows=40, **saving)):
-        if n == 7:
-            engine.save(tmp_path / "b")
-    other = ps.Engine.restore(tmp_path / "b")
-    assert other.run(iter(log), contribution_rows=40, resume=True).skipped == 8
-    assert everything(other) == everything(engine)
-    if checkpoint:
-        assert everything(ps.Engine.restore(tmp_path / "a")) == everything(engine)
-
-
-def test_a_run_beside_one_that_commits_leaves_its_position_alone(tmp_path):
-    engine = engine_of(num_required=1)
-    # The last deltas come after the last frame and before the last commit.
-    for _ in engine.stage(iter(LOG[:9]), checkpoint=tmp_path / "a", every=1, per_steps=100):
-        engine.run(iter(LOG[9:12]))
-    other = ps.Engine.restore(tmp_path / "a")
-    assert [frames for _, frames, _ in other.session.positions.get_state()["sources"]] == [9]
-    assert everything(other) == everything(engine)
-
-
-def test_every_without_a_checkpoint(tmp_path):
-    with pytest.raises(UsageError, match="give checkpoint= too"):
-        engine_of().run([LOG[0]], every=3)

@@ -81,13 +81,13 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
     ] in said
 
 
-def test_the_older_commit_is_there_when_the_newer_one_is_removed_as_told(folder):
+def test_an_older_commit_is_restored_after_the_newer_one_is_removed_as_advised(folder):
     (folder / "00000003.delta").write_bytes(b"")
     (folder / "00000003.commit").unlink()
     assert ps.Engine.restore(folder).global_step == 2
 
 
-def test_what_is_told_to_go_back_to_is_a_whole_commit(folder):
+def test_the_commit_that_an_error_advises_is_whole(folder):
     (folder / "00000002.delta").unlink()
     for name in refused(folder).partition(", remove ")[2].split(", "):
         (folder / name).unlink()
@@ -142,7 +142,7 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     assert caught.value.filename == str(folder / ".lock")
 
 
-def test_two_files_that_changed_places(folder):
+def test_swapped_data_files_are_detected(folder):
     two, three = folder / "00000002.delta", folder / "00000003.delta"
     data = two.read_bytes()
     two.write_bytes(three.read_bytes())
@@ -150,7 +150,7 @@ def test_two_files_that_changed_places(folder):
     assert str(two) in refused(folder)
 
 
-def test_a_manifest_under_another_name(folder):
+def test_a_renamed_manifest_is_refused(folder):
     (folder / "00000002.commit").rename(folder / "00000009.commit")
     assert "00000009.commit: is commit 2 under another name" in refused(folder)
 
@@ -166,7 +166,7 @@ def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, at):
     assert f"{path}: its digest does not fit" in refused(folder)
 
 
-def test_what_is_no_checkpoint(tmp_path):
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     assert "no such checkpoint" in refused(tmp_path / "nothing")
     assert "holds no commit" in refused(tmp_path)
     (tmp_path / "file").write_text("")
@@ -209,7 +209,7 @@ def test_a_manifest_whose_digest_fits_and_whose_contents_do_not_is_refused(folde
     assert "commit 3: its contents do not add up" in refused(folder)
 
 
-def test_what_was_cut_short_counts_for_nothing_and_is_tidied_up(folder):
+def test_interrupted_commits_are_ignored_and_removed(folder):
     for name in ("00000004.delta", ".00000004.delta.123.part", ".00000004.commit.123.part"):
         (folder / name).write_bytes(b"half")
     engine = ps.Engine.restore(folder)
@@ -247,7 +247,7 @@ ARRAYS = st.lists(
 
 @given(ARRAYS)
 @settings(max_examples=40, deadline=None)
-def test_records_come_back_whatever_their_arrays_and_are_little_endian(tmp_path_factory, shapes):
+def test_records_of_any_arrays_are_read_back_and_are_little_endian(tmp_path_factory, shapes):
     arrays = {str(n): np.ones(shape, dtype) * (n + 1) for n, (dtype, shape) in enumerate(shapes)}
     path = tmp_path_factory.mktemp("records") / "data"
     records = [Record("rows", {"table": "é"}, arrays), Record("end")]
@@ -260,7 +260,7 @@ def test_records_come_back_whatever_their_arrays_and_are_little_endian(tmp_path_
     assert not any(dtype.startswith(">") for _, dtype, _ in header["arrays"])
 
 
-def test_a_data_file_of_another_kind(tmp_path):
+def test_a_data_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "data").write_bytes(b"PAR1" * 10)
     with pytest.raises(StateError, match="not a data file of this version"):
         list(read_records(tmp_path / "data"))

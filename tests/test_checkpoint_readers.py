@@ -75,7 +75,7 @@ def test_a_command_that_reads_a_commit_that_is_removed(replaced, moment, command
         assert writer.global_step == 2
 
 
-def test_a_file_that_is_missing_while_nobody_commits_is_still_damage(replaced):
+def test_a_file_missing_without_a_concurrent_commit_is_damage(replaced):
     path, _, _ = replaced
     (path / "00000001.base").unlink()
     with pytest.raises(ps.StateError, match=r"00000001.base: is missing; copy the folder anew"):

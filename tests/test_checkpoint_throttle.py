@@ -41,7 +41,7 @@ def reaches(done, count):
     return len(done) == count
 
 
-def test_nothing_is_done_that_no_step_allowed(worker):
+def test_a_commit_writes_only_as_much_as_steps_allow(worker):
     pace = Pace()
     done, _ = worker(pace)
     assert reaches(done, 0)
@@ -53,7 +53,7 @@ def test_nothing_is_done_that_no_step_allowed(worker):
     assert reaches(done, 4)
 
 
-def test_in_a_hurry_everything_is_done_and_owed_to_nobody(worker):
+def test_a_hurried_commit_does_all_work_and_leaves_no_debt(worker):
     pace = Pace()
     done, thread = worker(pace)
     pace.hurry()

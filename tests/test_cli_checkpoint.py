@@ -29,7 +29,7 @@ def replay(config, tmp_path, call):
     return run
 
 
-def test_the_same_line_begins_goes_on_and_ends(replay, tmp_path):
+def test_the_same_command_starts_resumes_and_finishes_a_run(replay, tmp_path):
     whole = replay("--flush", "--seed", 3)
     line = ["--seed", 3, "--checkpoint", tmp_path / "c", "--every", 2, "--resume"]
     first = replay(*line, "--limit", 10)
@@ -52,17 +52,17 @@ def test_other_threads_and_devices_end_with_the_same_bits(replay, tmp_path, monk
         assert (last["skipped"], last["state_hash"]) == (23, whole["state_hash"])
 
 
-def test_a_full_checkpoint_is_gone_on_with_only_when_that_is_said(replay, tmp_path):
+def test_an_existing_checkpoint_needs_resume(replay, tmp_path):
     replay("--checkpoint", tmp_path / "c")
     assert "holds a checkpoint; resume it (--resume)" in replay("--checkpoint", tmp_path / "c", code=2)
 
 
 @pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])
-def test_flags_of_a_checkpoint_that_is_not_named(replay, flag):
+def test_every_and_resume_need_checkpoint(replay, flag):
     assert "say which checkpoint: --checkpoint DIR" in replay(*flag, code=2)
 
 
-def test_a_truncated_log_is_gone_on_with_when_it_has_grown(replay, tmp_path):
+def test_a_truncated_log_is_resumed_when_it_has_grown(replay, tmp_path):
     source = write(tmp_path / "cut.arrows", LOG[:17], end=False)
     assert "no end marker" in replay("--checkpoint", tmp_path / "c", "--resume", source=source, code=3)
     # The last frame of a source that has no end is not known to be whole.
@@ -80,13 +80,13 @@ def test_another_configuration_another_gate_and_a_damaged_file_are_exit_5(replay
     assert f"{tmp_path}/c/00000001.base: 0 bytes" in replay(*line, code=5)
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_work(replay, tmp_path):
+def test_an_unwritable_checkpoint_is_an_error_before_the_run(replay, tmp_path):
     (tmp_path / "file").write_text("")
     assert "a checkpoint is a folder, this is a file" in replay("--checkpoint", tmp_path / "file", code=2)
     assert "is not a directory" in replay("--checkpoint", tmp_path / "file" / "c", code=6)
 
 
-def test_the_report_for_people_says_where_it_went_on_and_what_was_committed(replay, config, tmp_path, capsys):
+def test_the_report_for_people_names_the_resumed_position_and_the_commit(replay, config, tmp_path, capsys):
     replay("--checkpoint", tmp_path / "c", "--limit", 9)
     line = ["replay", str(config), str(tmp_path / "log.arrows"), "--checkpoint", str(tmp_path / "c"), "--resume"]
     assert main(line) == 0
@@ -96,7 +96,7 @@ def test_the_report_for_people_says_where_it_went_on_and_what_was_committed(repl
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_frame_commits_and_says_so(config, tmp_path, replay, number):
+def test_a_signal_finishes_the_frame_commits_and_reports_it(config, tmp_path, replay, number):
     folder, log = tmp_path / "c", write(tmp_path / "log.arrows", LOG)
     content = (tmp_path / "log.arrows").read_bytes()
     line = ["replay", config, "-", "--num-required", "3", "--every", "1", "--checkpoint", folder]

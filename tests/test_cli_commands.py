@@ -73,7 +73,7 @@ def test_validate_puts_its_verdict_last(config, tmp_path, call):
     assert verdict(4, refused) == "verdict   not valid: the configuration has errors, listed above"
 
 
-def test_validate_tells_warnings_and_stays_at_0(tmp_path, call):
+def test_validate_prints_warnings_and_exits_with_0(tmp_path, call):
     said, found = call(0, "validate", text(tmp_path / "c.pbtxt", CONFIG.replace("mode: TRAINING", "")))
     assert [(f["code"], f["severity"]) for f in found["findings"]] == [("PS101", "warning")]
     assert "warning   PS101  mode: " in said
@@ -93,7 +93,7 @@ def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, cal
     assert found["sources"] == [{"source": str(log), **counted, "bad_rows": {}, "errors": []}]
 
 
-def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, call):
+def test_validate_continues_after_a_bad_source_and_exits_with_3(config, tmp_path, call):
     bad = write(tmp_path / "bad.arrows", [frame(0, [1, 77, 78]), frame(1, [None])])
     good = write(tmp_path / "good.arrows", [frame(0, [1])])
     said, found = call(3, "validate", config, bad, tmp_path / "nowhere.arrows", good)
@@ -103,7 +103,7 @@ def test_validate_goes_on_after_a_bad_source_and_is_exit_3(config, tmp_path, cal
     assert [bool(source["errors"]) for source in found["sources"]] == [True, True, False]
 
 
-def test_validate_tells_the_bad_rows_before_a_cut_too(config, tmp_path, call):
+def test_validate_reports_bad_rows_before_a_truncation(config, tmp_path, call):
     cut = write(tmp_path / "cut.arrows", [frame(0, [77])], end=False)
     _, found = call(3, "validate", config, cut)
     assert "no end marker" in found["sources"][0]["errors"][0]
@@ -163,7 +163,7 @@ def test_inspect_of_parquet_and_a_directory(tmp_path, call):
     assert [(p["container"], p["rows"]) for p in found["parts"]] == [("Arrow IPC stream", 1), ("Parquet file", 2)]
 
 
-def test_inspect_of_a_table_that_out_wrote(config, tmp_path, call, capsys):
+def test_inspect_of_tables_written_by_out(config, tmp_path, call, capsys):
     log = write(tmp_path / "log.arrows", [frame(0, [1])])
     assert main(["replay", str(config), str(log), "--out", str(tmp_path / "out"), "--json"]) == 0
     capsys.readouterr()

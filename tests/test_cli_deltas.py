@@ -52,7 +52,7 @@ def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
     assert main(["diff", str(out), str(copy)]) == 0
 
 
-def test_the_example_says_in_one_line_what_is_wrong(config, log, tmp_path):
+def test_the_example_reports_missing_deltas_in_one_line(config, log, tmp_path):
     base, deltas = tmp_path / "base", tmp_path / "deltas.arrows"
     replay(config, log, "--limit", 6, "--out", base)
     replay(config, log, "--deltas", tmp_path / "all", "--deltas-slots", "all")
@@ -74,7 +74,7 @@ def test_flags_say_what_deltas_hold_and_how_often_they_come(config, log, tmp_pat
     assert "log with checksums" in capsys.readouterr().out
 
 
-def test_they_stream_to_standard_output_and_text_goes_to_stderr(config, log):
+def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
     command = [*COMMAND, "replay", config, log, "--num-required", "3", "--deltas", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     assert bytes_of(batches_of(pa.BufferReader(done.stdout))) == wanted()
@@ -101,7 +101,9 @@ def test_they_stream_to_standard_output_and_text_goes_to_stderr(config, log):
         (["--deltas", "/dev/full"], 6, "/dev/full: cannot write: no space left on device; free some space"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_the_right_code(config, log, tmp_path, monkeypatch, capsys, flags, code, says):
+def test_wrong_delta_flags_are_one_line_and_the_right_exit_code(
+    config, log, tmp_path, monkeypatch, capsys, flags, code, says
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("mine")
     assert replay(config, log, *flags) == code
@@ -111,7 +113,7 @@ def test_what_is_wrong_is_one_line_and_the_right_code(config, log, tmp_path, mon
     assert not (tmp_path / "d").exists()
 
 
-def test_a_reader_of_the_pipe_that_dies_is_said_in_one_line(config, log, tmp_path, capsys):
+def test_a_broken_pipe_of_deltas_is_one_line(config, log, tmp_path, capsys):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: pipe.open("rb", buffering=0).close())
@@ -122,7 +124,7 @@ def test_a_reader_of_the_pipe_that_dies_is_said_in_one_line(config, log, tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_and_repeated_the_same_line_ends_with_every_delta_once(config, log, tmp_path, number):
+def test_a_killed_and_resumed_replay_writes_every_delta_once(config, log, tmp_path, number):
     pipe, folder, deltas = tmp_path / "pipe", tmp_path / "c", tmp_path / "d.arrows"
     os.mkfifo(pipe)
     flags = ["--num-required", "3", "--checkpoint", str(folder), "--every", "2", "--resume", "--deltas", str(deltas)]

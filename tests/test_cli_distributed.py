@@ -232,7 +232,7 @@ def test_flags_that_do_not_go_together_are_a_usage_error(job, capsys, words, pro
         (["--", "replay", "c", "a", "--unheard-of"], "unknown flag --unheard-of"),
     ],
 )
-def test_what_cannot_be_supervised_is_a_usage_error(capsys, words, problem):
+def test_commands_that_cannot_be_supervised_are_usage_errors(capsys, words, problem):
     assert main(["supervise", *words]) == 2
     assert problem in capsys.readouterr().err
 

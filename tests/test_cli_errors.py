@@ -1,7 +1,5 @@
 """Bad input through the command line: the exit code, one line that says where, and nothing half-applied."""
 
-import gzip
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -18,8 +16,7 @@ CONFIG = TWO_TABLES
 def rows(ids, step=0, table="user", **columns):
     """One record batch: one frame."""
     tables = [table] * len(ids) if isinstance(table, str) else table
-    ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.int64())
-    return frame(step, range(len(ids)), table=tables, id=ids, **columns)
+    return frame(step, ids, table=tables, **columns)
 
 
 def good(count=2):
@@ -30,10 +27,6 @@ def after_good(batch):
     """Two good frames of the same schema, then the bad one."""
     first = [b.select(batch.schema.names).cast(batch.schema) for b in good()]
     return stream([*first, batch])
-
-
-def lists(*values):
-    return pa.array(list(values), pa.list_(pa.float32()))
 
 
 def floats(*values):
@@ -48,61 +41,27 @@ def bare(ids, gradient, name="gradient"):
 FINE = stream(good())
 FIRST_END = len(stream(good(1), end=False))
 
-# name → (the file's bytes, what the one line must say)
+# name → (the file's bytes, what the one line must say); test_columns.py and test_sources_damage.py have every message
 BAD = {
     "cut inside a batch": (FINE[: FIRST_END + 40], ["batch 1", "cut"]),
     "cut at a batch boundary": (FINE[:FIRST_END], ["batch 0", "no end marker"]),
-    "cut after its last batch": (FINE[:-8], ["batch 1", "no end marker"]),
-    "cut inside the end marker": (FINE[:-3], ["cut"]),
-    "cut inside its schema": (FINE[:20], ["cut", "schema"]),
     "empty file": (b"", ["empty", "0 bytes"]),
     "two streams in one": (FINE + FINE, ["batch 1", "two streams"]),
-    "junk after the end": (FINE + b"x", ["the end marker"]),
     "no Arrow": (b"id,gradient\n1,2\n", ["Arrow"]),
-    "compressed": (gzip.compress(FINE), ["gzip"]),
-    "float ids": (bare([1.0], floats(1, 2)), ["column 'id'", "integer", "double"]),
-    "gradients of text": (bare([1], pa.array(["x"])), ["column 'gradient'", "string"]),
     "no gradient column": (bare([1], floats(1, 2), "gradients"), ["'gradient'", "--column gradient=gradients"]),
     "rows of no table": (bare([1], floats(1, 2)), ["--table", "user, item"]),
     "null id": (after_good(rows([4, None, 5])), ["batch 2, row 1, column 'id'", "null", "[id_null]"]),
-    "negative id": (after_good(rows([4, 5, -1])), ["batch 2, row 2, column 'id'", "0 <= id < 50", "got -1"]),
-    "id of the size": (after_good(rows([4, 50])), ["batch 2, row 1, column 'id'", "0 <= id < 50", "got 50"]),
-    "id of the other table": (
-        after_good(rows([19, 20], table="item")),
-        ["batch 2, row 1, column 'id'", "0 <= id < 20", "'item'"],
-    ),
-    "id above int64": (
-        stream([rows(pa.array([1, 2**64 - 1], pa.uint64()))]),
-        ["batch 0, row 1, column 'id'", "got 18446744073709551615"],
-    ),
     "gradients of 3 floats": (
         stream([rows([1, 2], gradient=pa.FixedSizeListArray.from_arrays(pa.array(np.ones(6, np.float32)), 3))]),
         ["batch 0, row 0, column 'gradient'", "expected 2 floats", "got 3", "[length_mismatch]"],
-    ),
-    "one gradient too short": (
-        stream([rows([1, 2, 3], gradient=lists([1, 2], [3], [4, 5]))]),
-        ["batch 0, row 1, column 'gradient'", "expected 2 floats", "got 1"],
     ),
     "NaN": (
         after_good(rows([1, 2], gradient=floats(1, 2, 3, np.nan))),
         ["batch 2, row 1, column 'gradient'", "finite", "nan"],
     ),
-    "infinity": (
-        after_good(rows([1, 2], gradient=floats(1, -np.inf, 3, 4))),
-        ["batch 2, row 0, column 'gradient'", "finite", "-inf"],
-    ),
-    "null gradient": (
-        stream([rows([1, 2], gradient=lists([1, 2], None))]),
-        ["batch 0, row 1, column 'gradient'", "null"],
-    ),
     "unknown table": (
         after_good(rows([1, 2], table=["user", "usr"])),
         ["batch 2, row 1, column 'table'", "got 'usr'", "did you mean 'user'"],
-    ),
-    "null table": (after_good(rows([1, 2], table=["user", None])), ["batch 2, row 1, column 'table'", "null"]),
-    "null step": (
-        after_good(rows([1, 2]).set_column(0, "step", pa.array([2, None], pa.int64()))),
-        ["batch 2, row 1, column 'step'", "null"],
     ),
 }
 
@@ -124,7 +83,7 @@ def test_bad_row_of_parquet_is_named_by_its_row_in_the_file(config, tmp_path, re
     assert f"{path}: row 9, column 'id'" in refused(3, "replay", config, path)
 
 
-def test_a_misspelt_file_is_answered_with_the_one_beside_it(config, tmp_path, refused):
+def test_a_misspelt_file_name_suggests_the_nearest_one(config, tmp_path, refused):
     (tmp_path / "monday.arrows").touch()
     assert f"did you mean '{tmp_path / 'monday.arrows'}'?" in refused(3, "replay", config, tmp_path / "mondya.arrows")
     assert "give an Arrow or Parquet file" in refused(3, "replay", config, tmp_path / "x")

@@ -71,7 +71,7 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(penstock, config, log
 # ---- stdout
 
 
-def test_a_reader_that_has_gone_hears_nothing_and_sees_no_traceback(penstock, log):
+def test_a_closed_pipe_on_stdout_is_no_traceback(penstock, log):
     for words, begins in ((["inspect", log], ""), (["inspect", log, "--json"], str(log)), (["--help"], "")):
         reading, writing = os.pipe()
         os.close(reading)
@@ -86,7 +86,7 @@ def test_a_reader_that_has_gone_hears_nothing_and_sees_no_traceback(penstock, lo
         assert begins or not done.stderr
 
 
-def test_a_full_or_closed_stdout_is_no_traceback(penstock, log):
+def test_a_full_disk_or_closed_stdout_is_no_traceback(penstock, log):
     with open("/dev/full", "w") as full:
         assert "No space left" in one_line(penstock("inspect", log, stdout=full), 6)
         failed = penstock("inspect", log, "--json", stdout=full)
@@ -122,7 +122,7 @@ def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, co
     assert line == "penstock: --devices 8: there are 4 CPU devices here (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)\n"
 
 
-def test_a_platform_that_is_not_there_is_exit_2(penstock, config, log):
+def test_a_missing_jax_platform_is_exit_2(penstock, config, log):
     for name in ("cuda", "abacus"):
         line = one_line(penstock("replay", config, log, env={"JAX_PLATFORMS": name}), 2)
         assert f"JAX_PLATFORMS is '{name}'" in line

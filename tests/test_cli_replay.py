@@ -81,7 +81,7 @@ def test_seed_changes_the_start(replay):
     assert replay("--limit", 0)["state_hash"] != replay("--limit", 0, "--seed", 1)["state_hash"]
 
 
-def test_no_hash_leaves_the_hash_out(replay):
+def test_no_hash_omits_the_hash(replay):
     assert replay("--no-hash")["state_hash"] is None
 
 
@@ -132,7 +132,7 @@ def test_sources_are_read_in_the_order_given(replay):
     assert replay(sources=ends[::-1])["state_hash"] != replay(sources=ends)["state_hash"]
 
 
-def test_drop_leaves_bad_rows_out_and_counts_them_by_reason(replay):
+def test_dropped_bad_rows_are_counted_by_reason(replay):
     bad = [frame(0, ids=(1, 50, 2, None)), frame(1, ids=(-1, 3), table="usr"), frame(2, ids=(4, 77))]
     report = replay("--on-bad-row", "drop", sources=[bad])
     assert report["dropped"] == {"id_out_of_range": 2, "id_null": 1, "unknown_table": 2}
@@ -144,7 +144,7 @@ def test_drop_leaves_bad_rows_out_and_counts_them_by_reason(replay):
     assert "batch 0, row 1, column 'id'" in notes
 
 
-def test_learning_rate_of_the_flag_comes_before_the_column(replay):
+def test_the_learning_rate_flag_takes_precedence_over_the_column(replay):
     rates = pa.array([[0.25]] * 4, pa.list_(pa.float32()))
     column = [frame(step, table="item", learning_rates=rates) for step in range(2)]
     by_column = replay(sources=[column], config=TAGS)
@@ -175,7 +175,7 @@ def test_standard_input_equals_the_file(replay, tmp_path, call, monkeypatch):
     assert call(0, "replay", tmp_path / "tables.pbtxt", "-")[1]["state_hash"] == report["state_hash"]
 
 
-def test_the_report_for_people_tells_the_same(replay, tmp_path, capsys):
+def test_the_report_for_people_has_the_same_numbers(replay, tmp_path, capsys):
     report = replay("--num-required", 3)
     argv = ["replay", str(tmp_path / "tables.pbtxt"), str(tmp_path / "0.arrows"), "--num-required", "3"]
     assert main([*argv, "--out", str(tmp_path / "out")]) == 0

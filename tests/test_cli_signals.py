@@ -68,7 +68,7 @@ def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_interrupted_while_frames_come_in(times, config, tmp_path):
+def test_interrupted_while_frames_arrive(times, config, tmp_path):
     feeder = Feeder(config, tmp_path / "out")
     feeder.feed_until_read()
     more = stream([frame(12, IDS)], end=False)[SCHEMA_BYTES:]
@@ -107,7 +107,7 @@ def test_interrupted_while_a_named_pipe_has_no_writer(config, tmp_path):
     assert err == b"penstock: interrupted after step 0; nothing was written\n"
 
 
-def test_interrupted_while_nobody_reads_its_deltas(config, tmp_path):
+def test_interrupted_while_its_deltas_pipe_has_no_reader(config, tmp_path):
     pipe = tmp_path / "deltas.fifo"
     os.mkfifo(pipe)
     with started("replay", config, "-", "--deltas", pipe) as process:
@@ -119,7 +119,7 @@ def test_interrupted_while_nobody_reads_its_deltas(config, tmp_path):
     assert err.startswith(b"penstock: interrupted")
 
 
-def test_the_producer_of_a_pipeline_that_ends_with_it_is_no_truncated_input(config, tmp_path):
+def test_an_interrupted_pipeline_is_no_truncated_input(config, tmp_path):
     """Ctrl-C goes to every process of a pipeline."""
     feeder = Feeder(config, tmp_path / "out")
     feeder.feed_until_read()
@@ -238,7 +238,7 @@ def test_progress_is_shown_on_a_terminal_and_wiped_at_the_end(config, tmp_path):
     assert "\n" not in shown.decode()
 
 
-def test_progress_tells_drops_and_the_time_left():
+def test_progress_shows_drops_and_the_time_left():
     counters, gate = Counters(rows=3000, stale=2), Gate()
     gate.global_step = 1234
     counters.dropped["id_null"] = 5
@@ -247,7 +247,7 @@ def test_progress_tells_drops_and_the_time_left():
     assert progress_text(Counters(rows=3), Gate(), None, 0.0) == "3 rows  0 rows/s  step 0"
 
 
-def test_progress_tells_how_full_the_gate_is_where_it_waits_for_several():
+def test_progress_shows_how_full_the_gate_is():
     gate = Gate(num_required=4)
     gate.admit(None, lambda: None)
     assert progress_text(Counters(rows=3), gate, None, 1.0) == "3 rows  3 rows/s  step 0  gate 1/4"
@@ -261,7 +261,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("term", "shown"), [("dumb", "3 rows  0 rows/s  step 0\n"), ("xterm", "\r3 rows  0 rows/s  step 0")]
 )
-def test_a_terminal_that_cannot_redraw_gets_plain_lines_and_nobody_gets_colours(term, shown, monkeypatch):
+def test_a_dumb_terminal_gets_plain_progress_lines_without_colours(term, shown, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("time.monotonic", lambda: 1000.0)

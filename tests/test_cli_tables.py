@@ -23,7 +23,7 @@ def saved(tmp_path):
     return tmp_path / "c", engine
 
 
-def test_what_is_exported_is_what_out_writes(saved, tmp_path, capsys):
+def test_export_writes_the_tables_of_out(saved, tmp_path, capsys):
     folder, engine = saved
     code, found, _ = outcome(capsys, "export", folder, tmp_path / "exported")
     assert (code, found["global_step"]) == (0, 3)
@@ -74,7 +74,7 @@ def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, mo
     assert "pip install -e '.[orbax]'" in found["error"]
 
 
-def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsys):
+def test_diff_of_equal_states_in_checkpoint_and_tables_is_empty(saved, tmp_path, capsys):
     folder, engine = saved
     engine.save(tmp_path / "again")
     engine.write_tables(tmp_path / "out")
@@ -82,7 +82,7 @@ def test_equal_states_are_equal_whatever_they_are_kept_in(saved, tmp_path, capsy
         assert outcome(capsys, "diff", folder, tmp_path / other)[:2] == (0, {"equal": True, "differences": {}})
 
 
-def test_the_first_and_the_largest_difference_are_told_with_their_place(saved, tmp_path, capsys):
+def test_diff_shows_the_first_and_the_largest_difference(saved, tmp_path, capsys):
     folder, engine = saved
     rows = engine.retrieve_parameters("item")["parameters"]
     rows[7, 1], rows[900, 0], rows[1200, 1] = -0.0, 50.0, np.nan
@@ -97,7 +97,7 @@ def test_the_first_and_the_largest_difference_are_told_with_their_place(saved, t
     assert list(found["differences"]) == ["item"]
 
 
-def test_tables_slots_and_steps_that_only_one_has(saved, tmp_path, capsys):
+def test_diff_lists_missing_tables_and_slots(saved, tmp_path, capsys):
     folder, _ = saved
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, 4, name="user")], ps.SGD(0.1))
     ps.Engine(config).save(tmp_path / "other")
@@ -120,7 +120,7 @@ def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
 
 
 @pytest.mark.parametrize("words", [["export", "{}", "out"], ["diff", "{}", "{}"]])
-def test_what_is_no_checkpoint_is_exit_5(words, tmp_path, capsys):
+def test_a_missing_checkpoint_is_exit_5(words, tmp_path, capsys):
     code, found, _ = outcome(capsys, *(word.format(tmp_path / "nothing") for word in words))
     assert (code, "no such checkpoint" in found["error"]) == (5, True)
 

@@ -68,7 +68,7 @@ BAD_FLAGS = {
 
 
 @pytest.mark.parametrize("flags", BAD_FLAGS)
-def test_bad_flag_is_exit_2_and_says_what_was_wanted(flags, tmp_path, log, refused):
+def test_a_bad_flag_is_exit_2_and_names_the_expected_value(flags, tmp_path, log, refused):
     path = tmp_path / "tables.pbtxt"
     path.write_text(TAGS)
     assert BAD_FLAGS[flags] in refused(2, "replay", path, log, "--out", tmp_path / "out", *flags.split())

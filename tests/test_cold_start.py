@@ -34,7 +34,7 @@ def test_a_commands_help_does_without_jax():
     assert not loaded_by("replay", "--help") & {"jax", "jaxlib", "prometheus_client", "shtab"}
 
 
-def test_the_list_of_commands_says_what_each_says_of_itself():
+def test_the_list_of_commands_has_the_summary_of_each():
     said = {name: command.description.removesuffix(".").lower() for name, command in parser().commands.items()}
     assert said == {name: summary.lower() for name, summary in COMMANDS.items()}
 
@@ -69,7 +69,7 @@ def test_compiled_programs_are_kept_in_the_users_cache_and_used_again(replay, tm
     assert {path: path.stat().st_mtime_ns for path in programs(tmp_path / ".cache" / "penstock")} == times
 
 
-def test_xdg_and_our_own_variable_say_where_they_are_kept(replay, tmp_path):
+def test_environment_variables_set_the_folder_of_the_compile_cache(replay, tmp_path):
     replay(XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert programs(tmp_path / "xdg" / "penstock")
     replay(PENSTOCK_COMPILE_CACHE=str(tmp_path / "mine"))
@@ -87,7 +87,7 @@ def test_without_a_cache_it_works_all_the_same(said, replay, tmp_path):
 
 
 @pytest.mark.parametrize("said", ["off", "0", ""])
-def test_off_is_said_in_several_ways(said, monkeypatch):
+def test_several_values_turn_the_compile_cache_off(said, monkeypatch):
     monkeypatch.setenv("PENSTOCK_COMPILE_CACHE", said)
     assert compile_cache() is None
 

@@ -19,7 +19,7 @@ def test_ids_of_any_integer_type(kind):
 
 
 @pytest.mark.parametrize("kind", INTEGERS, ids=str)
-def test_an_id_outside_the_vocabulary_is_told_with_its_place(kind):
+def test_an_id_outside_the_vocabulary_is_reported_with_batch_and_row(kind):
     good, bad = (batch_of(3, id=pa.array([0, 99, last], kind)) for last in (7, 100))
     error = error_of([good, bad])
     assert place_of(error) == (1, 2, "id", "id_out_of_range")
@@ -37,7 +37,7 @@ def test_ids_are_never_wrapped(kind, value):
     assert f"got {value}" in str(error)
 
 
-def test_a_null_id_is_told_before_what_its_value_would_be():
+def test_a_null_id_is_a_bad_row():
     error = error_of([batch_of(2, id=pa.array([1, None]))])
     assert place_of(error) == (0, 1, "id", "id_null")
 
@@ -105,7 +105,7 @@ def test_a_gradient_dtype_that_is_not_the_columns_is_an_error(said, message):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39])
 @pytest.mark.parametrize("make", LISTS, ids=["fixed", "list", "large", "tensor"])
-def test_values_not_finite_as_float32_are_told_with_row_and_position(make, bad):
+def test_values_not_finite_as_float32_are_reported_with_row_and_position(make, bad):
     error = error_of([batch_of(3, gradient=array_of([[1.0, 2.0], [3.0, bad], [bad, 1.0]], make(pa.float64())))])
     assert place_of(error) == (0, 1, "gradient", "gradient_not_finite")
     assert "at position 1" in str(error)
@@ -126,7 +126,7 @@ def test_bfloat16_that_is_not_finite(bits):
 
 
 @pytest.mark.parametrize("make", LISTS, ids=["fixed", "list", "large", "tensor"])
-def test_null_rows_and_nulls_inside_are_told(make):
+def test_null_gradients_and_nulls_inside_are_bad_rows(make):
     for bad in (None, [1.0, None]):
         batch = batch_of(3, gradient=array_of([[1.0, 1.0], [2.0, 2.0], bad], make(pa.float32())))
         assert place_of(error_of([batch])) == (0, 2, "gradient", "gradient_null")
@@ -135,7 +135,7 @@ def test_null_rows_and_nulls_inside_are_told(make):
 
 
 @pytest.mark.parametrize("rows", [[[1.0]], [[1.0, 2.0, 3.0]], [[]], [[1.0, 2.0], [1.0]]], ids=str)
-def test_a_length_other_than_the_tables_dim_is_told(rows):
+def test_a_list_of_another_length_than_dim_is_a_bad_row(rows):
     for kind in (pa.list_(pa.float32()), pa.large_list(pa.float64())):
         error = error_of([batch_of(len(rows), gradient=pa.array(rows, kind))])
         assert place_of(error) == (0, len(rows) - 1, "gradient", "length_mismatch")
@@ -143,7 +143,7 @@ def test_a_length_other_than_the_tables_dim_is_told(rows):
 
 
 @pytest.mark.parametrize("width", [0, 1, 3])
-def test_a_fixed_size_other_than_the_tables_dim_is_told(width):
+def test_a_fixed_size_list_of_another_length_than_dim_is_a_bad_row(width):
     error = error_of([batch_of(2, gradient=pa.array([[1.0] * width] * 2, pa.list_(pa.float32(), width)))])
     assert place_of(error) == (0, 0, "gradient", "length_mismatch")
 

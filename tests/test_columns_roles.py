@@ -64,7 +64,7 @@ def test_a_dictionary_of_string_views():
     ]
 
 
-def test_an_unknown_table_is_told_with_the_nearest_name():
+def test_an_unknown_table_suggests_the_nearest_name():
     error = error_of([batch_of(2, table=pa.array(["user", "User"]))])
     assert place_of(error) == (0, 1, "table", "unknown_table")
     assert "did you mean 'user'?" in str(error)
@@ -77,7 +77,7 @@ def test_a_dictionary_far_larger_than_its_batches_is_only_looked_at_where_used()
     assert [f.contributor for f in frames_of([batch])] == ["worker299999", None, "worker5"]
 
 
-def test_where_rows_do_not_say_their_table_the_metadata_then_the_option_then_the_only_table_does():
+def test_without_a_table_column_the_metadata_then_the_option_then_the_only_table_counts():
     same = {"user": (100, 2), "item": (100, 2)}
     said = batch_of().replace_schema_metadata({"penstock.table": "item"})
     assert list(frames_of([said], same, table="user")[0].rows) == ["item"]
@@ -117,7 +117,7 @@ def test_contributors_of_any_text_type_a_null_is_one_of_its_own(column):
     assert [(f.contributor, f.num_rows) for f in frames] == [("a", 1), (None, 1), ("b", 2)]
 
 
-def test_what_lies_under_a_null_of_a_string_view_is_never_looked_at():
+def test_bytes_under_a_null_string_view_are_never_read():
     names = pa.array(["a name too long to stand inline", None, "b", None], pa.string_view())
     validity, views, texts = names.buffers()
     garbage = np.frombuffer(views, np.uint8).copy()
@@ -196,7 +196,7 @@ def test_column_order_and_extra_columns_do_not_matter():
     assert rows_of(frames_of([batch])[0]) == {"user": [(5, [1, 2]), (6, [3, 4])]}
 
 
-def test_columns_of_other_names_are_told_by_role_and_one_may_play_two():
+def test_columns_are_mapped_to_roles_by_name_and_one_may_have_two():
     batch = pa.RecordBatch.from_pydict({"key": pa.array([5, 5]), "grad": gradients([[1, 2], [3, 4]])})
     (frame,) = frames_of([batch], columns={"id": "key", "gradient": "grad", "step": "key"})
     assert rows_of(frame) == {"user": [(5, [1, 2]), (5, [3, 4])]}
@@ -207,7 +207,7 @@ def test_columns_of_other_names_are_told_by_role_and_one_may_play_two():
 @pytest.mark.parametrize(
     ("name", "role"), [("grad", "gradient"), ("Gradients", "gradient"), ("ID", "id"), ("ids", "id")]
 )
-def test_a_near_miss_is_suggested(name, role):
+def test_a_misspelt_column_suggests_its_role(name, role):
     batch = batch_of(**{role: None, name: batch_of()[role]})
     assert f"no column '{role}' for the role '{role}'; did you mean --column {role}={name}? (the stream has: " in str(
         error_of([batch])

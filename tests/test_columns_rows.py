@@ -116,7 +116,7 @@ def test_arrays_of_either_byte_order_and_any_float_make_the_same_frame():
             assert rows_of(one_frame({"user": (np.array([3, 9], ids), values)}, SIZES, None)) == wanted
 
 
-def test_a_bad_row_of_an_array_is_told_with_its_table_and_row():
+def test_a_bad_row_of_an_array_is_reported_with_its_table_and_row():
     with pytest.raises(InputError, match=r"apply\('user'\): row 1, column 'id': expected 0 <= id < 100") as caught:
         one_frame({"user": ([3, 100], [[0.5, 1.0], [1.0, 1.0]])}, SIZES, 7)
     assert caught.value.reason == "id_out_of_range"

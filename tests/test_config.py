@@ -95,7 +95,7 @@ def test_a_rate_from_outside_must_have_the_tag_it_gets():
         EmbeddingConfig.from_tables([TableConfig(10, 4)], SGD(DynamicLearningRate(1)))
 
 
-def test_what_the_proto_cannot_hold_goes_to_engine_settings():
+def test_settings_that_the_proto_lacks_are_engine_settings():
     tables = [TableConfig(10, 4, Constant(0.5), Adagrad(0.1, 0.25), name="a"), TableConfig(10, 4, name="b")]
     config = EmbeddingConfig.from_tables(tables, Adagrad(), num_required=3, reduction="mean")
     again = EmbeddingConfig.from_proto(config.to_engine_proto())

@@ -176,7 +176,7 @@ def test_cores_per_replica_multiply_and_turn_spmd_on(cores, total, enabled):
     assert message.spmd_sharding.enabled == enabled
 
 
-def test_what_the_message_cannot_hold_survives_a_file(tmp_path):
+def test_settings_that_tensorflows_message_lacks_survive_a_file(tmp_path):
     user, item = two_tables(initializer=penstock.Uniform(-1.0, 1.0), quantization_config=QuantizationConfig(4, 0, 1))
     features = [
         FeatureConfig(user, name="u"),
@@ -206,7 +206,7 @@ def test_unhashable_callables_are_a_type_error_as_in_tensorflow():
         EmbeddingConfig.from_features(FeatureConfig(TableConfig(3, 4)), 4, penstock.SGD(Unhashable()))
 
 
-def test_what_tensorflow_accepts_is_accepted_and_refused_only_when_run():
+def test_an_infinite_learning_rate_is_refused_only_when_run():
     config = EmbeddingConfig.from_features(FeatureConfig(TableConfig(3, 4, name="a")), 4, penstock.SGD(1e40))
     assert config.to_proto().table_descriptor[0].optimization_parameters.learning_rate.constant == float("inf")
     assert [finding.code for finding in config.lint()] == ["PS009"]

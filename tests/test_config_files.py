@@ -37,7 +37,7 @@ def refused(tmp_path, content):
     return message.removeprefix(f"{tmp_path / 'c'}:").strip()
 
 
-def test_the_four_forms_are_told_apart(tmp_path):
+def test_text_and_binary_of_both_messages_are_detected(tmp_path):
     plain, engine = load(tmp_path, PLAIN), load(tmp_path, ENGINE)
     binary = plain.to_proto().SerializeToString(deterministic=True)
     assert whole(load(tmp_path, binary)) == whole(plain)
@@ -46,16 +46,16 @@ def test_the_four_forms_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tensorflow.tpu.TPUEmbeddingConfiguration", "penstock.tpu.TPUEmbeddingConfiguration"])
-def test_a_header_names_the_message(tmp_path, name):
+def test_a_proto_message_header_names_the_message(tmp_path, name):
     assert load(tmp_path, f"# proto-file: x.proto\n# proto-message: {name}\n{PLAIN}").table_names == ("a",)
 
 
-def test_a_header_decides(tmp_path):
+def test_a_proto_message_header_overrides_the_detected_form(tmp_path):
     problem = refused(tmp_path, f"# proto-message: penstock.EngineConfig\n{PLAIN}")
     assert problem.startswith("2:1: EngineConfig has no field 'table_descriptor'")
 
 
-def test_a_header_with_another_message_is_refused(tmp_path):
+def test_a_proto_message_header_of_another_message_is_refused(tmp_path):
     assert refused(tmp_path, f"\n# proto-message: my.Config\n{PLAIN}").startswith("2:1: proto-message is my.Config")
 
 
@@ -90,11 +90,11 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
         (b'{"table_descriptor": []}', "1:1: "),
     ],
 )
-def test_what_is_no_configuration_is_refused(tmp_path, content, start):
+def test_files_that_are_no_configuration_are_refused(tmp_path, content, start):
     assert refused(tmp_path, content).startswith(start)
 
 
-def test_a_rule_that_is_broken_names_the_file(tmp_path):
+def test_an_invalid_configuration_names_the_file(tmp_path):
     assert refused(tmp_path, PLAIN.replace("dimension: 4", "")).startswith("table 'a': dimension is 0")
 
 
@@ -131,7 +131,7 @@ def test_text_refuses_to_lose_unknown_fields(tmp_path):
 
 @pytest.mark.parametrize("name", ["c.pbtxt", "c.textproto", "c.txt", "c.pb"])
 @pytest.mark.parametrize("content", [WORKED_BYTES, ENGINE])
-def test_what_is_saved_is_loaded_again(tmp_path, name, content):
+def test_saved_configurations_load_again(tmp_path, name, content):
     config = load(tmp_path, content)
     config.save(tmp_path / name)
     assert whole(EmbeddingConfig.load(tmp_path / name)) == whole(config)
@@ -172,7 +172,7 @@ def test_a_callable_start_cannot_be_saved(tmp_path):
         (Adagrad(initial_accumulator_value=1e300), "settings of table 'a': slot 'accumulators' starts at inf"),
     ],
 )
-def test_what_load_would_refuse_is_not_saved(tmp_path, optimizer, problem, suffix):
+def test_configurations_that_load_would_refuse_are_not_saved(tmp_path, optimizer, problem, suffix):
     config = EmbeddingConfig.from_features([FeatureConfig(TableConfig(10, 4, name="a", optimizer=optimizer))], 2)
     path = tmp_path / f"c.{suffix}"
     path.write_bytes(b"as it was")

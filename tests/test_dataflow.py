@@ -22,18 +22,18 @@ def wanted():
     return bytes_of(engine_of().stage(LOG, **WHOLE))
 
 
-def test_it_gives_what_stage_gives_wherever_it_was_sent():
+def test_a_pickled_stage_fn_gives_the_deltas_of_stage():
     function = ps.stage_fn(config_of(), num_required=3, **WHOLE)
     assert bytes_of(shipped(function)(iter(LOG))) == wanted()
     assert bytes_of(shipped(shipped(function))(iter(LOG))) == wanted()
 
 
-def test_each_call_begins_anew():
+def test_each_call_of_a_stage_fn_has_a_new_engine():
     function = ps.stage_fn(config_of(), num_required=3, **WHOLE)
     assert bytes_of(function(LOG)) == bytes_of(function(LOG)) == wanted()
 
 
-def test_it_is_lazy():
+def test_a_stage_fn_is_lazy():
     asked = []
 
     def frames():
@@ -63,14 +63,14 @@ def test_a_data_set_goes_in_and_a_data_set_comes_out(tmp_path):
     assert staged == pa.Table.from_batches(engine_of().stage(LOG, **WHOLE)).to_pydict()
 
 
-def test_a_block_stage_goes_on_from_block_to_block():
+def test_a_block_stage_continues_from_block_to_block():
     stage = shipped(ps.BlockStage(config_of(), num_required=3, **WHOLE))
     deltas = [stage(pa.Table.from_batches(LOG[first : first + 4])) for first in range(0, len(LOG), 4)]
     assert bytes_of(batch for each in deltas for batch in each.to_batches()) == wanted()
     assert shipped(stage)(LOG[0]).num_rows == 0  # the copy has an engine of its own, whose gate waits for three
 
 
-def test_its_schema_is_known_before_there_is_an_engine_and_wrong_slots_are_told():
+def test_a_stage_fn_has_its_schema_before_its_engine_and_refuses_wrong_slots():
     function = ps.stage_fn(config_of(), op=True, **WHOLE)
     assert function.schema.equals(engine_of().stage([], op=True, **WHOLE).schema)
     with pytest.raises(ps.UsageError, match="no table has a slot 'momenta'"):
@@ -90,7 +90,7 @@ def test_the_configuration_may_be_a_path_and_tables_may_be_given(tmp_path):
     assert equal(follow(follower_of(start), function(LOG)).tables, tables_of(last))
 
 
-def test_where_it_is_made_and_sent_jax_is_not_loaded(tmp_path):
+def test_making_and_pickling_a_stage_fn_does_not_load_jax(tmp_path):
     (tmp_path / "function").write_bytes(pickle.dumps(ps.stage_fn(config_of())))
     code = (
         "import pickle, sys; function = pickle.load(open(sys.argv[1], 'rb')); function.schema; pickle.dumps(function);"

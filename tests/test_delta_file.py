@@ -42,7 +42,7 @@ def test_a_run_writes_its_deltas_into_a_log_that_a_plain_reader_takes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["deltas.arrows"]
 
 
-def test_what_is_there_is_never_written_over(tmp_path):
+def test_an_existing_file_is_never_overwritten_with_deltas(tmp_path):
     file = tmp_path / "deltas.arrows"
     file.write_bytes(b"mine")
     with pytest.raises(ps.UsageError, match="exists; deltas are never written over"):
@@ -50,7 +50,7 @@ def test_what_is_there_is_never_written_over(tmp_path):
     assert file.read_bytes() == b"mine"
 
 
-def test_what_deltas_hold_is_said_only_beside_where_they_go():
+def test_delta_options_need_deltas():
     with pytest.raises(ps.UsageError, match="slots: says what deltas hold; give deltas="):
         engine_of().run(LOG, slots=True)
 
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_leaves_no_file_and_names_it(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_go_on_with_their_file(tmp_path):
+def test_runs_continue_their_delta_file(tmp_path):
     file, folder = tmp_path / "d.arrows", tmp_path / "c"
     for limit in (0, 7, 7, 21, None):
         engine = restored(folder)
@@ -107,7 +107,7 @@ def test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has(t
 
 
 @pytest.mark.parametrize("good", [12, 25, 40, 60])
-def test_a_run_that_a_full_disk_ended_is_gone_on_with_and_nothing_is_missing_or_twice(tmp_path, monkeypatch, good):
+def test_a_run_resumed_after_a_full_disk_writes_every_delta_once(tmp_path, monkeypatch, good):
     file, folder = tmp_path / "d.arrows", tmp_path / "c"
     arguments = {"deltas": file, "slots": True, "checkpoint": folder, "every": 2, "resume": True}
     engine_of().run(LOG, limit=6, **arguments)
@@ -139,7 +139,7 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
     assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, numbered=True))
 
 
-def test_a_file_that_a_run_between_went_on_without_is_refused_and_a_new_one_begins_where_it_is(tmp_path):
+def test_a_delta_file_with_a_gap_is_refused_and_a_new_one_begins(tmp_path):
     file, folder = tmp_path / "d.arrows", tmp_path / "c"
     engine_of().run(LOG, limit=12, deltas=file, checkpoint=folder)
     restored(folder).run(LOG, limit=18, checkpoint=folder, resume=True)
@@ -165,7 +165,7 @@ def test_a_pipe_gets_the_deltas_as_they_come(tmp_path):
     assert got[-1].num_rows == 0
 
 
-def test_a_uri_gets_them_and_cannot_be_gone_on_with(tmp_path):
+def test_deltas_to_a_uri_cannot_be_resumed(tmp_path):
     uri = (tmp_path / "d.arrows").as_uri()
     engine_of().run(LOG, deltas=uri, slots=True)
     assert bytes_of(read(tmp_path / "d.arrows")) == bytes_of(wanted())

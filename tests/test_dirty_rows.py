@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
 from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
-from penstock.pyx import reference
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
@@ -67,7 +67,7 @@ MARKS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(lambda marks: n
 
 
 @given(MARKS, st.data())
-def test_what_changes_and_waits_as_the_twin_says(marks, data):
+def test_changed_and_waiting_rows_equal_the_twin(marks, data):
     ids = np.array(data.draw(st.lists(st.integers(0, len(marks) - 1), unique=True)), np.int64)
     wanted, wanted_waiting = reference.change_marks(marks, ids)
     waiting = np.empty(len(ids), np.int64)
@@ -77,7 +77,7 @@ def test_what_changes_and_waits_as_the_twin_says(marks, data):
 
 
 @given(MARKS, st.integers(1, 70), st.data())
-def test_what_is_taken_as_the_twin_says_however_little_is_looked_at(marks, stride, data):
+def test_taken_rows_equal_the_twin_for_any_budget(marks, stride, data):
     cursor, most = data.draw(st.integers(0, len(marks))), data.draw(st.integers(0, 70))
     wanted, wanted_taken = reference.take_marked(marks, cursor, stride, most)
     taken, looked_at = [], data.draw(st.integers(1, 70))
@@ -90,7 +90,7 @@ def test_what_is_taken_as_the_twin_says_however_little_is_looked_at(marks, strid
 
 
 @pytest.mark.parametrize("row", [-1, 9, -(2**63), 2**63 - 1])
-def test_a_row_that_there_is_not_marks_nothing(row):
+def test_ids_outside_the_table_mark_no_row(row):
     marks, ids = np.full(9, kernel.WAITING, np.uint8), np.array([3, row], np.int64)
     with pytest.raises(IndexError, match=f"id {row} of a table of 9 rows"):
         kernel.change(marks, ids, np.empty(2, np.int64))
@@ -161,7 +161,7 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
 
 
 @given(st.lists(st.one_of(st.integers(1, 12), st.none()), max_size=80))
-def test_what_is_lent_never_overlaps_and_is_free_again_when_taken_back(steps):
+def test_buffers_in_use_never_overlap_and_are_reused_after_release(steps):
     ring, lent = Ring(12), []
     ring.touch()
     for size in steps:

@@ -5,9 +5,9 @@ import threading
 import jax
 import numpy as np
 import pytest
+from device_table import device_table
 from limits import HANG_S
 
-from penstock.bridge.device_tables import DeviceTable, make_mesh
 from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
 from penstock.config import optimizers as o
@@ -34,7 +34,7 @@ class Fence:
 def table_of(mesh_of, rows=3000, dim=8, devices=1, rule=None, **options):
     rule = rule or UpdateRule("adagrad", 1)
     layout = Layout("t", rows, dim, rule.num_slots, devices, False)
-    return DeviceTable(make_mesh(mesh_of(devices)), layout, rule, [0.5] * rule.num_slots, variant="xla", **options)
+    return device_table(mesh_of(devices), layout, rule, variant="xla", **options)
 
 
 def test_an_arena_is_used_again_only_behind_its_fence():
@@ -133,15 +133,15 @@ def frame(step, size=90, rows=5000):
     return {"t": (rng.permutation(rows)[:size], rng.standard_normal((size, 8), np.float32))}
 
 
-def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monkeypatch, mesh_of):
+def test_an_engine_whose_device_failed_names_the_step_and_refuses_more(monkeypatch, mesh_of):
     engine = engine_of(monkeypatch, mesh=mesh_of(1))
     engine.apply(frame(0))
-    rows = engine.core.tables.table("t")._rows
+    table = engine.core.tables.table("t")
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr(rows.among.programs, "at", lambda *_: fail)
+    monkeypatch.setattr(table._tables.programs, "at", lambda *_: fail)
     engine.apply(frame(1))  # the host is ahead: it does not know yet
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"table 't', step \d: RESOURCE_EXHAUSTED"):
         engine.run(iter([]))
@@ -149,7 +149,7 @@ def test_an_engine_whose_device_failed_says_which_step_and_refuses_to_go_on(monk
         engine.apply(frame(2))
 
 
-def test_what_was_submitted_is_seen_by_who_looks(mesh_of):
+def test_reads_see_every_submitted_step(mesh_of):
     table = table_of(mesh_of, devices=3)
     for step in range(8):
         table.apply(np.arange(10 * step, 10 * step + 10), np.ones((10, 8), np.float32), 0.1)

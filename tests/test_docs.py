@@ -174,7 +174,7 @@ class Untimed(doctest.OutputChecker):
 
 
 @pytest.mark.parametrize(("page", "num_examples"), [("accumulators.md", 19), ("activations.md", 12)])
-def test_the_pages_with_sessions_say_what_comes_out(page, num_examples):
+def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     said = []

@@ -5,7 +5,7 @@ import pytest
 from penstock.cli import doctor, main
 
 
-def test_a_machine_that_runs_the_tests_is_well(tmp_path, call):
+def test_doctor_passes_on_this_machine(tmp_path, call):
     text, report = call(0, "doctor", "--checkpoint", tmp_path / "later")
     names = [finding["name"] for finding in report["findings"]]
     assert report["passed"]
@@ -33,13 +33,13 @@ def test_no_device_is_exit_1_and_says_why(monkeypatch, capsys):
         ("", "slower"),
     ],
 )
-def test_small_pages_are_told_with_the_cure(setting, advised):
+def test_doctor_advises_on_huge_pages(setting, advised):
     advice = doctor.huge_pages(setting).advice
     assert advised in advice
     assert bool(advice) == bool(advised)
 
 
-def test_a_cpu_without_avx2_and_a_single_cpu_are_told(monkeypatch):
+def test_doctor_reports_a_cpu_without_avx2_and_a_single_cpu(monkeypatch):
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
     assert "no AVX2" in doctor.kernels(["baseline"]).advice
     assert doctor.kernels(["avx2", "baseline"]).advice == ""
@@ -54,7 +54,7 @@ host:/x {0}/far nfs4 rw 0 0
 """
 
 
-def test_the_file_system_of_a_checkpoint_is_told(tmp_path):
+def test_doctor_reports_the_file_system_of_a_checkpoint(tmp_path):
     mounts = MOUNTS.format(tmp_path)
     for name in ("memory", "far", "a b"):
         (tmp_path / name).mkdir()
@@ -65,7 +65,7 @@ def test_the_file_system_of_a_checkpoint_is_told(tmp_path):
     assert "unknown file system" in doctor.file_system(tmp_path, "").found
 
 
-def test_the_compile_cache_is_told_and_its_absence(tmp_path, monkeypatch):
+def test_doctor_reports_the_compile_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     (tmp_path / "a-cache").write_bytes(b"12345")
     assert "1 programs, 5 bytes" in doctor.cache(tmp_path).found

@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.pyx.frame_accumulate import Intake
 
 
-def test_an_engine_shows_its_tables_step_and_devices(mesh_of):
+def test_repr_of_an_engine_names_tables_step_and_devices(mesh_of):
     engine = engine_of(tables=("t", "u"), mesh=mesh_of(3))
     engine.apply({"u": frame([1])})
     assert repr(engine) == "Engine(tables: t, u; step 1; 3 cpu)"
@@ -39,7 +39,7 @@ def test_a_frame_without_rows_counts_for_the_gate():
     assert (engine.global_step, column(engine, "u")[1]) == (1, -1.0)
 
 
-def test_one_gate_for_all_tables():
+def test_all_tables_share_one_gate():
     engine = zeroed(engine_of(num_required=2, tables=("t", "u")))
     engine.apply({"t": frame([1])})
     assert (engine.gate.num_accumulated, column(engine)[1]) == (1, 0.0)
@@ -56,7 +56,7 @@ def test_a_stale_frame_is_dropped_whole_and_counted_and_one_without_a_step_never
     assert (column(engine)[0], engine.gate.stale.total, engine.global_step) == (-3.0, 1, 3)
 
 
-def test_what_the_gate_holds_stays_for_the_next_run():
+def test_accumulated_frames_stay_for_the_next_run():
     engine = zeroed(engine_of(num_required=3))
     first = engine.run([batch([0]), batch([0])])
     assert (first.steps, first.pending, column(engine)[0]) == (0, 2, 0.0)
@@ -148,10 +148,10 @@ def test_apply_refuses_a_frame_whole():
     assert (engine.state_hash(), engine.gate.num_accumulated) == (before, 0)
 
 
-def test_after_a_step_that_failed_half_way_the_engine_says_so(monkeypatch):
+def test_an_engine_refuses_use_after_a_failed_step(monkeypatch):
     engine = zeroed(engine_of(tables=("t", "u")))
     monkeypatch.setattr(
-        engine.core.tables._together[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
+        engine.core.tables._groups[0], "apply", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
     )
     with pytest.raises(RuntimeError, match="device lost"):
         engine.apply({"t": frame([1]), "u": frame([1])})

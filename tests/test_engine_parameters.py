@@ -29,7 +29,7 @@ def test_apply_takes_arrays_of_any_kind(make):
     assert engine.lookup("t", [1, 2]).tolist() == [[-6, -8], [-3, -4]]
 
 
-def test_parameters_come_out_as_they_went_in():
+def test_loaded_parameters_are_retrieved_unchanged():
     engine = engine_of(ps.Adagrad(0.1))
     rows, slots = np.arange(20.0).reshape(10, 2), np.arange(20.0, 40).reshape(10, 2)
     engine.load_parameters("t", rows, accumulators=slots)
@@ -86,7 +86,7 @@ def test_tables_that_cannot_be_read_at_all_leave_the_engine_as_it_was(tmp_path):
     assert engine.apply({"t": frame([1])})
 
 
-def test_a_bad_row_inside_a_table_leaves_an_engine_that_refuses_to_go_on(tmp_path):
+def test_a_bad_row_inside_a_table_leaves_an_engine_that_refuses_use(tmp_path):
     engine_of(rows=20).write_tables(tmp_path)
     engine = engine_of(rows=10)
     with pytest.raises(ps.InputError, match="expected 0 <= id < 10"):
@@ -104,7 +104,7 @@ def test_a_bad_row_inside_a_table_leaves_an_engine_that_refuses_to_go_on(tmp_pat
         ({"t": ([1, 2], [[1.0], [1.0, 2.0]])}, r"apply\('t'\): expected an array"),
     ],
 )
-def test_what_is_no_frame_is_refused_by_name(gradients, message):
+def test_gradients_of_a_wrong_form_are_refused(gradients, message):
     engine = engine_of()
     with pytest.raises(ps.PenstockError, match=message):
         engine.apply(gradients)
@@ -171,7 +171,7 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
     ids, grads = rng.zipf(1.2, 100_000) % 10, rng.standard_normal((100_000, 2), np.float32)
     engine = zeroed(engine_of(tables=("t", "u"), threads=threads))
     engine.apply({"t": (ids, grads), "u": (ids[::-1].copy(), grads)})
-    from penstock.pyx.reference import coalesce
+    from reference import coalesce
 
     for name, order in (("t", slice(None)), ("u", slice(None, None, -1))):
         unique, sums, _ = coalesce([(ids[order], grads)], 2)

@@ -16,7 +16,7 @@ def dynamic_engine(tags=2):
     return zeroed(ps.Engine(ps.EmbeddingConfig.from_tables(tables)))
 
 
-def test_dynamic_rates_come_by_tag_from_the_call():
+def test_dynamic_rates_are_given_by_tag_in_the_call():
     engine = dynamic_engine()
     engine.apply({"t0": frame([0]), "t1": frame([0])}, learning_rates=[0.5, 0.25])
     assert (column(engine, "t0")[0], column(engine, "t1")[0]) == (-0.5, -0.25)
@@ -82,7 +82,7 @@ def test_a_schedule_that_gives_no_number_is_named(gives):
         ([0.1, 1e39], ps.UsageError, "tag 1: expected a finite number that fits float32"),
     ],
 )
-def test_rates_that_are_missing_or_wrong_are_told_before_anything_is_taken_in(rates, error, says):
+def test_missing_or_wrong_rates_are_refused_before_the_frame_is_applied(rates, error, says):
     engine = dynamic_engine()
     for call in (
         lambda: engine.apply({"t0": frame([0])}, learning_rates=rates),

@@ -15,7 +15,7 @@ from penstock.cli.main import main
 
 @pytest.mark.parametrize("weights", [None, [[0.5, 0.25], [], [3], [1, 0.3, 0.7]]], ids=["plain", "weighted"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_the_state_is_that_of_the_rows_expanded_by_hand(combiner, weights):
+def test_example_streams_give_the_state_of_rows_expanded_by_hand(combiner, weights):
     config = config_of(combiner)
     rows = ps.Engine(config)
     rows.apply({"t0": by_hand(USER, GRADIENTS, combiner, weights)})
@@ -29,14 +29,14 @@ def test_a_stage_gives_the_rows_that_examples_look_up():
     assert delta["row"].to_pylist() == engine.lookup("t0", range(5)).tolist()
 
 
-def test_it_is_also_that_of_send_gradients():
+def test_example_streams_give_the_state_of_send_gradients():
     ours = ps.Engine(config_of("sqrtn"))
     _, dedup = ours.recv_activations({"user": USER})
     ours.send_gradients({"user": GRADIENTS}, deduplication_data=dedup)
     assert hash_of(config_of("sqrtn"), [examples(user=structs(USER, GRADIENTS))]) == ours.state_hash()
 
 
-def test_features_that_share_a_table_come_example_by_example():
+def test_rows_of_features_that_share_a_table_are_in_example_order():
     config = config_of("sum", ("user", "friend"))
     other = GRADIENTS * np.float32(1.7)
     friend = [[2], [2, 0], [2], [2]]
@@ -51,7 +51,7 @@ def test_features_that_share_a_table_come_example_by_example():
     assert hash_of(config, [stream]) == rows.state_hash()
 
 
-def test_tables_of_several_dims_and_columns_that_nobody_asked_for():
+def test_tables_of_several_dims_and_extra_columns():
     config = config_of("mean", ("user", "item"), (2, 3))
     wide = np.random.default_rng(6).normal(size=(4, 3)).astype(np.float32)
     rows = ps.Engine(config)
@@ -164,7 +164,7 @@ def test_features_without_names_have_their_key_paths_as_columns(nested, columns)
         ps.Engine(config).run([bad])
 
 
-def test_columns_of_features_without_names_are_told_what_they_are_called():
+def test_unknown_columns_suggest_the_key_paths_of_features():
     table = ps.TableConfig(9, 2, name="t")
     stream = examples(user=structs(USER, GRADIENTS))
     for features, message in (

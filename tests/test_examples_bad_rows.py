@@ -83,7 +83,7 @@ def bad_everywhere():
     return config_of("mean", ("user", "item"), (2, 3)), examples([7] * 4, **columns)
 
 
-def test_bad_lookups_are_put_aside_as_the_rows_they_are(tmp_path):
+def test_bad_lookups_are_quarantined_as_gradient_rows(tmp_path):
     """Each with its own gradient, times its gain: mended, it is a row of a row stream."""
     config, stream = bad_everywhere()
     report = ps.Engine(config).run([stream], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
@@ -102,7 +102,7 @@ def test_bad_lookups_are_put_aside_as_the_rows_they_are(tmp_path):
     assert report.rows == 10
 
 
-def test_what_was_put_aside_and_mended_is_what_was_missing(tmp_path):
+def test_repaired_rows_of_a_quarantine_complete_the_step(tmp_path):
     config = config_of("mean", ("user", "item"), (2, 3))
     wide = np.full((4, 3), 0.5, np.float32)
     good = examples(user=structs(USER, GRADIENTS), item=structs([[2], [1], [], [5]], wide))

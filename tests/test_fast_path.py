@@ -68,7 +68,9 @@ ROW = st.tuples(
     st.sampled_from([None, 3]),
     st.integers(0, 2),
 )
-def test_both_ways_give_the_same_frames_and_the_same_errors(rows, steps, on_bad_row, contribution_rows, skipped):
+def test_plain_and_general_decoding_give_the_same_frames_and_errors(
+    rows, steps, on_bad_row, contribution_rows, skipped
+):
     batches = [batch(of, steps).slice(skipped) for of in rows]
     options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
     with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +119,7 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
         assert rows is None or rows.grads.tolist() == of.column("gradient").to_pylist()
 
 
-def test_most_logs_are_plain():
+def test_batches_of_common_logs_are_plain():
     rows = [(1, 7, [1.0, 2.0]), (3, 7, [3.0, 4.0])]
     assert is_plain(batch(rows))
     assert is_plain(batch(rows).slice(1))
@@ -141,5 +143,5 @@ def test_most_logs_are_plain():
     ],
     ids=["null id", "null step", "null gradient", "null value", "int32", "lists", "dim", "float64", "table"],
 )
-def test_what_is_not_plain_is_decoded_the_long_way(of):
+def test_batches_that_are_not_plain_take_the_general_decoder(of):
     assert not is_plain(of)

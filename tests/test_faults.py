@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 from checkpoints import FORMAT_2, FORMAT_2_WHOLE
-from faults.harness import Harness, deliver, write_log
+from faults.harness import Harness, deliver
+from ipc import log
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +19,13 @@ def harness(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_killed_at_a_random_moment(harness, number):
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_state(harness, number):
     harness.check(f"moment:{number}")
 
 
 @pytest.mark.parametrize("kind", ["kill", "kill-half", "eio", "enospc", "short"])
 @pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
-def test_a_file_operation_is_the_last_one_or_fails(harness, kind, number):
+def test_a_run_ended_at_a_file_operation_resumes_to_the_same_state(harness, kind, number):
     assert harness.check(f"{kind}:{number}")
 
 
@@ -69,7 +70,7 @@ def small_disk(harness):
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_is_full_stops_the_run_and_with_more_room_it_goes_on(harness, small_disk):
+def test_a_run_stopped_by_a_full_disk_resumes_with_more_room(harness, small_disk):
     argv = harness.argv("disk/run")
     answer = harness.run(argv)
     assert (answer["code"], answer["err"].count("\n")) == (6, 1)
@@ -82,7 +83,7 @@ def test_a_disk_that_is_full_stops_the_run_and_with_more_room_it_goes_on(harness
 # ---- our own log, delivered twice, in another order, with a gap
 
 
-def test_what_is_delivered_again_is_recognised_and_left_out(harness):
+def test_frames_delivered_again_are_skipped(harness):
     argv = harness.argv("twice")
     for _ in range(2):
         answer = harness.run(argv)
@@ -102,7 +103,7 @@ def test_a_log_whose_numbers_do_not_follow_is_named_and_the_frames_before_are_ke
     harness, change, order, problem, tmp_path
 ):
     path = tmp_path / "log.arrows"
-    write_log(path, harness.batches)
+    path.write_bytes(log(harness.batches))
     deliver(path, order(list(range(len(harness.batches)))))
     argv = harness.argv(change.replace(" ", "-"), log=path)
     answer = harness.run(argv)

@@ -83,7 +83,7 @@ def test_deduplication_data_is_asked_by_key_path():
 
 
 @pytest.mark.parametrize("key", [0, 1, np.int64(2), "user", "clicks", None])
-def test_what_is_no_key_path_is_refused_with_those_there_are(key):
+def test_an_unknown_key_path_is_refused_with_the_known_ones(key):
     _, dedup = ps.Engine(config_of(NESTED)).recv_activations(IDS)
     paths = "'item', 'user/clicks', 'user/views/0', 'user/views/1'"
     with pytest.raises(ps.UsageError, match=f"no feature .*; ask by name or key path: {paths}"):

@@ -95,9 +95,7 @@ ENDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ENDS)
-def test_after_an_end_at_any_file_operation_a_resumed_run_has_the_file_of_an_unbroken_one(
-    kind, end, replay, unbroken, tmp_path, monkeypatch
-):
+def test_a_run_ended_at_any_file_operation_resumes_to_the_same_file(kind, end, replay, unbroken, tmp_path, monkeypatch):
     for number in count(1, 3):
         folder, file = tmp_path / f"saved-{number}", tmp_path / str(number) / KINDS[kind]
         flags, first = flags_of(kind, file), ["--resume"] * (number % 2)

@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import reference
 from accumulate import add, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.frames import Rows
-from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 
@@ -100,7 +100,7 @@ def test_a_bad_row_of_any_table_leaves_nothing_behind(table, bad):
     assert [a.num_rows for a in accumulators] == [50] * 4
 
 
-def test_what_does_not_fit_is_refused_and_no_table_has_begun():
+def test_arrays_that_do_not_fit_are_refused_before_any_table():
     accumulators, intake = made(), Intake()
     blocks = [[Rows(np.arange(3), np.ones((3, dim), np.float32))] for _, dim in SIZES]
     blocks[2] = [Rows(np.arange(3), np.ones((3, 4), np.float32))]

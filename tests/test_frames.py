@@ -38,7 +38,7 @@ def test_without_step_both_the_batch_and_a_change_of_contributor_end_a_frame():
     assert told(frames_of(batches)) == [([1], None, "a"), ([2], None, "b"), ([3], None, "b")]
 
 
-def test_the_end_of_a_source_ends_its_frame_even_where_the_next_goes_on_with_the_key(tmp_path):
+def test_the_end_of_a_source_ends_its_frame_even_if_the_next_has_the_same_key(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(stream([with_steps((1, 7))]))
     assert told(frames_of([tmp_path / "a", tmp_path / "b"])) == [([1], 7, None)] * 2
@@ -132,7 +132,7 @@ class Capsule:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "table", "capsule"])
-def test_where_batches_mean_nothing_frames_need_a_step_or_a_number_of_rows(tmp_path, kind):
+def test_tables_without_batches_need_a_step_or_a_number_of_rows(tmp_path, kind):
     def source_of(batch):
         table = pa.table(batch)
         pq.write_table(table, tmp_path / "p")
@@ -181,7 +181,7 @@ def wide(rows):
 
 @given(keyed_rows, st.lists(st.integers(0, 25), max_size=6), st.sampled_from([None, 1, 2, 5]))
 @settings(deadline=None)
-def test_any_chopping_of_a_stream_with_steps_gives_the_same_frames(rows, cuts, limit):
+def test_any_batching_of_a_stream_with_steps_gives_the_same_frames(rows, cuts, limit):
     batch = wide(rows)
     options = {"sizes": SIZES, "num_tags": 1, "contribution_rows": limit}
     wanted = []  # by a plain loop
@@ -211,7 +211,7 @@ def test_any_chopping_of_a_stream_with_steps_gives_the_same_frames(rows, cuts, l
     st.sampled_from([None, 2]),
 )
 @settings(deadline=None)
-def test_the_frames_before_a_bad_row_come_out_whatever_the_chopping(rows, cuts, at, column, limit):
+def test_frames_before_a_bad_row_are_read_for_any_batching(rows, cuts, at, column, limit):
     batch, at = wide(rows), at % len(rows)
     keep = pa.array([n != at for n in range(len(rows))])
     spoilt = pa.compute.if_else(keep, batch[column], pa.scalar(None, batch[column].type))

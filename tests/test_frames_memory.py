@@ -61,7 +61,7 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unval
     assert peak < 20 * MEGABYTE
 
 
-def test_a_long_frame_looked_at_in_pieces_is_the_frame_looked_at_at_once(monkeypatch):
+def test_a_long_frame_validated_in_pieces_equals_one_validated_whole(monkeypatch):
     def frame_of(most):
         monkeypatch.setattr(framing, "UNVALIDATED_BYTES", most)
         kinds = ["id_null", "id_out_of_range", "unknown_table", "gradient_not_finite", "none"]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from engines import batch, frame, zeroed
-from limits import HANG_S
+from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.gate import Gate
@@ -26,7 +26,7 @@ def nothing():
 # ---- the rule
 
 
-def test_the_clock_is_the_gates_own():
+def test_the_gate_uses_the_clock_it_is_given():
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
     gate.take(2, lambda num: num)
@@ -35,7 +35,7 @@ def test_the_clock_is_the_gates_own():
     assert "1 waiting to take, the first for 3.5 s; 1 stale, the last 3.5 s ago: step -1 from 'late'" in gate.explain()
 
 
-def test_the_standing_taker_steps_aside_while_somebody_queues():
+def test_the_standing_taker_waits_for_queued_takers():
     opened, gate = [], Gate(2)
     gate.open_into(opened.append)
     ticket = gate.take(3, lambda num: num)
@@ -51,7 +51,7 @@ def test_the_standing_taker_steps_aside_while_somebody_queues():
     assert (opened, gate.global_step, gate.num_accumulated) == ([2], 2, 0)
 
 
-def test_where_producing_fails_the_gate_has_not_opened():
+def test_the_gate_stays_closed_if_producing_fails():
     def fail(num):
         raise MemoryError(f"no room for {num}")
 
@@ -63,7 +63,7 @@ def test_where_producing_fails_the_gate_has_not_opened():
     assert (next_one.result(0), gate.global_step) == (1, 1)
 
 
-def test_where_adding_fails_nothing_is_counted():
+def test_a_frame_that_cannot_be_added_is_not_counted():
     def fail():
         raise MemoryError
 
@@ -86,7 +86,7 @@ def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
     assert (gate.num_accumulated, gate.global_step) == (1, 0)
 
 
-def test_what_runs_inside_may_look_and_is_refused_to_change():
+def test_callbacks_inside_the_gate_may_read_and_not_change_it():
     gate, seen = Gate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
     assert seen == ["0 frames in; global step 0; no taker is waiting"]
@@ -132,24 +132,6 @@ def gradient(rng):
     return ids, np.repeat(rng.integers(-9, 10, (30, 1)), 2, 1).astype(np.float32)
 
 
-def in_threads(*calls):
-    failures = []
-
-    def guarded(call):
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_S)
-    assert failures == []
-    assert not any(thread.is_alive() for thread in threads)
-
-
 @pytest.mark.parametrize("num_required", [1, 3])
 def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once(num_required):
     engine = engine_of(num_required=num_required)
@@ -182,7 +164,9 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
             looks.append(engine.lookup("t", range(50)).sum())
             engine.state_hash()
 
-    in_threads(*(lambda w=w: pusher(w) for w in range(3)), *(lambda w=w: runner(w) for w in (3, 4)), looker)
+    calls = [*(lambda w=w: pusher(w) for w in range(3)), *(lambda w=w: runner(w) for w in (3, 4)), looker]
+    for ended in [in_thread(call) for call in calls]:
+        ended()
     engine.flush()
     for name, sums in wanted.items():
         assert engine.lookup(name, range(50))[:, 0].tolist() == (-sums).tolist()
@@ -191,7 +175,7 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
     assert len(looks) == 20
 
 
-def test_pushing_is_applying():
+def test_push_applies_a_frame():
     engine = engine_of()
     engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
     assert engine.lookup("t", [1]).tolist() == [[-2, -2]]
@@ -243,7 +227,7 @@ def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
     assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
 
 
-def test_nobody_takes_from_the_engines_gate():
+def test_taking_from_the_engines_gate_is_refused():
     """A taker would count a step, and leave what the stores hold to the next one."""
     engine = engine_of(num_required=3)
     engine.gate.push({"t": ([1], [[2.0, 2.0]])})
@@ -268,7 +252,7 @@ def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeyp
         go_on.wait(HANG_S)
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine.core.tables._together[0], "apply", lost)
+    monkeypatch.setattr(engine.core.tables._groups[0], "apply", lost)
     caught = []
 
     def push(name):

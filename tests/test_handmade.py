@@ -26,7 +26,7 @@ def refused(content):
 
 
 @pytest.mark.parametrize("layout", READ)
-def test_what_nothing_is_wrong_with_is_read(layout):
+def test_well_formed_messages_are_read(layout):
     one = sorted(truth.IDS.tolist())
     assert [sorted(frame) for frame in ids_of(truth.stream(layout))] == [one]
     assert [sorted(frame) for frame in ids_of(truth.file(layout))] == [one, one]
@@ -55,7 +55,7 @@ def test_a_footer_that_leaves_a_batch_out(layout):
     assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-no-batches"][1])
 
 
-def test_a_name_of_megabytes_is_not_said_in_full():
+def test_a_name_of_megabytes_is_abbreviated_in_the_error():
     many = flat.dictionary(7, truth.names("a" * (1 << 24), "item"))
     start, rest = flat.message(flat.SCHEMA, truth.shape("dictionary")), truth.rows("dictionary")
     assert "more characters" in refused(start + many + flat.batch(rest) + flat.END)

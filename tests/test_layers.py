@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_module_imports_only_what_its_room_may(module, path):
             assert top in room[2], f"{module} ({room[0]}) may not import {imported}"
 
 
-def test_inside_the_package_nothing_is_imported_from_its_front():
+def test_no_module_imports_the_top_level_package():
     for module, path in modules():
         if path.suffix == ".py":
             for node in ast.walk(ast.parse(path.read_text())):
@@ -144,7 +145,7 @@ def private_accesses(path):
             yield ast.unparse(node)
 
 
-def test_no_module_reaches_into_what_another_keeps_private():
+def test_no_module_uses_private_names_of_another():
     found = {
         f"{path.relative_to(ROOT)}: {access}"
         for _, path in modules()
@@ -182,6 +183,25 @@ def test_every_public_name_exists():
     assert penstock.__all__ == sorted(a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = penstock.Nothing
+
+
+# Names that several modules share, each with the reason.
+SHARED_NAMES = {
+    "__init__": "every package has one",
+    "__main__": "of the command line, and of the bench's report",
+    "deltas": "the deltas of an engine, and of one of several processes",
+    "rule": "the constants of an update rule in Python, and the same in C",
+    "synth": "a command, named as it is typed, and the module that does its work",
+    "tables": "the tables of a configuration, and those of one of several processes",
+}
+
+
+def test_no_two_modules_share_a_name_without_a_reason():
+    paths = {path.relative_to(ROOT).with_suffix("") for _, path in modules()}
+    paths |= {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").glob("*.h")}
+    found = Counter(path.name for path in paths)
+    assert found["__init__"] > 1
+    assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
 
 
 def test_files_stay_short_enough_to_read_at_one_sitting():

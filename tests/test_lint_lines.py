@@ -67,7 +67,7 @@ def test_findings_of_a_text_say_their_line(tmp_path, text, line):
     assert [(f.code, f.line) for f in written(tmp_path, text)] == [("PS204", line)]
 
 
-def test_what_stands_nowhere_has_the_line_of_what_should_hold_it(tmp_path):
+def test_a_missing_field_has_the_line_of_its_message(tmp_path):
     (finding,) = written(tmp_path, GOOD.replace("vocabulary_size: 10\n", "\n"))
     assert (finding.code, finding.line) == ("PS004", 2)
     (finding,) = written(tmp_path, GOOD.replace("mode: TRAINING", ""))

@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 CONFIG = table() + table("<b>item") + "mode: TRAINING\n"
 
 
-def test_the_page_brings_everything_with_it():
+def test_the_live_page_needs_no_other_file():
     page = page_text().replace('"http://www.w3.org/2000/svg"', "")  # a name, not an address
     assert not re.search(r"""(src|href)=|@import|url\(|//[a-z]+\.[a-z]""", page)
     assert ".innerHTML" not in page  # names of tables are others' words
@@ -54,7 +54,7 @@ def live(url):
         return json.load(answer)
 
 
-def test_what_the_page_draws_is_told_as_plain_values(replaying):
+def test_live_json_has_the_values_of_the_page(replaying):
     told = live(replaying)
     assert told["metrics"]["penstock_required_frames"] == 3
     assert told["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
@@ -68,7 +68,7 @@ def test_what_the_page_draws_is_told_as_plain_values(replaying):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
-def test_a_browser_shows_it(replaying, tmp_path):
+def test_chromium_renders_the_live_page(replaying, tmp_path):
     flags = [
         "--headless",
         "--no-sandbox",

@@ -7,8 +7,8 @@ import zlib
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from ipc import stream, write
-from logs import BATCHES, LOG, SIZES, SMALL, WANTED, log_of, messages, read
+from ipc import log, messages, stream, write
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, read
 
 from penstock.cli.main import main
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -48,12 +48,12 @@ def test_the_checksum_is_the_crc32_of_all_bytes_so_far_with_zeros_for_checksums(
 
 
 def test_the_same_batches_give_the_same_bytes():
-    assert log_of() == LOG
+    assert log(BATCHES) == LOG
 
 
 def test_metadata_of_the_schema_stays():
     schema = BATCHES[0].schema.with_metadata({"penstock.table": "user"})
-    assert pa.ipc.open_stream(log_of(schema=schema)).schema.metadata[b"penstock.table"] == b"user"
+    assert pa.ipc.open_stream(log(BATCHES, schema)).schema.metadata[b"penstock.table"] == b"user"
 
 
 # ---- what is read
@@ -68,15 +68,15 @@ def test_frames_are_those_of_a_plain_stream_and_verified(tmp_path):
 
 def test_the_closing_record_is_no_frame_and_no_batch():
     batches = [b.drop_columns(["step", "contributor"]) for b in BATCHES]
-    assert len(read(io.BytesIO(log_of(batches)))[0]) == 3
+    assert len(read(io.BytesIO(log(batches)))[0]) == 3
     (part,) = open_source(io.BytesIO(LOG)).parts()
     assert "log with checksums" in part.container
 
 
 def test_empty_logs_and_empty_batches():
     empty = BATCHES[0].slice(0, 0)
-    assert read(io.BytesIO(log_of([], empty.schema))) == ([], True)
-    assert read(io.BytesIO(log_of([empty, *BATCHES, empty]))) == (WANTED, True)
+    assert read(io.BytesIO(log([], empty.schema))) == ([], True)
+    assert read(io.BytesIO(log([empty, *BATCHES, empty]))) == (WANTED, True)
 
 
 def test_verified_means_every_source_to_its_end(tmp_path):

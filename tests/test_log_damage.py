@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from ipc import stream
-from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, log_of, messages, read
+from ipc import log, messages, stream
+from logs import BATCHES, LOG, SIZES, SMALL, WANTED, batch_of, read
 
 from penstock.errors import InputError, TruncatedInputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -24,7 +24,7 @@ FLIPS = """
 import io, pathlib, sys
 sys.path.insert(0, sys.argv[2])
 from penstock.errors import PenstockError
-from ipc import stream
+from ipc import log, stream
 from logs import SMALL_WANTED, read
 path, part = pathlib.Path(sys.argv[1]), int(sys.argv[3])
 content = path.read_bytes()
@@ -98,14 +98,14 @@ def test_every_cut_is_an_error(tmp_path):
     ],
 )
 def test_batches_swapped_repeated_or_missing(order, problem):
-    head, pieces, end = messages(log_of([b.drop_columns(["table", "note"]) for b in BATCHES]))
+    head, pieces, end = messages(log([b.drop_columns(["table", "note"]) for b in BATCHES]))
     with pytest.raises(InputError, match=problem):
         read(io.BytesIO(head + b"".join(pieces[n] for n in order) + end), table="user")
 
 
 def test_a_batch_of_another_log_with_the_same_number():
     head, pieces, end = messages(LOG)
-    others = messages(log_of([batch_of(3), batch_of(4), BATCHES[2]]))[1]
+    others = messages(log([batch_of(3), batch_of(4), BATCHES[2]]))[1]
     with pytest.raises(InputError, match=r"batch 1: checksum differs: the batch was damaged after it was written"):
         read(io.BytesIO(head + pieces[0] + others[1] + b"".join(pieces[2:]) + end))
 
@@ -141,12 +141,12 @@ def test_a_log_of_a_later_version_is_refused():
 # ---- writers that end early
 
 
-def test_what_was_written_before_a_kill_is_a_cut_log(tmp_path):
+def test_a_log_of_a_killed_writer_is_truncated(tmp_path):
     code = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from penstock.io.log import LogWriter
-from ipc import stream
+from ipc import log, stream
 from logs import BATCHES
 file = open(sys.argv[1], "wb", buffering=0)
 log = LogWriter(file, BATCHES[0].schema)

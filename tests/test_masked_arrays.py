@@ -44,7 +44,7 @@ def test_an_array_without_a_masked_value_is_refused_too(engine):
     ],
 )
 @pytest.mark.parametrize("push", ["apply", "gate.push"])
-def test_apply(engine, pair, push):
+def test_apply_and_push_refuse_masked_arrays(engine, pair, push):
     before = engine.state_hash()
     with pytest.raises(ps.InputError, match=rf"apply\('user'\): {SAYS}"):
         (engine.apply if push == "apply" else engine.gate.push)({"user": pair})
@@ -52,7 +52,7 @@ def test_apply(engine, pair, push):
 
 
 @pytest.mark.parametrize("slot", [False, True])
-def test_load_parameters(engine, slot):
+def test_load_parameters_refuses_masked_arrays(engine, slot):
     rows = np.ones((ROWS, DIM), np.float32)
     rows, slots = (rows, masked(rows)) if slot else (masked(rows), rows)
     before = engine.state_hash()
@@ -63,12 +63,12 @@ def test_load_parameters(engine, slot):
     assert engine.state_hash() == before
 
 
-def test_lookup(engine):
+def test_lookup_refuses_masked_ids(engine):
     with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {SAYS}"):
         engine.lookup("user", masked(IDS))
 
 
-def test_accumulators():
+def test_accumulators_refuse_masked_arrays():
     dense, sparse = ps.ConditionalAccumulator(), ps.SparseConditionalAccumulator()
     for call in (
         lambda: dense.apply_gradient(masked([1, 2], np.float32)),
@@ -112,19 +112,19 @@ def ragged(splits, values):
         (IDS, masked(WEIGHTS)),
     ],
 )
-def test_recv_activations(engine, ids, weights):
+def test_recv_activations_refuses_masked_arrays(engine, ids, weights):
     with pytest.raises(ps.UsageError, match=rf"feature 'visits': {SAYS}"):
         engine.recv_activations([IDS, ids], None if weights is None else [WEIGHTS, weights])
 
 
-def test_send_gradients(engine):
+def test_send_gradients_refuses_masked_arrays(engine):
     _, dedup = engine.recv_activations([IDS, IDS])
     with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {SAYS}"):
         engine.send_gradients([GRADIENTS, masked(GRADIENTS)], deduplication_data=dedup)
     assert engine.send_gradients([GRADIENTS, GRADIENTS], deduplication_data=dedup)
 
 
-def test_deduplication_data(engine):
+def test_unpacking_deduplication_data_refuses_masked_arrays(engine):
     _, dedup = engine.recv_activations([IDS, IDS])
     integers, floats, mask = dedup.pack()
     with pytest.raises(ps.InputError, match=f"deduplication data: {SAYS}"):

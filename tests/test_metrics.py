@@ -31,7 +31,7 @@ from penstock.metrics import Metrics, quantile
 from penstock.stats import ProcessReport, TableReport
 
 
-def test_a_scrape_during_a_run_counts_what_came_and_at_the_end_equals_the_report():
+def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():
     engine = ps.Engine(config_of(), num_required=2)
     metrics = Metrics(engine)
     server, during = Server(("127.0.0.1", 0), {"/metrics": (TEXT, metrics.text)}), []
@@ -133,7 +133,7 @@ def test_every_number_of_the_report_is_a_metric():
         assert exposed.issuperset([names] if isinstance(names, str) else names), names
 
 
-def test_what_a_resumed_run_left_out_and_what_examples_had_too_many_of_are_metrics(tmp_path):
+def test_skipped_frames_and_truncated_ids_are_metrics(tmp_path):
     table = ps.TableConfig(9, 2, name="t", combiner="mean")
     features = [ps.FeatureConfig(table, max_sequence_length=2, name="f")]
     options = ps.EmbeddingConfig.from_features(features, batch_size=1, optimizer=ps.SGD(0.1))

@@ -31,12 +31,12 @@ def files(config, tmp_path):
 
 
 @pytest.mark.parametrize("address", ["9090", "localhost", "h:x", "h:70000", "h:-1", "h:²"])
-def test_an_address_that_is_none_is_refused(address):
+def test_a_malformed_address_is_refused(address):
     with pytest.raises(UsageError, match="expected HOST:PORT"):
         address_of(address, "--metrics")
 
 
-def test_a_browser_that_leaves_in_the_middle_of_an_answer_is_no_word_on_stderr(capfd):
+def test_a_client_that_disconnects_early_prints_nothing(capfd):
     server = Server(("127.0.0.1", 0), {"/": ("text/plain", lambda: "x" * 50_000_000)})
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as browser:
         browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -99,7 +99,7 @@ def test_a_tracer_gets_a_span_for_the_run_and_for_every_step():
     assert began == ["penstock.run", *["penstock.step"] * report.steps]
 
 
-def test_runs_are_told_to_the_standard_librarys_logging(caplog):
+def test_runs_are_logged_by_the_logging_module(caplog):
     engine = ps.Engine(config_of(), num_required=2)
     with caplog.at_level(logging.INFO, logger="penstock"):
         report = engine.run(batches(), on_bad_row="drop")
@@ -112,7 +112,7 @@ def test_runs_are_told_to_the_standard_librarys_logging(caplog):
     assert "run ended by InputError" in failed.message
 
 
-def test_whoever_sets_no_logging_up_hears_nothing():
+def test_nothing_is_printed_without_logging_configured():
     code = "import penstock.telemetry as w; w.log.warning('run ended by a bug')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

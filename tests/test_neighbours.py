@@ -85,7 +85,7 @@ def test_polars_loses_the_schemas_metadata_and_table_says_it(gradients):
     assert engine.state_hash() == wanted.state_hash()
 
 
-def test_polars_batches_mean_nothing(gradients):
+def test_batches_of_polars_are_no_frames(gradients):
     pl = pytest.importorskip("polars")
     frame = pl.from_arrow(gradients.drop_columns("step"))
     with pytest.raises(ps.PenstockError, match="contribution"):
@@ -114,7 +114,7 @@ def test_polars_frames_are_put_as_frames(gradients, expected):
             assert service.engine.state_hash() == expected
 
 
-def test_a_lazy_frame_that_fails_is_told_in_one_line(gradients, tmp_path):
+def test_a_lazy_frame_that_fails_is_one_line_of_the_command(gradients, tmp_path):
     pl = pytest.importorskip("polars")
     with pytest.raises(ps.InputError, match=r"^<polars LazyFrame>: the query failed: .*nowhere.parquet"):
         ps.Engine(config()).run(pl.scan_parquet(tmp_path / "nowhere.parquet"))

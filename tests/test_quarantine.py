@@ -20,40 +20,46 @@ CONFIG = table("user", 50, 2, SGD, "constant: 1.0") + table("item", 20, 3, SGD, 
 @pytest.fixture
 def replay(config, capsys):
     """replay(words…) → (exit code, the object that --json prints, stderr)"""
-
     return lambda *words: outcome(capsys, "replay", config, *words)
 
 
-def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
-    log = write(
-        tmp_path / "log.arrows",
-        [
-            batch(
-                7,
-                GOOD,
-                ("User", 2, [1.0, 2.0]),
-                (None, 2, [1.0, 2.0]),
-                ("user", None, [1.0, 2.0]),
-                ("user", 50, [3.0, 4.0]),
-                ("item", -1, [1.0, 2.0, 3.0]),
-            ),
-            batch(
-                8,
-                ("user", 1, None),
-                ("user", 2, [1.0, None]),
-                ("user", 3, [1.0]),
-                ("item", 4, []),
-                GOOD,
-                ("user", 5, [float("nan"), float("-inf")]),
-            ),
-        ],
-    )
-    file = tmp_path / "bad.arrows"
-    code, report, _ = replay(log, "--on-bad-row", f"quarantine={file}")
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "bad.arrows"
+
+
+@pytest.fixture
+def quarantined(replay, file, tmp_path):
+    """quarantined(batches…): replays a log of them and puts their bad rows into the file; returns as replay"""
+
+    def run(*batches, file=file):
+        return replay(write(tmp_path / "log.arrows", batches), "--on-bad-row", f"quarantine={file}")
+
+    return run
+
+
+def test_every_kind_of_bad_row_is_quarantined_unchanged(quarantined, file, tmp_path):
+    first = [
+        GOOD,
+        ("User", 2, [1.0, 2.0]),
+        (None, 2, [1.0, 2.0]),
+        ("user", None, [1.0, 2.0]),
+        ("user", 50, [3.0, 4.0]),
+        ("item", -1, [1.0, 2.0, 3.0]),
+    ]
+    second = [
+        ("user", 1, None),
+        ("user", 2, [1.0, None]),
+        ("user", 3, [1.0]),
+        ("item", 4, []),
+        GOOD,
+        ("user", 5, [float("nan"), float("-inf")]),
+    ]
+    code, report, _ = quarantined(batch(7, *first), batch(8, *second))
     found = rows_of(file)
     assert code == 0
     assert [list(row) for row in found] == [COLUMNS] * 10
-    assert {row["source"] for row in found} == {log}
+    assert {row["source"] for row in found} == {str(tmp_path / "log.arrows")}
     assert [(row["batch"], row["row_index"]) for row in found] == [
         *((0, row) for row in range(1, 6)),
         *((1, row) for row in (0, 1, 2, 3, 5)),
@@ -75,21 +81,19 @@ def test_every_kind_of_bad_row_is_put_aside_as_it_came(replay, tmp_path):
     assert report["quarantine"] == str(file)
 
 
-def test_the_report_and_the_tables_are_those_of_drop(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, GOOD, BAD), batch(1, GOOD)])
-    _, dropped, _ = replay(log, "--on-bad-row", "drop")
-    _, aside, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+def test_the_report_and_the_tables_are_those_of_drop(replay, quarantined, tmp_path):
+    _, aside, _ = quarantined(batch(0, GOOD, BAD), batch(1, GOOD))
+    _, dropped, _ = replay(tmp_path / "log.arrows", "--on-bad-row", "drop")
     for key in ("state_hash", "rows", "frames", "dropped", "steps", "tables"):
         assert aside[key] == dropped[key]
     assert aside["dropped"] == {"id_out_of_range": 1}
 
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.int8(), pa.uint16()])
-def test_an_id_of_any_integer_type_is_carried(kind, replay, tmp_path):
+def test_ids_of_any_integer_type_are_quarantined(kind, quarantined, file):
     largest = 2**64 - 1 if kind == pa.uint64() else 100
-    log = write(tmp_path / "log.arrows", [batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind)])
-    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    found = [(row["id"], row["id_text"]) for row in rows_of(tmp_path / "bad.arrows")]
+    quarantined(batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind))
+    found = [(row["id"], row["id_text"]) for row in rows_of(file)]
     assert found == [(60, None), (None, str(largest)) if kind == pa.uint64() else (100, None)]
 
 
@@ -104,61 +108,56 @@ def test_an_id_of_any_integer_type_is_carried(kind, replay, tmp_path):
     ],
     ids=str,
 )
-def test_a_gradient_of_any_type_is_carried(kind, replay, tmp_path):
+def test_gradients_of_any_type_are_quarantined(kind, quarantined, file):
     storage = getattr(kind, "storage_type", kind)
     one, nan = (0x3F80, 0x7FC0) if storage.value_type == pa.uint16() else (np.float16(1), np.float16("nan"))
     values = pa.array([[one, one], [one, nan], None, [one, None], [one, one]], storage)
     column = pa.ExtensionArray.from_storage(kind, values) if storage is not kind else values
     whole = pa.RecordBatch.from_pydict({"table": ["user"] * 5, "id": [1, 1, 1, 1, 99], "gradient": column})
-    log = write(tmp_path / "log.arrows", [whole.slice(1)])
-    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    first, *rest = (row["gradient"] for row in rows_of(tmp_path / "bad.arrows"))
+    quarantined(whole.slice(1))
+    first, *rest = (row["gradient"] for row in rows_of(file))
     assert np.isnan(first[1])
     assert rest == [None, [1, None], [1, 1]]
 
 
-def test_without_bad_rows_the_file_is_there_and_empty(replay, tmp_path):
+def test_a_quarantine_without_bad_rows_is_an_empty_file(quarantined, tmp_path):
     for name in ("bad.arrows", "bad.arrow"):
-        assert replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", f"quarantine={tmp_path / name}")
+        assert quarantined(batch(0, GOOD), file=tmp_path / name)[0] == 0
         assert rows_of(tmp_path / name) == []
 
 
-def test_the_suffix_says_which_arrow_format(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, BAD)])
+def test_the_suffix_says_which_arrow_format(quarantined, tmp_path):
     for name, start in (("a.arrow", b"ARROW1"), ("a.feather", b"ARROW1"), ("a.arrows", b"\xff\xff\xff\xff")):
-        replay(log, "--on-bad-row", f"quarantine={tmp_path / name}")
+        quarantined(batch(0, BAD), file=tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
         assert [row["id"] for row in rows_of(tmp_path / name)] == [99]
-    code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'a.parquet'}")
+    code, said, _ = quarantined(batch(0, BAD), file=tmp_path / "a.parquet")
     assert (code, "name it .arrows" in said["error"]) == (2, True)
 
 
-def test_a_parquet_source_has_rows_and_no_batches(replay, tmp_path):
+def test_a_parquet_source_has_rows_and_no_batches(replay, file, tmp_path):
     table = pa.Table.from_batches([batch(0, GOOD, GOOD, BAD)])
     pa.parquet.write_table(table, tmp_path / "log.parquet")
-    replay(tmp_path / "log.parquet", "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    (row,) = rows_of(tmp_path / "bad.arrows")
+    replay(tmp_path / "log.parquet", "--on-bad-row", f"quarantine={file}")
+    (row,) = rows_of(file)
     assert (row["batch"], row["row_index"]) == (None, 2)
 
 
-def test_one_frame_is_one_batch_however_it_came(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(0, BAD, GOOD), batch(1, BAD), batch(2, GOOD)])
-    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    assert [one.num_rows for one in read(tmp_path / "bad.arrows")] == [2, 1]
+def test_one_frame_is_one_batch_of_the_quarantine(quarantined, file):
+    quarantined(batch(0, BAD), batch(0, BAD, GOOD), batch(1, BAD), batch(2, GOOD))
+    assert [one.num_rows for one in read(file)] == [2, 1]
 
 
-def test_many_bad_rows_of_one_frame_are_still_one_batch(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)])])
-    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    (one,) = read(tmp_path / "bad.arrows")
+def test_many_bad_rows_of_one_frame_are_still_one_batch(quarantined, file):
+    quarantined(batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)]))
+    (one,) = read(file)
     assert one.column("id").to_pylist() == list(range(50, 10_050))
 
 
-def test_a_stale_frame_has_its_bad_rows_put_aside_too(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(5, GOOD), batch(0, BAD)])
-    _, report, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
+def test_bad_rows_of_a_stale_frame_are_quarantined(quarantined, file):
+    _, report, _ = quarantined(batch(5, GOOD), batch(0, BAD))
     assert (report["stale"], report["dropped"]) == (1, {"id_out_of_range": 1})
-    assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrows")] == [0]
+    assert [row["origin_step"] for row in rows_of(file)] == [0]
 
 
 def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay, tmp_path):
@@ -172,7 +171,7 @@ def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay
     assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrow")] == [0, 1]
 
 
-def test_an_interrupt_leaves_a_whole_file(config, tmp_path):
+def test_an_interrupt_leaves_a_whole_file(file, tmp_path, config):
     log = write(tmp_path / "log.arrows", [batch(step, GOOD, BAD) for step in range(9)])
     engine = ps.Engine(ps.EmbeddingConfig.load(config))
 
@@ -181,75 +180,62 @@ def test_an_interrupt_leaves_a_whole_file(config, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.run(log, on_bad_row=f"quarantine={tmp_path / 'bad.arrows'}", progress=stop)
-    assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrows")] == [0, 1, 2]
+        engine.run(log, on_bad_row=f"quarantine={file}", progress=stop)
+    assert [row["origin_step"] for row in rows_of(file)] == [0, 1, 2]
 
 
-def test_an_existing_file_is_not_touched(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, GOOD)])
-    file = tmp_path / "bad.arrows"
+def test_an_existing_file_is_not_touched(quarantined, file):
     file.write_text("mine")
-    code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
+    code, said, err = quarantined(batch(0, GOOD))
     assert (code, err.count("\n"), file.read_text()) == (2, 1, "mine")
     assert "exists; a quarantine is never written over" in said["error"]
 
 
 @pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
-def test_what_is_no_way_to_treat_bad_rows_is_said(given, replay, tmp_path):
+def test_unknown_values_of_on_bad_row_are_refused(given, replay, tmp_path):
     code, said, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
     assert (code, "on_bad_row" in said["error"]) == (2, True)
 
 
-def test_where_nothing_can_be_written_is_said_before_the_work(replay, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, GOOD)])
+def test_an_unwritable_quarantine_is_an_error_before_the_run(quarantined, tmp_path):
     (tmp_path / "file").write_text("")
-    code, said, _ = replay(log, "--on-bad-row", f"quarantine={tmp_path / 'file' / 'bad.arrows'}")
+    code, said, _ = quarantined(batch(0, GOOD), file=tmp_path / "file" / "bad.arrows")
     assert (code, "directory" in said["error"]) == (6, True)
 
 
-def test_a_mended_file_is_replayed_a_frame_per_batch_and_never_stale(replay, config, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(0, BAD), batch(5, BAD), batch(6, BAD, BAD)])
-    replay(log, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")
-    mended = []
-    for one in read(tmp_path / "bad.arrows"):
+def test_a_repaired_quarantine_is_replayed_one_frame_per_batch_and_never_stale(
+    replay, quarantined, file, tmp_path, config
+):
+    quarantined(batch(0, BAD), batch(5, BAD), batch(6, BAD, BAD))
+    repaired = []
+    for one in read(file):
         ids = pa.array([7] * one.num_rows, pa.int64())
-        mended.append(one.set_column(one.schema.get_field_index("id"), "id", ids))
-    code, report, _ = replay(write(tmp_path / "mended.arrows", mended), "--init", out_of(config, tmp_path))
+        repaired.append(one.set_column(one.schema.get_field_index("id"), "id", ids))
+    ps.Engine(ps.EmbeddingConfig.load(config)).write_tables(tmp_path / "tables")
+    code, report, _ = replay(write(tmp_path / "repaired.arrows", repaired), "--init", tmp_path / "tables")
     assert code == 0
     assert [report[key] for key in ("frames", "steps", "stale", "rows")] == [3, 3, 0, 4]
 
 
-def out_of(config, tmp_path):
-    engine = ps.Engine(ps.EmbeddingConfig.load(config))
-    engine.write_tables(tmp_path / "tables")
-    return tmp_path / "tables"
-
-
-def test_an_unmended_file_is_refused_for_the_same_reasons(replay, config, tmp_path, capsys):
-    log = write(tmp_path / "log.arrows", [batch(0, BAD, ("user", 1, [1.0]), ("user", 1, None))])
-    file = tmp_path / "bad.arrows"
-    _, first, _ = replay(log, "--on-bad-row", f"quarantine={file}")
+def test_an_unrepaired_quarantine_is_refused_for_the_same_reasons(replay, quarantined, file, config, capsys):
+    _, first, _ = quarantined(batch(0, BAD, ("user", 1, [1.0]), ("user", 1, None)))
     _, again, _ = replay(file, "--on-bad-row", "drop")
     assert again["dropped"] == first["dropped"]
     assert main(["validate", str(config), str(file)]) == 3
     assert "[id_out_of_range]" in capsys.readouterr().out
 
 
-def test_inspect_says_what_is_in_it(replay, tmp_path, call):
-    log = write(tmp_path / "log.arrows", [batch(3, BAD, ("user", 1, [1.0]), ("user", 98, [1.0, 1.0]))])
-    file = tmp_path / "bad.arrows"
-    replay(log, "--on-bad-row", f"quarantine={file}")
+def test_inspect_counts_the_reasons_of_a_quarantine(quarantined, file, call):
+    quarantined(batch(3, BAD, ("user", 1, [1.0]), ("user", 98, [1.0, 1.0])))
     text, found = call(0, "inspect", file)
     (part,) = found["parts"]
     assert "quarantine of bad rows: id_out_of_range 2, length_mismatch 1" in text
     assert part["reasons"] == {"id_out_of_range": 2, "length_mismatch": 1}
 
 
-def test_the_command_says_that_bad_rows_cannot_be_put_aside(replay, monkeypatch, tmp_path):
-    log = write(tmp_path / "log.arrows", [batch(step, GOOD, BAD) for step in range(9)])
-    file = tmp_path / "bad.arrows"
+def test_a_quarantine_on_a_full_disk_is_exit_6(quarantined, tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_files, "operations", failing(2, errno.ENOSPC, also_after=True))
-    code, said, err = replay(log, "--on-bad-row", f"quarantine={file}")
+    code, said, err = quarantined(*[batch(step, GOOD, BAD) for step in range(9)])
     assert (code, err.count("\n")) == (6, 1)
     assert "bad.arrows" in said["error"]
     assert list(tmp_path.glob("*bad*")) == list(tmp_path.glob(".*")) == []

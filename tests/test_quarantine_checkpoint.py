@@ -47,7 +47,7 @@ EVERY = [1000 + step for step in range(NUM_FRAMES)]
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
 @pytest.mark.parametrize("limit", [0, 1, 5, 12])
-def test_a_run_in_two_halves_puts_aside_what_one_run_does(name, limit, replay, tmp_path):
+def test_a_resumed_run_quarantines_the_rows_of_an_unbroken_one(name, limit, replay, tmp_path):
     file = tmp_path / name
     code, _ = replay("--limit", str(limit), "--on-bad-row", f"quarantine={file}")
     assert (code, ids_in(file)) == (0, EVERY[:limit])
@@ -60,7 +60,7 @@ def test_a_run_in_two_halves_puts_aside_what_one_run_does(name, limit, replay, t
 
 @pytest.mark.parametrize("limit", [1, 5, 12])
 @pytest.mark.parametrize("devices", ["1", "3"])
-def test_values_that_only_the_sums_see_are_put_aside_once(limit, devices, files, replay, tmp_path, call):
+def test_bad_values_found_while_summing_are_quarantined_once(limit, devices, files, replay, tmp_path, call):
     """Ids and values are looked at while they are summed; frames that are left out are looked at all the same."""
     values = [[1.0, 2.0], [float("nan"), 1.0], [3.0, 4.0]]
     write(files[1], [batch(step, 20 + step, values) for step in range(NUM_FRAMES)])
@@ -74,7 +74,7 @@ def test_values_that_only_the_sums_see_are_put_aside_once(limit, devices, files,
     assert [f"batch {limit}, row 1" in note for note in report["notes"]] == [True] * bool(left)
 
 
-def test_where_bad_rows_cannot_be_put_aside_nothing_more_is_committed(replay, tmp_path, monkeypatch):
+def test_a_quarantine_that_cannot_be_written_stops_commits(replay, tmp_path, monkeypatch):
     file = tmp_path / "bad.arrows"
     replay("--limit", "4", "--on-bad-row", f"quarantine={file}")
 
@@ -86,7 +86,7 @@ def test_where_bad_rows_cannot_be_put_aside_nothing_more_is_committed(replay, tm
     assert (code, ids_in(file)) == (0, EVERY)
 
 
-def test_a_lost_file_is_said_and_nothing_is_applied(replay, tmp_path):
+def test_a_missing_quarantine_is_exit_5_and_nothing_is_applied(replay, tmp_path):
     file = tmp_path / "bad.arrows"
     replay("--limit", "4", "--on-bad-row", f"quarantine={file}")
     file.unlink()

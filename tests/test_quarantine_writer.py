@@ -28,7 +28,7 @@ def kill(writer):
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
 @pytest.mark.parametrize("num_committed", [0, 1, 3])
-def test_a_killed_run_goes_on_where_it_last_committed(name, num_committed, tmp_path):
+def test_a_killed_run_resumes_at_its_last_commit(name, num_committed, tmp_path):
     unbroken = QuarantineWriter(tmp_path / f"unbroken-{name}")
     killed = QuarantineWriter(tmp_path / name)
     for number in range(num_committed):
@@ -48,7 +48,7 @@ def test_a_killed_run_goes_on_where_it_last_committed(name, num_committed, tmp_p
 
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
-def test_a_run_that_ended_can_be_gone_on_with(name, tmp_path):
+def test_a_finished_run_can_be_continued(name, tmp_path):
     first = QuarantineWriter(tmp_path / name)
     first.append(aside(0))
     committed = first.commit()
@@ -73,7 +73,7 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
     assert rows_of(tmp_path / "b.arrows")
 
 
-def test_a_file_that_came_in_between_is_not_replaced(tmp_path):
+def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):
     writer = QuarantineWriter(tmp_path / "bad.arrows")
     committed = writer.commit()
     kill(writer)

@@ -64,7 +64,7 @@ def test_two_workers_a_table_each_make_the_deltas_of_a_plain_replay(dataset):
     assert os.getpid() not in deltas["worker"].to_pylist()
 
 
-def test_one_actor_takes_the_files_in_order_and_goes_on_from_block_to_block(dataset):
+def test_one_actor_takes_the_files_in_order_and_continues_from_block_to_block(dataset):
     deltas = dataset.map_batches(
         ps.BlockStage,
         fn_constructor_args=(config_of(),),

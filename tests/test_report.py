@@ -77,7 +77,7 @@ def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_p
     assert json.loads((tmp_path / "page" / "report.json").read_text())["live"]["moments"][-1]["norms"] == {}
 
 
-def test_what_did_not_happen_has_no_plot(tmp_path):
+def test_an_empty_run_has_no_plots(tmp_path):
     (tmp_path / "t.pbtxt").write_text(CONFIG.replace("dynamic { tag: 0 }", "constant: 0.1"))
     empty = write(tmp_path / "empty.arrows", [], schema=frame().schema)
     words = ["replay", str(tmp_path / "t.pbtxt"), empty, "--report", str(tmp_path / "page")]
@@ -124,7 +124,7 @@ def test_ids_are_counted_exactly():
     assert len(uses.growth) <= 400
 
 
-def test_curves_of_ids_say_shares():
+def test_curves_of_ids_are_shares_in_percent():
     times = np.array([1, 6, 2, 1])
     assert frequencies(times) == [(1.0, 0.6), (2.0, 0.2), (3.0, 0.1), (4.0, 0.1)]
     assert covered(times) == [(25.0, 60.0), (50.0, 80.0), (75.0, 90.0), (100.0, 100.0)]

@@ -26,13 +26,13 @@ def order_of(sources, **options):
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=4))
 @settings(deadline=None, max_examples=30)
-def test_every_round_has_the_next_frame_of_every_source_that_goes_on(logs):
+def test_every_round_has_the_next_frame_of_every_unfinished_source(logs):
     longest = max(map(len, logs))
     wanted = [(n, log[k]) for k in range(longest) for n, log in enumerate(logs) if k < len(log)]
     assert order_of(map(source_of, logs)) == wanted
 
 
-def test_frames_before_a_bad_one_come_out_and_those_behind_it_do_not():
+def test_frames_before_a_bad_one_are_read_and_later_ones_are_not():
     logs = [source_of([1, 2]), source_of([3, 400]), source_of([5, 6])]
     frames = iter(FrameReader(logs, ReadOptions(SIZES, merge="round")))
     assert [int(next(frames).rows["t"][0].ids[0]) for _ in range(4)] == [1, 3, 5, 2]

@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from device_table import device_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.bridge import backends, program_cache
-from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
@@ -33,7 +34,7 @@ def rule_of(name, **switches):
 
 def table_of(mesh_of, rule, rows, dim, devices=1, variant="xla", mod=False, lanes=128, bfloat16=False):
     layout = Layout("t", rows, dim, rule.num_slots, devices, mod, lanes, bfloat16)
-    return DeviceTable(make_mesh(mesh_of(devices)), layout, rule, [0.5] * rule.num_slots, variant=variant)
+    return device_table(mesh_of(devices), layout, rule, variant=variant)
 
 
 def some_rows(seed, num_rows, vocabulary, dim):
@@ -60,8 +61,8 @@ def test_for_xla_an_array_of_one_strip_is_kept_as_halves_of_words_in_as_many_byt
     for num_slots, by_xla, by_kernel in ((0, ["int16"], ["float32"]), (2, ["float32", "int16"], ["float32"] * 2)):
         rule = rule_of("adam" if num_slots else "stochastic_gradient_descent")
         tables = [table_of(mesh_of, rule, 300, 128, variant=variant) for variant in ("xla", "pallas")]
-        assert [[str(a.dtype) for a in t._rows.arrays] for t in tables] == [by_xla, by_kernel]
-        assert len({sum(a.nbytes for a in t._rows.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
+        assert [[str(a.dtype) for a in t.arrays] for t in tables] == [by_xla, by_kernel]
+        assert len({sum(a.nbytes for a in t.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
 
 
 @pytest.mark.parametrize("dim", [8, 128])
@@ -132,7 +133,7 @@ def test_an_update_of_lines_moves_no_table(mesh_of):
     assert table.pointers() == pointers
 
 
-def test_the_bits_of_what_stands_for_nothing_are_kept_out_of_a_table(mesh_of):
+def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     table = table_of(mesh_of, rule_of("assign"), 100, 8)
     values = np.full((100, 8), UNTOUCHED, np.int32).view(np.float32)
     table.write(np.arange(100), values)
@@ -285,7 +286,7 @@ def test_many_small_updates_move_a_weight_of_16_bits():
     assert abs(engine.lookup("t", range(700)).mean() - (1 - 64 * 2.0**-11)) < 1e-3
 
 
-def test_a_checkpoint_of_16_bits_goes_on_as_if_nothing_had_been(tmp_path):
+def test_a_checkpoint_of_16_bits_continues_with_the_same_bits(tmp_path):
     engine = trained(engine_of(), 2)
     engine.save(tmp_path / "c")
     restored = Engine.restore(tmp_path / "c")
@@ -311,9 +312,16 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
         assert engine.core.tables.table("t").variant == settings_.get("VARIANT", "xla")
 
 
-def test_what_is_no_variant_is_refused_by_name(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
-    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of ffi, xla, pallas, sparsecore, got 'cuda'"):
+@pytest.mark.parametrize(
+    ("variant", "problem"),
+    [
+        ("cuda", "expected one of ffi, xla, pallas, got 'cuda'"),
+        ("sparsecore", "'sparsecore' is an experiment in bench/experiments/sparsecore .* use 'pallas'"),
+    ],
+)
+def test_an_unknown_variant_is_refused_by_name(variant, problem, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    with pytest.raises(ConfigError, match=f"PENSTOCK_VARIANT: {problem}"):
         engine_of("")
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pyx import reference
 from penstock.pyx.run_lengths import equal_runs, length_runs
 
 SIZES = {"a": (2000, 2), "b": (2000, 3)}

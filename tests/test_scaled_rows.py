@@ -5,12 +5,12 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference
 from accumulate import add, drain, is_valid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pyx import reference
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.scaled_rows import combine as add_rows
 from penstock.tables import combiners
@@ -76,7 +76,7 @@ def test_a_first_row_of_minus_zero_stays_one():
 @pytest.mark.parametrize(
     ("gradient", "gain"), [(np.inf, 0), (np.nan, 0), (1, np.nan), (0, np.inf), (2e38, 3), (-np.inf, 1), (1, -np.inf)]
 )
-def test_a_product_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_back(dim, gradient, gain):
+def test_a_product_that_is_not_finite_undoes_the_frame(dim, gradient, gain):
     ids, samples, gains = np.arange(20), np.arange(20) % 5, np.ones(20, np.float32)
     accumulator = Accumulator(dim, vocabulary_size=20)
     for column in range(dim):
@@ -89,7 +89,7 @@ def test_a_product_that_is_not_finite_is_met_wherever_it_is_and_the_frame_taken_
     assert is_valid(accumulator, [(ids, np.ones((5, dim), np.float32), samples, gains)], 0, 2)
 
 
-def test_a_sample_that_nobody_looks_up_is_not_looked_at():
+def test_gradients_of_samples_without_lookups_are_not_validated():
     gradients = np.float32([[1], [np.nan]])
     _, sums, _ = drained(Accumulator(1), [(np.array([4]), gradients, np.zeros(1, np.int64), np.float32([0.5]))], 1)
     assert sums.tolist() == [[0.5]]

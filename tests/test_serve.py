@@ -17,7 +17,7 @@ from penstock.io.flight.messages import decoded
 FRAMES = [frame(n) for n in range(12)]
 
 
-def test_what_is_put_ends_as_a_replay_of_it():
+def test_a_put_gives_the_state_of_a_replay():
     with service_of() as service, client_of(service) as client:
         ack = client.put(FRAMES, "w0")
         assert (ack.position, ack.durable, ack.step) == (12, False, 12)
@@ -50,7 +50,7 @@ def test_a_stream_with_steps_is_cut_where_they_change():
         assert service.engine.state_hash() == replayed(steps).state_hash()
 
 
-def test_the_end_of_a_frame_can_be_said():
+def test_penstock_end_in_metadata_ends_a_frame():
     with service_of() as service:
         client = flight.connect(service.address.uri)
         first = frame(0, step=0)
@@ -65,7 +65,7 @@ def test_the_end_of_a_frame_can_be_said():
         client.close()
 
 
-def test_acknowledgements_come_after_the_commit(tmp_path):
+def test_acknowledgements_follow_the_commit(tmp_path):
     with service_of(folder=tmp_path / "c", every=5) as service, client_of(service) as client:
         producer = client.producer("w0")
         for each in FRAMES[:4]:
@@ -87,7 +87,7 @@ def test_waiting_for_the_last_acknowledgement_commits(tmp_path):
     assert restored.session.positions.producers == {"w0": 12}
 
 
-def test_a_service_made_anew_from_its_checkpoint_goes_on(tmp_path):
+def test_a_service_restarted_from_its_checkpoint_continues(tmp_path):
     with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
         client.put(FRAMES[:7], "w0")
     again = ps.Engine.restore(tmp_path / "c")
@@ -170,7 +170,7 @@ def test_bad_rows_can_be_dropped_and_are_counted():
         assert client.status()["dropped"] == {"id_out_of_range": 1}
 
 
-def test_stale_frames_count_as_taken():
+def test_stale_frames_advance_the_position():
     with service_of() as service, client_of(service) as client:
         client.put([frame(0, step=0), frame(1, step=0), frame(2, step=1)], "w0")
         status = client.status()

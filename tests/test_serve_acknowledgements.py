@@ -57,7 +57,7 @@ def test_the_acknowledgement_of_a_plain_flight_client_has_every_count():
         assert (ack["position"], ack["applied"], ack["pending"], ack["step"]) == (4, 2, 1, 1)
 
 
-def test_without_a_name_the_stream_is_counted():
+def test_frames_of_a_stream_without_a_contributor_are_counted():
     with service_of() as service:
         ack = put(service, [FRAMES[0], FRAMES[1], FRAMES[0]])
         assert (ack["position"], ack["applied"], ack["stale"]) == (3, 2, 1)
@@ -134,7 +134,7 @@ def test_counts_begin_anew_with_another_stream(tmp_path):
         assert put(service, FRAMES[5:], contributor="w0", first=6)["applied"] == 1
 
 
-def test_the_name_of_a_stream_is_checked():
+def test_names_of_streams_that_are_no_text_are_refused():
     problem = "stream: expected a name of 1 to 256 bytes, got '7'"
     with service_of() as service, pytest.raises(flight.FlightServerError, match=problem):
         put(service, FRAMES, contributor="w0", first=1, stream=7)

@@ -53,7 +53,7 @@ def limited(most, *words):
     return ["bash", "-c", f'ulimit -n {most}; exec "$@"', "bash", *map(str, words)]
 
 
-def test_more_connections_than_descriptors_keep_nobody_out_and_no_commit_back(tmp_path, strangers, many_descriptors):
+def test_more_connections_than_descriptors_block_neither_clients_nor_commits(tmp_path, strangers, many_descriptors):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--checkpoint", tmp_path / "c", "--every", "1"]
     with Process(tmp_path / "c.pbtxt", *words, under=limited(1024)) as service:
@@ -144,14 +144,14 @@ for n in range(3):
 
 
 @pytest.mark.parametrize(("held", "code"), [(4, 0), (0, 1)])
-def test_a_file_is_written_with_descriptors_of_the_reserve(tmp_path, held, code):
+def test_reserved_descriptors_let_a_file_be_written_when_others_run_out(tmp_path, held, code):
     command = limited(64, sys.executable, "-c", OUT_OF_DESCRIPTORS, tmp_path, held)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("Too many open files\n", code), done.stderr
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == ([b"whole"] * 3 if held else [])
 
 
-def test_callers_that_do_not_leave_are_cut_off():
+def test_open_calls_are_cancelled_after_the_grace_period():
     with service_of(grace_s=0) as service, client_of(service) as client:  # which says whether they could be
         client.put(FRAMES[:1], "w0")
         raw = flight.connect(service.address.uri)
@@ -165,7 +165,7 @@ def test_callers_that_do_not_leave_are_cut_off():
     raw.close()
 
 
-def test_what_is_to_be_written_at_the_end_waits_for_no_caller(tmp_path, strangers):
+def test_final_writes_do_not_wait_for_open_calls(tmp_path, strangers):
     config_of().save(tmp_path / "c.pbtxt")
     words = ["--out", tmp_path / "out", "--checkpoint", tmp_path / "c", "--grace", "600", "--json"]
     with Process(tmp_path / "c.pbtxt", *words) as service, connect(service.uri, patience_s=HANG_S) as client:

@@ -94,7 +94,7 @@ def test_batches_of_a_table_may_have_dictionaries_of_their_own():
         ([pa.chunked_array([[1, 2]])], "expected a frame: a record batch or table with rows"),
     ],
 )
-def test_what_is_no_frame_is_refused_in_one_line(wrong, problem):
+def test_frames_of_other_types_are_refused(wrong, problem):
     with service_of() as service, client_of(service) as client:
         with pytest.raises(ps.InputError) as error:
             client.put(wrong, "w0")
@@ -108,7 +108,7 @@ class Lazy:
 
 
 @pytest.mark.parametrize(("wrong", "got"), [(7, "int"), (Lazy(), "Lazy; collect() it first")])
-def test_what_is_neither_frames_nor_a_table_is_refused_in_one_line(wrong, got):
+def test_put_arguments_of_other_types_are_refused(wrong, got):
     with service_of() as service, client_of(service) as client:
         with pytest.raises(ps.UsageError) as error:
             client.put(wrong, "w0")

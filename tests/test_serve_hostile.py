@@ -2,15 +2,14 @@
 
 import itertools
 import signal
-import subprocess
 import threading
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import HANG_S, until
-from services import Process, client_of, config_of, frame, in_thread, replayed, service_of
+from limits import HANG_S, in_thread, until
+from services import Process, client_of, config_of, frame, replayed, self_signed, service_of
 
 import penstock as ps
 from penstock.cli.main import main
@@ -43,7 +42,7 @@ def test_steps_that_go_backwards_are_stale_as_in_a_replay():
         assert service.engine.state_hash() == replayed(frames).state_hash()
 
 
-def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
+def test_two_producers_of_one_name_apply_every_frame_once():
     with service_of() as service:
         start = threading.Barrier(2)
 
@@ -61,7 +60,7 @@ def test_two_that_send_under_one_name_at_once_apply_every_frame_once():
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
-def test_what_fails_after_a_frame_is_in_does_not_let_it_in_again(monkeypatch):
+def test_an_error_after_a_frame_is_applied_does_not_apply_it_again(monkeypatch):
     """The client sends again what it heard nothing of: a frame in the tables must be one that is counted."""
     with service_of() as service, client_of(service) as client:
         watch, failures = service.engine.watch, [MemoryError("no room to look closer")]
@@ -140,12 +139,12 @@ def test_ten_million_ids_are_refused_before_they_are_read():
 
 
 @pytest.mark.parametrize("since", [10**30, -(10**30), 1 << 63])
-def test_deltas_from_beyond_all_numbers_are_refused(since):
+def test_deltas_since_steps_out_of_range_are_refused(since):
     with service_of() as service, client_of(service) as client, pytest.raises(ps.DeltasGoneError):
         list(client.deltas(since))
 
 
-def test_brackets_in_brackets_are_no_json():
+def test_deeply_nested_json_is_refused():
     deep = b'{"deltas":' + b"[" * 100_000
     with service_of() as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
@@ -160,7 +159,7 @@ def test_brackets_in_brackets_are_no_json():
         raw.close()
 
 
-def test_a_service_that_ends_lets_go_of_a_producer_that_waits_to_send():
+def test_a_service_that_ends_releases_a_producer_that_waits_to_send():
     large = [frame(n, 12_000) for n in range(40)]
     serving = service_of()
     service = serving.__enter__()  # which this test ends
@@ -220,7 +219,7 @@ def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tm
     assert restored.state_hash() == replayed([frame(n) for n in range(applied)]).state_hash()
 
 
-def test_a_port_that_another_service_has_is_said_in_one_line(config):
+def test_a_port_in_use_is_exit_6_and_one_line(config):
     with Process(config) as first, Process(config, "--listen", first.uri) as second:
         code, _, err = second.wait()
         assert (code, err.count("\n")) == (6, 1), err
@@ -228,17 +227,11 @@ def test_a_port_that_another_service_has_is_said_in_one_line(config):
 
 
 @pytest.mark.parametrize("broken", ["noise", "the key of another", "only a key"])
-def test_certificates_that_are_none_are_said_before_it_begins(broken, tmp_path, config, capsys):
-    def made(name):
-        new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-        files = [tmp_path / f"{name}.key", tmp_path / f"{name}.cert"]
-        subprocess.run([*new, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
-        return files
-
-    try:
-        (key, cert), (other, _) = made("a"), made("b")
-    except FileNotFoundError:
-        pytest.skip("needs openssl to make a certificate")
+def test_invalid_certificates_are_exit_2_before_the_service_starts(broken, tmp_path, config, capsys):
+    for folder in (tmp_path / "one", tmp_path / "another"):
+        folder.mkdir()
+        self_signed(folder)
+    cert, key, other = (tmp_path / name for name in ("one/cert.pem", "one/key.pem", "another/key.pem"))
     if broken == "noise":
         cert.write_text("nothing")
     cert, key = {"the key of another": (cert, other), "only a key": (key, key)}.get(broken, (cert, key))

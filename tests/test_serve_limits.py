@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import HANG_S, until
-from services import client_of, config_of, frame, in_thread, refused, replayed, self_signed, service_of
+from limits import HANG_S, in_thread, until
+from services import client_of, config_of, frame, refused, replayed, self_signed, service_of
 
 import penstock as ps
 from penstock.cli.main import main
@@ -32,7 +32,7 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         assert service.admission.num_refused >= 3
 
 
-def test_a_token_may_stand_in_the_environment(monkeypatch):
+def test_the_token_is_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "s3cret")
     with service_of(tokens=(b"s3cret",)) as service, client_of(service) as client:
         assert client.put(FRAMES, "w0").position == 6
@@ -56,7 +56,7 @@ def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
                 client.status()
 
 
-def test_beyond_this_machine_nothing_is_open_unless_it_is_said():
+def test_addresses_beyond_loopback_need_tls_and_a_token():
     outside = Address("0.0.0.0", 1, False)
     with pytest.raises(ps.UsageError, match=r"it lacks encryption .* and a token \(--token-file\)"):
         check_protected(outside, False, insecure=False)
@@ -87,7 +87,7 @@ def test_a_message_that_is_too_large_is_refused():
             client.put([frame(1, rows=1000)], "w0")
         client.put(FRAMES[1:], "w0")
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
 
 
 def test_a_frame_without_end_is_refused_when_it_is_too_long():
@@ -100,7 +100,7 @@ def test_a_frame_without_end_is_refused_when_it_is_too_long():
         refused(writer, reader, flight.FlightServerError, "a frame of more than 100 rows")
         client.close()
         until(lambda: service.admission.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
         assert service.engine.global_step == 0
 
 
@@ -112,7 +112,7 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for n, client in enumerate(clients[:2]):
             writers.append(client.do_put(PutRequest(contributor=f"w{n}").descriptor(), part.schema))
             writers[n][0].write_batch(part)
-            until(lambda: service.producers.rows.num_taken == 20 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.budget.num_rows == 20 * (n + 1))  # noqa: B023
         writer, reader = clients[2].do_put(PutRequest(contributor="w2").descriptor(), part.schema)
         writer.write_batch(part)
         refused(writer, reader, flight.FlightUnavailableError, "40 rows wait in unfinished frames of all producers")
@@ -121,10 +121,10 @@ def test_unfinished_frames_of_all_producers_are_bounded_together():
         for client in clients:
             client.close()
         until(lambda: service.admission.num_calls == 0)
-        assert service.producers.rows.num_taken == 0
+        assert service.producers.budget.num_rows == 0
 
 
-def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
+def test_a_hundred_clients_at_once_are_served_or_retry():
     """Eight at a time: the others try again until they get in, and every frame is applied once."""
     with service_of(limits=Limits(calls=8)) as service:
 
@@ -138,7 +138,7 @@ def test_a_hundred_clients_at_once_are_served_or_told_to_wait():
         until(lambda: service.admission.num_calls == 0)
 
 
-def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
+def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     rows, wide = 4000, 64
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, wide, name="user", optimizer=ps.SGD(0.1))])
     gradient = pa.FixedSizeListArray.from_arrays(np.ones(rows * wide, np.float32), wide)
@@ -154,7 +154,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_keeps_nobody_waiting():
         raw.close()
 
 
-def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
+def test_a_producer_that_reads_no_acknowledgements_does_not_block_others():
     with service_of() as service, client_of(service) as client:
         deaf = flight.connect(service.address.uri)
         writer, reader = deaf.do_put(PutRequest(contributor="deaf").descriptor(), FRAMES[0].schema)
@@ -167,7 +167,7 @@ def test_a_producer_that_does_not_hear_keeps_nobody_waiting():
         deaf.close()
 
 
-def test_positions_are_kept_for_so_many_producers():
+def test_a_producer_beyond_the_limit_is_refused():
     with service_of(limits=Limits(producers=2)) as service, client_of(service) as client:
         for name in ("a", "b", "a"):
             client.put(FRAMES[:1], name)
@@ -175,7 +175,7 @@ def test_positions_are_kept_for_so_many_producers():
             client.put(FRAMES[:1], "c")
 
 
-def test_a_name_that_never_sends_takes_no_place(tmp_path):
+def test_producers_that_send_nothing_do_not_count_toward_the_limit(tmp_path):
     with service_of(limits=Limits(producers=2), folder=tmp_path / "c") as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
         for n in range(5):
@@ -195,7 +195,7 @@ def push(writer):
     writer.close()
 
 
-def test_of_names_that_open_at_once_those_that_send_first_are_kept():
+def test_producers_that_send_first_are_kept_within_the_limit():
     with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
         a = one.producer("a")
         writer, _ = two.connection.opened()[0].do_put(
@@ -221,7 +221,7 @@ def test_of_names_that_open_at_once_those_that_send_first_are_kept():
         (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
     ],
 )
-def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
+def test_invalid_tickets_are_refused_in_one_line(ticket, said):
     with service_of() as service:
         client = flight.connect(service.address.uri)
         with pytest.raises(flight.FlightServerError, match=said) as error:
@@ -243,7 +243,7 @@ def test_a_ticket_that_says_nothing_is_answered_in_one_line(ticket, said):
         flight.FlightDescriptor.for_path("gradients", "x" * 257),
     ],
 )
-def test_a_descriptor_that_says_nothing_is_answered_in_one_line(descriptor):
+def test_invalid_descriptors_are_refused(descriptor):
     with service_of() as service:
         client = flight.connect(service.address.uri)
         refused(*client.do_put(descriptor, FRAMES[0].schema), flight.FlightServerError, None)

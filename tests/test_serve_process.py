@@ -133,7 +133,7 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(tmp_p
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
 
 
-def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, frames):
+def test_a_drained_service_writes_its_tables_and_a_report(tmp_path, config, frames):
     with Process(config, "--out", tmp_path / "out") as service:
         with connect(service.uri) as client:
             client.put(frames[:5], "w0")
@@ -147,7 +147,7 @@ def test_drained_it_writes_its_tables_and_says_what_it_did(tmp_path, config, fra
     np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
 
 
-def test_its_last_words_count_stale_frames(config):
+def test_the_final_report_of_a_service_counts_stale_frames(config):
     with Process(config) as service:
         with connect(service.uri) as client:
             client.put([frame(0, step=0)], "w0")
@@ -158,7 +158,7 @@ def test_its_last_words_count_stale_frames(config):
     assert "frames    3: 60 rows, 1 step, 2 stale\n" in out
 
 
-def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
+def test_a_drained_service_ends_although_calls_are_open(config, frames):
     with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
         client.put(frames[:2], "w0")
         raw, _ = client.connection.opened()
@@ -184,12 +184,12 @@ def test_callers_that_do_not_leave_do_not_keep_it(config, frames):
         (["--max-calls", "0"], "expected at least 1"),
     ],
 )
-def test_what_makes_no_service_is_said_before_it_begins(config, words, said, capsys):
+def test_wrong_flags_of_serve_are_exit_2_before_it_starts(config, words, said, capsys):
     assert main(["serve", str(config), *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_said(config, capsys):
+def test_a_port_in_use_is_exit_6(config, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -37,7 +37,7 @@ def resident(process):
     return int(line.split()[1]) << 10
 
 
-def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
+def test_a_queued_row_does_not_retain_its_whole_message(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
     rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(40)]
     with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
@@ -58,7 +58,7 @@ def test_a_row_that_waits_does_not_keep_its_message(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fixed", "lists", "dictionary", "bad row"])
-def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
+def test_copied_rows_give_the_same_state(monkeypatch, kind):
     monkeypatch.setattr(limits, "WORTH_COPYING", 0)
     tables = ("user", "item") if kind == "dictionary" else ("user",)
     names = pa.DictionaryArray.from_arrays(np.arange(20, dtype=np.int32) % 2, pa.array(tables * 2)[:2])
@@ -78,34 +78,34 @@ def test_rows_in_memory_of_their_own_are_the_same(monkeypatch, kind):
     with service_of(ps.Engine(config_of(tables)), on_bad_row="drop") as service:
         raw = flight.connect(service.address.uri)
         writer, _ = begin(raw, frames)
-        until(lambda: service.producers.rows.num_taken == 60)  # those of the last step
-        assert service.producers.held.num_taken < 60_000
+        until(lambda: service.producers.budget.num_rows == 60)  # those of the last step
+        assert service.producers.budget.num_bytes < 60_000
         writer.close()
         raw.close()
         until(lambda: service.sequencer.streams.position("w0") == 4)
         engine = ps.Engine(config_of(tables))
         engine.run(iter(each.drop_columns(["unread"]) for each in frames), on_bad_row="drop")
         assert service.engine.state_hash() == engine.state_hash()
-        assert service.producers.held.num_taken == 0
+        assert service.producers.budget.num_bytes == 0
 
 
-def test_a_frame_that_keeps_too_much_is_refused():
+def test_a_frame_larger_than_the_queued_memory_is_refused():
     with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
         writer, reader = begin(raw, [frame(n, rows=5000, step=0) for n in range(15)])
         refused(writer, reader, flight.FlightServerError, "a frame of more than 1,048,576 bytes.*--queued-memory")
         until(lambda: service.admission.num_calls == 0)
-        assert (service.producers.held.num_taken, service.producers.rows.num_taken) == (0, 0)
+        assert (service.producers.budget.num_bytes, service.producers.budget.num_rows) == (0, 0)
         assert service.engine.global_step == 0
 
 
-def test_what_frames_of_all_producers_keep_is_bounded_together():
+def test_queued_bytes_of_all_producers_are_bounded_together():
     part = [frame(0, rows=3000, step=0)]
     with service_of(limits=Limits(queued_bytes=MB // 4)) as service:
         clients = [flight.connect(service.address.uri) for _ in range(3)]
         writers = []
         for n in range(2):
             writers.append(begin(clients[n], part, f"w{n}"))
-            until(lambda: service.producers.rows.num_taken == 3000 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.budget.num_rows == 3000 * (n + 1))  # noqa: B023
         writer, reader = begin(clients[2], part, "w2")
         refused(writer, reader, flight.FlightUnavailableError, "bytes wait in unfinished frames of all producers")
         for writer, _ in writers:
@@ -113,16 +113,16 @@ def test_what_frames_of_all_producers_keep_is_bounded_together():
         for client in clients:
             client.close()
         until(lambda: service.admission.num_calls == 0)
-        assert (service.producers.held.num_taken, service.sequencer.counters.frames) == (0, 2)
+        assert (service.producers.budget.num_bytes, service.sequencer.counters.frames) == (0, 2)
 
 
-def test_metadata_next_to_a_batch_counts_as_kept():
+def test_metadata_of_a_batch_counts_as_queued_bytes():
     """It lies in the same message."""
     batch = frame(0, step=0)
     with service_of() as service, flight.connect(service.address.uri) as raw:
         writer, _ = raw.do_put(PutRequest(contributor="w0").descriptor(), batch.schema)
         for _ in range(4):
             writer.write_with_metadata(batch, b"x" * (1 << 15))
-        until(lambda: service.producers.rows.num_taken == 80)
-        assert service.producers.held.num_taken > 4 << 15
+        until(lambda: service.producers.budget.num_rows == 80)
+        assert service.producers.budget.num_bytes > 4 << 15
         writer.close()

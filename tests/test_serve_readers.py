@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from limits import HANG_S, until
-from services import DIM, VOCABULARY, Process, client_of, config_of, frame, in_thread, replayed, service_of
+from limits import HANG_S, in_thread, until
+from services import DIM, VOCABULARY, Process, client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
@@ -40,7 +40,7 @@ def test_a_table_and_rows_are_those_of_the_engine():
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_table_read_while_steps_go_on_is_of_one_step(durable, tmp_path, monkeypatch):
+def test_a_table_read_during_steps_is_of_one_step(durable, tmp_path, monkeypatch):
     monkeypatch.setattr(subscriptions, "BLOCK_BYTES", 40 * 4 * DIM)
     saving = {"folder": tmp_path / "c", "every": 2} if durable else {}
     with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
@@ -73,7 +73,7 @@ def test_deltas_lead_from_any_step_to_now():
         assert [d.step for d in client.deltas(9)] == [10, 11, 12]
 
 
-def test_changes_that_nobody_follows_are_one_delta_when_somebody_asks():
+def test_changes_without_a_follower_are_one_delta_on_request():
     with service_of() as service, client_of(service) as client:
         start = client.table("user")
         client.put(FRAMES, "w0")
@@ -106,7 +106,7 @@ def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
-def test_a_reader_follows_while_frames_come():
+def test_a_reader_follows_while_frames_arrive():
     with service_of() as service, client_of(service) as pushing, client_of(service) as client:
         start = client.table("user")
         rows = start.rows.copy()
@@ -161,7 +161,7 @@ def test_exchange_answers_gradients_with_deltas():
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
-def test_an_exchange_is_asked_for_as_one():
+def test_an_exchange_with_a_descriptor_of_gradients_is_refused():
     with service_of() as service:
         client = flight.connect(service.address.uri)
         writer, reader = client.do_exchange(PutRequest(contributor="w0", first=1).descriptor())
@@ -257,7 +257,7 @@ class Empty(flight.FlightServerBase):
         return flight.RecordBatchStream(pa.table({"row": pa.array([], pa.list_(pa.float32(), DIM))}))
 
 
-def test_rows_that_do_not_come_are_missed_in_one_line():
+def test_an_empty_answer_for_rows_is_an_error_of_one_line():
     server = Empty("grpc://127.0.0.1:0")
     client = connect(f"grpc://127.0.0.1:{server.port}", patience_s=0.1)
     with pytest.raises(ps.ServiceError, match="rows of table 'user' were asked for, and none came"):

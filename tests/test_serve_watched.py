@@ -35,7 +35,7 @@ def fetched(url):
         return answer.read().decode()
 
 
-def test_metrics_and_page_show_what_came_in_and_what_was_refused(serving):
+def test_metrics_and_page_count_accepted_and_refused_frames(serving):
     uri, page, metrics, folder = serving
     bad = pa.record_batch({"id": [VOCABULARY], "gradient": frame(0).column("gradient").slice(0, 1)})
     with connect(uri) as client:

@@ -168,7 +168,7 @@ def test_a_directory_without_files_and_a_path_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "nothing://here", "file://host/x", "s3:///", "\udcff"], ids=repr)
-def test_names_that_name_nothing(name):
+def test_unknown_schemes_and_missing_paths_are_input_errors(name):
     until_error(name)
 
 

@@ -30,7 +30,7 @@ class Producer:
         return self._reader.__arrow_c_stream__(requested_schema)
 
 
-def test_objects_in_memory():
+def test_arrow_objects_in_memory_are_sources():
     for source in (
         TABLE,
         TABLE.to_reader(),
@@ -55,7 +55,7 @@ def dataset(tmp_path):
     return pyarrow.dataset.dataset(tmp_path)
 
 
-def test_datasets_and_scanners(dataset):
+def test_datasets_and_scanners_are_sources(dataset):
     for _ in range(2):  # a dataset may be read again
         assert frames_of(dataset) == FRAMES
     assert frames_of(dataset.scanner()) == FRAMES
@@ -64,7 +64,7 @@ def test_datasets_and_scanners(dataset):
     assert frames_of([dataset, TABLE]) == FRAMES * 2
 
 
-def test_batches_of_a_dataset_mean_nothing(dataset):
+def test_batches_of_a_dataset_are_no_frames(dataset):
     plain = dataset.scanner(columns=["id", "gradient"])
     frames, text = until_error(plain)
     assert frames == []
@@ -154,7 +154,7 @@ def test_no_batches_at_all_are_no_frames():
 
 
 @pytest.mark.parametrize("thing", [None, 7, b"bytes", {"id": []}, object()], ids=lambda t: type(t).__name__)
-def test_what_is_no_source_is_refused(thing):
+def test_arguments_that_are_no_source_are_refused(thing):
     with pytest.raises(InputError, match=f"expected a path, '-', a URI, .* got {type(thing).__name__}"):
         open_source(thing)
 
@@ -267,7 +267,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_neither_arrow_nor_parquet_is_told(tmp_path, what):
+def test_a_file_that_is_neither_arrow_nor_parquet_is_refused(tmp_path, what):
     content, message = OTHERS[what]
     path = tmp_path / "x"
     path.write_bytes(content)

@@ -12,7 +12,7 @@ from tensorflow_stacker import StackTable, stack_tables
 from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import Layout
+from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import Stack, stacked
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
@@ -65,7 +65,7 @@ def trained(engine, steps=range(4), sizes=SIZES):
 
 
 def together(engine):
-    return [list(group.tables) for group in engine.core.tables._together]
+    return [[layout.name for layout in group.layouts] for group in engine.core.tables._groups]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def dispatches(monkeypatch):
 def groups(tables, lanes=1, monkeypatch=None):
     """tables : (dim, rule, other)"""
     layouts = [Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes) for n, (dim, rule, _) in enumerate(tables)]
-    return stacked([(layout, rule, other) for layout, (_, rule, other) in zip(layouts, tables, strict=True)])
+    return stacked([TableDefinition(at, rule, (), other) for at, (_, rule, other) in zip(layouts, tables, strict=True)])
 
 
 def test_rows_that_lie_by_themselves_share_arrays_by_dim_and_lines_by_width():
@@ -118,7 +118,7 @@ def test_a_table_of_16_bits_and_one_whose_every_row_moves_are_alone():
     sweeping = UpdateRule("adam", 2, non_lazy=True)
     assert groups([(8, sweeping, None)] * 2, lanes=128) == [[0], [1]]
     halves = Layout("t", 100, 8, 1, 2, False, 1, True)
-    assert stacked([(halves, ADAGRAD, None)] * 2) == [[0], [1]]
+    assert stacked([TableDefinition(halves, ADAGRAD, (0.5,))] * 2) == [[0], [1]]
 
 
 def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
@@ -132,7 +132,7 @@ def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
 @settings(deadline=None)
 def test_without_limits_the_stacks_are_tensorflows(tables):
     theirs = stack_tables([StackTable(f"{n}", h, w, g, 1) for n, (h, w, g) in enumerate(tables)], 2, 1, shard_limit=0)
-    ours = stacked([(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, g) for h, w, g in tables])
+    ours = stacked([TableDefinition(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, (), g) for h, w, g in tables])
     stacks_of = {layout.stacked_table_name: [] for layout in theirs}
     for layout in theirs:
         stacks_of[layout.stacked_table_name].append(int(layout.table_name))
@@ -155,6 +155,31 @@ def test_an_engine_stacks_by_optimizer_and_by_whose_learning_rate_counts(monkeyp
     monkeypatch.setenv("PENSTOCK_STACKS", "of")
     with pytest.raises(ConfigError, match="PENSTOCK_STACKS: expected one of on, off, got 'of'"):
         Engine(config_of())
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=3),
+    devices=st.sampled_from([1, 2, 3, 8]),
+    mod=st.booleans(),
+    lanes=st.sampled_from([1, 128]),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None)
+def test_rows_to_read_are_distributed_to_their_devices_and_padded_with_rows_of_no_table(
+    sizes, devices, mod, lanes, seed
+):
+    layouts = [Layout(f"t{n}", rows, 8, 1, devices, mod, lanes) for n, rows in enumerate(sizes)]
+    stack, rng = Stack.of(layouts, ADAGRAD), np.random.default_rng(seed)
+    for member, (layout, first_line) in enumerate(zip(layouts, stack.first_lines, strict=False)):
+        ids = rng.permutation(layout.vocabulary_size)[: rng.integers(1, layout.vocabulary_size + 1)]
+        ((some, padded, cells),) = stack.locate(member, ids)
+        owners, rows = layout.place(ids)
+        assert some == slice(0, len(ids))
+        assert (cells // padded.shape[1]).tolist() == owners.tolist()
+        assert (padded.reshape(-1)[cells] - first_line * layout.line.group).tolist() == rows.tolist()
+        beyond = np.delete(padded.reshape(-1), cells)
+        assert (beyond >= stack.lines_per_device * layout.line.group).all()
+        assert all(len(set(of_device)) == padded.shape[1] for of_device in padded.tolist())
 
 
 # ---- one dispatch
@@ -196,7 +221,7 @@ def test_a_device_that_fails_names_the_tables_and_the_step(mesh_of, monkeypatch)
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr(engine.core.tables._together[0]._among.programs, "at", lambda *_: fail)
+    monkeypatch.setattr(engine.core.tables._groups[0].programs, "at", lambda *_: fail)
     both = {f"t{n}": (np.arange(3), np.ones((3, 8), np.float32)) for n in range(2)}
     engine.apply(both)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^tables 't0', 't1', step 1: RESOURCE_EXHAUSTED"):
@@ -253,7 +278,7 @@ def test_any_tables_hold_the_same_rows_stacked_or_not(
     assert engines[0].state_hash() == engines[1].state_hash()
 
 
-def test_what_is_done_to_one_table_leaves_the_others_of_its_stack(mesh_of):
+def test_updating_one_table_leaves_the_others_of_its_stack(mesh_of):
     engine = Engine(config_of(), mesh_of(3))
     before = {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
     rows = np.full((90, 8), 7, np.float32)

@@ -1,26 +1,20 @@
 """Engine.stage: gradients in, the rows that change out."""
 
 import gc
-import itertools
 import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import DIM, LOG, ROWS, batch, config_of, engine_of
-from deltas import WHOLE, bytes_of, equal, example, follow, follower_of, numbers, tables_of
+from checkpoints import LOG, ROWS, batch, config_of, engine_of
+from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_of
 from ipc import write
 
 import penstock as ps
 from penstock.config import optimizers as o
 
 LAZY = [o.SGD(0.1), o.Adagrad(0.1), o.FTRL(0.1), o.Adam(0.1), o.Momentum(0.1)]
-
-
-def hot(engine, ids, value=1.0):
-    """One frame for the table ``user``."""
-    return engine.apply({"user": (np.array(ids), np.full((len(ids), DIM), value, np.float32))})
 
 
 def counted(batches):
@@ -44,7 +38,7 @@ def open_files():
 # ---- what comes out
 
 
-def test_the_schema_is_the_contracts_and_says_more_on_request():
+def test_options_extend_the_schema_of_deltas():
     engine = engine_of()
     assert engine.stage(LOG).schema.names == ["table", "step", "id", "row"]
     schema = engine.stage(LOG, op=True, **WHOLE).schema
@@ -74,7 +68,7 @@ def test_a_delta_holds_the_rows_that_a_step_touched_as_lookup_gives_them():
                 assert slots == engine.retrieve_parameters(name)["accumulators"][ids].tolist()
 
 
-def test_tables_come_in_the_configurations_order_and_ids_ascend():
+def test_deltas_have_tables_in_configuration_order_and_ascending_ids():
     for delta in engine_of().stage(LOG):
         names, ids = delta["table"].to_pylist(), delta["id"].to_numpy()
         assert names == sorted(names, key=["user", "item"].index)
@@ -102,7 +96,7 @@ def test_a_step_of_an_optimizer_that_leaves_no_row_alone_is_the_whole_table():
     assert delta["id"].to_numpy()[users].tolist() == list(range(ROWS))
 
 
-def test_tables_that_are_not_accumulated_are_told_of_each_row_once():
+def test_deltas_of_tables_without_accumulation_hold_each_row_once():
     engine = engine_of(config_of(accumulate=False))
     assert equal(follow(follower_of(engine), engine.stage(LOG, **WHOLE)).tables, tables_of(engine))
 
@@ -149,7 +143,7 @@ def test_batches_are_no_larger_than_64_thousand_rows_or_16_megabytes():
 # ---- intervals
 
 
-def test_coalesced_per_steps_a_row_comes_once_with_its_last_value():
+def test_deltas_per_steps_hold_each_row_once_with_its_last_value():
     engine, every = engine_of(), engine_of()
     follower = follower_of(engine)
     deltas = list(engine.stage(LOG, per_steps=5, **WHOLE))
@@ -169,7 +163,7 @@ def test_coalesced_per_rows_and_per_seconds():
     assert len(list(engine_of().stage(LOG, per_seconds=0))) == 12
 
 
-def test_what_the_gate_holds_comes_with_the_flush():
+def test_accumulated_frames_are_in_a_delta_after_a_flush():
     engine = engine_of(num_required=24)
     deltas = list(engine.stage(LOG, flush=True, **WHOLE))
     assert numbers(deltas) == [(1, 0), (2, 1)]
@@ -237,7 +231,7 @@ def test_other_arrow_libraries_take_it_through_the_stream_protocol():
     assert engine.global_step == 12
 
 
-def test_bad_input_comes_after_the_deltas_of_the_frames_before_it():
+def test_bad_input_is_raised_after_the_deltas_of_the_frames_before_it():
     bad = pa.record_batch({**{n: LOG[3][n] for n in LOG[3].schema.names}, "id": pa.array([-1] * LOG[3].num_rows)})
     for options in ({}, {"per_steps": 100}):
         reader = engine_of(num_required=1).stage([LOG[0], LOG[1], bad], **WHOLE, **options)
@@ -247,7 +241,7 @@ def test_bad_input_comes_after_the_deltas_of_the_frames_before_it():
             list(reader)
 
 
-def test_wrong_arguments_are_told_at_the_call():
+def test_wrong_arguments_of_stage_are_refused_at_the_call():
     engine = engine_of()
     for wrong, says in (
         ({"slots": ["momenta"]}, r"no table has a slot 'momenta' \(there are: accumulators\)"),
@@ -286,105 +280,3 @@ def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, says):
     assert isinstance(error.value, TypeError)  # as for any function of Python
     assert "__init__" not in str(error.value)
     assert engine.global_step == 0
-
-
-# ---- others change tables too
-
-
-def test_steps_of_others_between_two_pulls_come_with_the_next_delta():
-    engine = engine_of(num_required=1)
-    follower, reader = follower_of(engine), engine.stage([batch(0), batch(3)], **WHOLE)
-    first = reader.read_next_batch()
-    hot(engine, [7, 9])
-    hot(engine, [9, 11])
-    deltas = [first, *reader]
-    assert numbers(deltas) == [(1, 0), (4, 1)]
-    assert {7, 9, 11} <= set(deltas[1]["id"].to_pylist())
-    assert equal(follow(follower, deltas).tables, tables_of(engine))
-
-
-def test_a_delta_is_of_one_moment_though_others_step_between_its_batches(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
-    engine, alone = engine_of(num_required=1), engine_of(num_required=1)
-    wanted = bytes_of(alone.stage([batch(0)], **WHOLE))
-    reader = engine.stage([batch(0)], **WHOLE)
-    deltas = [reader.read_next_batch()]
-    hot(engine, range(ROWS))
-    deltas += itertools.islice(reader, len(wanted) - 1)
-    assert bytes_of(deltas) == wanted
-    follower = follow(follower_of(engine_of(num_required=1)), [*deltas, *reader])
-    assert equal(follower.tables, tables_of(engine))
-
-
-@pytest.mark.parametrize("load", ["load_parameters", "read_tables"])
-def test_loaded_rows_come_with_the_next_delta_or_at_the_end(load, tmp_path):
-    def change(engine):
-        if load == "read_tables":
-            engine.read_tables(tmp_path)
-        else:
-            engine.load_parameters("user", np.ones((2, DIM)), ids=[3, 4], accumulators=np.ones((2, DIM)))
-
-    engine_of(seed=5).write_tables(tmp_path)
-    engine = engine_of(num_required=1)
-    follower, reader = follower_of(engine), engine.stage([batch(0), batch(1)], **WHOLE)
-    deltas = [reader.read_next_batch()]
-    change(engine)
-    deltas.append(reader.read_next_batch())
-    change(engine)
-    deltas += reader
-    assert numbers(deltas) == [(1, 0), (2, 1), (2, 2)]
-    assert equal(follow(follower, deltas).tables, tables_of(engine))
-
-
-# ---- missing, repeated, cut, damaged
-
-
-def staged(**options):
-    engine = engine_of()
-    return follower_of(engine_of()), list(engine.stage(LOG, **WHOLE, **options)), engine
-
-
-def test_a_missing_delta_is_told_by_its_number():
-    follower, deltas, _ = staged()
-    with pytest.raises(example.BrokenError, match="delta 5 follows on 4, and we are at 3: deltas are missing"):
-        follow(follower, deltas[:3] + deltas[4:])
-
-
-def test_what_a_save_inside_an_interval_leaves_untold_shows_in_the_next_parent(tmp_path):
-    follower, engine = follower_of(engine_of()), engine_of()
-
-    def save(*_):
-        if engine.global_step == 4:
-            engine.save(tmp_path / "c")
-
-    reader = engine.stage(LOG, **WHOLE, per_steps=3, progress=save)
-    follow(follower, [reader.read_next_batch()])
-    reader.read_next_batch()  # nobody has it: it is lost with the engine
-    deltas = list(ps.Engine.restore(tmp_path / "c").stage(LOG, **WHOLE, per_steps=3, resume=True))
-    assert numbers(deltas)[0] == (6, 4)
-    with pytest.raises(example.BrokenError, match="delta 6 follows on 4, and we are at 3: deltas are missing"):
-        follow(follower, deltas)
-
-
-def test_a_repeated_delta_is_known_and_left_out():
-    follower, deltas, engine = staged()
-    follow(follower, deltas[:7] + deltas[4:])
-    assert (follower.num_applied, follower.num_repeated) == (12, 3)
-    assert equal(follower.tables, tables_of(engine))
-
-
-def test_a_damaged_or_cut_delta_is_told(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 16)
-    follower, deltas, _ = staged()
-    rows = deltas[1]["id"].to_numpy().copy()
-    rows[0] += 1
-    damaged = deltas[1].set_column(2, deltas[1].schema.field("id"), pa.array(rows))
-    for batches, says in (
-        ([deltas[0], damaged], "checksum differs"),
-        ([deltas[0], *deltas[2:]], "checksum differs"),
-        (deltas[1:], "checksum differs"),
-        (deltas[:1], "ends inside a delta"),
-    ):
-        with pytest.raises(example.BrokenError, match=says):
-            follow(example.Follower(tables_of(engine_of())), batches)
-    assert follower.num_applied == 0

@@ -6,39 +6,20 @@ import time
 
 import numpy as np
 import pytest
-from checkpoints import DIM, batch, engine_of
-from deltas import WHOLE, equal, follow, follower_of, tables_of
+from checkpoints import batch, engine_of
+from deltas import WHOLE, equal, follow, follower_of, step, tables_of
+from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.deltas import Deltas
 from penstock.io.storage.delta_format import DeltaForm
 
-LIMIT_S = 300  # only a thread that hangs reaches it
 NEVER_STALE = 1 << 40
 
 
 @pytest.fixture(autouse=True)
 def deltas_of_many_batches(monkeypatch):
     monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
-
-
-def step(engine, ids):
-    return engine.apply({"user": (np.array(ids), np.ones((len(ids), DIM), np.float32))})
-
-
-def started(body):
-    """A thread, and the list into which it puts what its body returned or raised."""
-    outcome = []
-
-    def guarded():
-        try:
-            outcome.append(body())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    return thread, outcome
 
 
 def consumer_asks_for(gate, monkeypatch):
@@ -67,16 +48,15 @@ def test_a_delta_is_not_over_while_a_step_reads_its_last_batch(monkeypatch):
     def make_batch_slowly(*arguments):
         if not consumer_waits.is_set():
             reading.set()
-            assert consumer_waits.wait(LIMIT_S)
+            assert consumer_waits.wait(HANG_S)
         return make_batch(*arguments)
 
     monkeypatch.setattr(DeltaForm, "batch", make_batch_slowly)
     consumer_waits.clear()
-    stepping, stepped = started(lambda: step(engine, [7]))
-    assert reading.wait(LIMIT_S)
+    stepped = in_thread(lambda: step(engine, [7]))
+    assert reading.wait(HANG_S)
     deltas += reader
-    stepping.join(LIMIT_S)
-    assert stepped == [True]
+    assert stepped() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
 
 
@@ -95,7 +75,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
             delta = vars(self)["_delta"]
             if threading.current_thread() is not threading.main_thread() and not found.is_set():
                 found.set()
-                assert consumer_waits.wait(LIMIT_S)
+                assert consumer_waits.wait(HANG_S)
             return delta
 
         @_delta.setter
@@ -105,11 +85,10 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     (watcher,) = (observer for observer in engine.core.observers if isinstance(observer, Deltas))
     watcher.__class__ = Watched
     consumer_waits.clear()
-    stepping, stepped = started(lambda: step(engine, [7]))
-    assert found.wait(LIMIT_S)
+    stepped = in_thread(lambda: step(engine, [7]))
+    assert found.wait(HANG_S)
     deltas += reader
-    stepping.join(LIMIT_S)
-    assert stepped == [True]
+    assert stepped() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
 
 
@@ -126,7 +105,7 @@ def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
             step(engine, [7])
         return "over"
 
-    stepping, stepped = started(steps)
+    stepped = in_thread(steps)
     try:
         for delta in deltas:
             follower.take(delta)
@@ -135,9 +114,8 @@ def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
     finally:
         over.set()
         begin.release()
-        stepping.join(LIMIT_S)
+    assert stepped() == "over"
     follower.end()
-    assert stepped == ["over"]
 
 
 # ---- with a checkpoint
@@ -155,7 +133,7 @@ def test_the_last_commit_holds_no_step_that_was_not_handed_out(tmp_path):
     assert ps.Engine.restore(tmp_path).global_step <= last < engine.global_step
 
 
-def test_a_file_of_deltas_goes_on_after_a_run_during_which_a_thread_stepped(tmp_path):
+def test_a_delta_file_continues_after_a_run_with_steps_of_another_thread(tmp_path):
     log = [batch(NEVER_STALE + n, rows=400) for n in range(12)]
     engine, over = engine_of(num_required=1), threading.Event()
     saving = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
@@ -166,12 +144,11 @@ def test_a_file_of_deltas_goes_on_after_a_run_during_which_a_thread_stepped(tmp_
             time.sleep(0.0002)
         return "over"
 
-    stepping, stepped = started(steps)
+    stepped = in_thread(steps)
     try:
         engine.run(iter(log[:6]), **saving)
     finally:
         over.set()
-        stepping.join(LIMIT_S)
-    assert stepped == ["over"]
+    assert stepped() == "over"
     restored = ps.Engine.restore(tmp_path / "run")
     assert restored.run(iter(log), resume=True, **saving).skipped == 6

@@ -122,7 +122,7 @@ def test_uniform_is_not_skewed(tmp_path):
 
 @pytest.mark.parametrize("distribution", ["zipf", "uniform", "dlrm"])
 @pytest.mark.parametrize("tables", [1, 3])
-def test_the_reader_accepts_every_row_under_the_configuration_beside_it(tmp_path, distribution, tables):
+def test_the_reader_accepts_every_row_under_the_written_configuration(tmp_path, distribution, tables):
     written = write(tmp_path / "log.arrows", distribution=distribution, tables=tables)
     got = frames(written)
     assert [f.local_step for f in got] == [0, 1, 2, 3]
@@ -213,11 +213,11 @@ def test_no_rows_make_a_whole_log_without_frames(tmp_path, suffix):
     assert frames(written) == []
 
 
-def test_one_id(tmp_path):
+def test_a_vocabulary_of_one_gives_one_id(tmp_path):
     assert set(columns(write(tmp_path / "log.arrows", vocabulary=1).log)[0]) == {0}
 
 
-def test_a_steep_zipf_has_one_id(tmp_path):
+def test_a_steep_zipf_gives_one_id(tmp_path):
     assert len(set(columns(write(tmp_path / "log.arrows", alpha=500.0).log)[0])) == 1
 
 
@@ -227,6 +227,6 @@ def test_the_largest_vocabulary_does_not_wrap(tmp_path):
     assert 2**30 < ids.max() < 2**31
 
 
-def test_very_wide_rows_come_in_smaller_batches(tmp_path):
+def test_very_wide_rows_are_in_smaller_batches(tmp_path):
     log = write(tmp_path / "log.arrows", rows=600, rows_per_step=600, dim=65_536).log
     assert [b.num_rows for b in pa.ipc.open_stream(pa.memory_map(str(log)))] == [512, 88, 0]

@@ -73,7 +73,7 @@ def test_a_value_out_of_range_is_one_line_and_exit_code_2(tmp_path, penstock, ca
 
 
 @pytest.mark.parametrize("arguments", [["--distribution", "pareto"], ["--rows", "many"], ["--no-such-flag"]])
-def test_what_cannot_be_parsed_is_one_line_and_exit_code_2(tmp_path, penstock, capsys, arguments):
+def test_flags_that_cannot_be_parsed_are_one_line_and_exit_code_2(tmp_path, penstock, capsys, arguments):
     assert penstock(["synth", str(tmp_path / "log.arrows"), *arguments]) == 2
     error = capsys.readouterr().err
     assert arguments[0] in error
@@ -95,7 +95,7 @@ def test_a_name_that_cannot_be_the_log_is_exit_code_2(tmp_path, penstock, capsys
 
 
 @pytest.mark.parametrize("name", ["missing/log.arrows", "."])
-def test_what_cannot_be_written_is_exit_code_6_and_named(tmp_path, penstock, capsys, name):
+def test_an_unwritable_log_is_exit_code_6_and_named(tmp_path, penstock, capsys, name):
     assert penstock(["synth", str(tmp_path / name)]) == 6
     assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / name}: cannot write: ")
 

@@ -24,7 +24,7 @@ def drained(store):
 
 
 @pytest.mark.parametrize("accumulate", [True, False])
-def test_a_store_goes_on_from_its_state_as_if_nothing_had_been(accumulate):
+def test_a_restored_store_continues_with_the_same_sums(accumulate):
     store, other = (TableStore(100, 3, accumulate=accumulate, mean=True) for _ in range(2))
     add(other, [7, 7], 1)  # is dropped
     add(store, [5, 1, 5], 1)
@@ -51,7 +51,7 @@ def test_a_state_is_a_copy():
     assert all((state[key] == before[key]).all() for key in state)
 
 
-def test_what_was_held_before_the_state_was_taken_up_is_not_counted_as_read():
+def test_rows_accumulated_before_a_restore_are_not_counted_as_read():
     store, other = (TableStore(100, 3, accumulate=True, mean=True) for _ in range(2))
     add(store, [5, 1], 1)
     other.set_state(store.get_state())

@@ -55,7 +55,7 @@ def error_of(directory, **options):
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 2), st.data())
 @settings(deadline=None, max_examples=40)
-def test_what_is_written_comes_back_bit_for_bit(tmp_path_factory, dim, counts, num_slots, data):
+def test_written_tables_are_read_back_bit_for_bit(tmp_path_factory, dim, counts, num_slots, data):
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
     blocks = [
         tuple(data.draw(hnp.arrays(np.float32, (count, dim), elements=finite)) for _ in range(1 + num_slots))
@@ -154,7 +154,7 @@ def test_a_column_that_is_there_twice(tmp_path):
         ([5, 5], 1, "id 5 occurs twice"),
     ],
 )
-def test_ids_that_are_outside_null_or_there_twice_are_told_with_their_row(tmp_path, ids, row, message):
+def test_bad_or_repeated_ids_are_reported_with_their_row(tmp_path, ids, row, message):
     put(tmp_path, id=pa.array(ids, pa.int64()), row=pa.array([[1, 2]] * len(ids), ROWS))
     error = error_of(tmp_path)
     assert (error.row, error.column) == (row, "id")
@@ -176,7 +176,7 @@ def test_an_id_that_is_there_twice_far_apart(tmp_path):
 @pytest.mark.parametrize(
     "bad", [[1.0, math.nan], [math.inf, 1.0], [1e39, 1.0], [1.0, None], None, [1.0], [1.0] * 3], ids=str
 )
-def test_rows_that_are_not_dim_finite_floats_are_told_with_their_row(tmp_path, bad):
+def test_rows_that_are_not_dim_finite_floats_are_reported_with_their_row(tmp_path, bad):
     put(tmp_path, id=pa.array([1, 2]), row=pa.array([[1.0, 2.0], bad], pa.list_(pa.float64())))
     error = error_of(tmp_path)
     assert (error.row, error.column) == (1, "row")
@@ -189,7 +189,7 @@ def test_a_table_of_another_dim(tmp_path):
     assert (error.row, error.problem) == (0, "expected 2 finite floats, got 3")
 
 
-def test_a_file_cut_anywhere_is_told_and_so_is_what_is_no_parquet(tmp_path):
+def test_a_truncated_or_other_file_is_an_error(tmp_path):
     path = write_table(tmp_path, "user", 2, ["momenta"], [(block_of(5), block_of(5))])
     content = path.read_bytes()
     for cut in range(0, len(content), 7):
@@ -239,7 +239,7 @@ def test_where_a_block_fails_the_file_that_was_there_stays(tmp_path):
     assert path.read_bytes() == content
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(tmp_path):
+def test_partial_files_of_a_killed_process_are_removed_and_of_a_running_one_are_not(tmp_path):
     killed = subprocess.Popen(["true"])
     killed.wait()
     for process in (killed.pid, os.getppid()):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pyx import reference
 from penstock.pyx.partition import lay
 
 UNTOUCHED = -(2**31) + 7

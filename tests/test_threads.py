@@ -8,7 +8,7 @@ import pytest
 from penstock.threads import ThreadTeam
 
 
-def test_every_task_is_done_once_and_a_no_of_any_is_told():
+def test_every_task_is_done_once_and_a_failed_one_is_reported():
     crew, done = ThreadTeam(3), []
 
     def task(number, good=True):
@@ -21,7 +21,7 @@ def test_every_task_is_done_once_and_a_no_of_any_is_told():
     crew.close()
 
 
-def test_an_error_comes_out_when_no_task_runs_any_more():
+def test_an_error_is_raised_after_the_last_task_has_ended():
     crew, ended = ThreadTeam(3), []
 
     def fails(together):

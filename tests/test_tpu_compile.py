@@ -49,30 +49,15 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
     from penstock.bridge.device_tables import make_mesh
-    from penstock.bridge.program_cache import made, shapes
+    from penstock.bridge.program_cache import jitted, shapes
     from penstock.bridge.sharding import Layout
     from penstock.updates import UpdateRule
 
     mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
     layout = Layout("t", 5000, 128, 2, 1, False, 128)
-    traced = made("apply", mesh, rule, layout.line, "pallas", layout.lines_per_device)
+    traced = jitted("apply", mesh, rule, layout.line, "pallas", layout.lines_per_device)
     jaxpr = traced.trace(*shapes("apply", mesh, layout.line, layout.lines_per_device, 128)).jaxpr
     assert m.dma_bytes(jaxpr) == 2 * 3 * 128 * 4
-
-
-def test_the_sparse_kernel_moves_every_line_once_in_and_once_out_too(mesh_of):
-    from penstock.bridge.device_tables import make_mesh
-    from penstock.bridge.pallas.sparsecore import block_of
-    from penstock.bridge.program_cache import made, shapes
-    from penstock.bridge.sharding import Layout
-    from penstock.updates import UpdateRule
-
-    mesh, rule = make_mesh(mesh_of(1)), UpdateRule("adam", 2)
-    layout = Layout("t", 5000, 128, 2, 1, False, 128)
-    traced = made("apply", mesh, rule, layout.line, "sparsecore", layout.lines_per_device)
-    jaxpr = traced.trace(*shapes("apply", mesh, layout.line, layout.lines_per_device, 128)).jaxpr
-    numbers, gradient = 4, 128 * 4
-    assert m.dma_bytes(jaxpr, block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + numbers
 
 
 def test_the_written_table_replaces_an_earlier_one(tmp_path):

@@ -8,13 +8,14 @@ import jax
 import jaxlib
 import numpy as np
 import pytest
+import reference
+from device_table import device_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bridge import cpu_ffi
 from penstock.bridge.device_tables import DeviceTable, make_mesh
-from penstock.bridge.sharding import NUM_SHARDS, Layout
-from penstock.pyx import reference
+from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
 from penstock.pyx.update import rules, targets
 from penstock.updates import UPDATES, Ops, UpdateRule, update
 
@@ -26,8 +27,8 @@ ADAGRAD = UpdateRule("adagrad", 1)
 
 def table_of(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
     layout = Layout("t", rows, dim, rule.num_slots, devices, mod)
-    starts = [0.5] * rule.num_slots
-    return DeviceTable(make_mesh(mesh_of(devices)), layout, rule, starts, variant="ffi", **options)
+    definition = TableDefinition(layout, rule, (0.5,) * rule.num_slots)
+    return DeviceTable(cpu_ffi.CpuTables(make_mesh(mesh_of(devices)), [definition], **options))
 
 
 def some_rows(seed, num_rows, vocabulary, dim):
@@ -163,14 +164,13 @@ def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
 def test_segments_are_one_step(rule, devices, variant, mesh_of):
     layout = Layout("t", 5000, 8, rule.num_slots, devices, False)
     whole, cut = (
-        DeviceTable(make_mesh(mesh_of(devices)), layout, rule, [1.0] * rule.num_slots, variant=variant)
-        for _ in range(2)
+        device_table(mesh_of(devices), layout, rule, (1.0,) * rule.num_slots, variant=variant) for _ in range(2)
     )
     for step in range(7):
         ids, grads = some_rows(step, 4500, 5000, 8)
         at = sorted(np.random.default_rng(step).integers(0, 4500, step))
         whole.apply(ids, grads, 0.1)
-        cut.apply_segments(list(zip(np.split(ids, at), np.split(grads, at), strict=True)), 0.1)
+        cut._tables.apply([(0, list(zip(np.split(ids, at), np.split(grads, at), strict=True)), 0.1)])
     assert [bits(part) for part in parts_of(cut)] == [bits(part) for part in parts_of(whole)]
 
 
@@ -185,23 +185,21 @@ def test_segments_are_one_step(rule, devices, variant, mesh_of):
 def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, seed, mesh_of):
     rng, mesh = np.random.default_rng(seed), make_mesh(mesh_of(devices))
     layouts = [Layout(f"t{n}", rows, dim, r.num_slots, devices, mod) for n, (r, dim, rows) in enumerate(tables)]
-    rules, starts = [rule for rule, _, _ in tables], [[0.5] * rule.num_slots for rule, _, _ in tables]
-    together = cpu_ffi.DirectStack(mesh, layouts, rules, starts, threads)
-    alone = [cpu_ffi.DirectStack(mesh, [layout], [r], [s]) for layout, r, s in zip(layouts, rules, starts, strict=True)]
+    definitions = [TableDefinition(at, r, (0.5,) * r.num_slots) for at, (r, _, _) in zip(layouts, tables, strict=True)]
+    together = cpu_ffi.CpuTables(mesh, definitions, threads)
+    alone = [cpu_ffi.CpuTables(mesh, [definition]) for definition in definitions]
     for _ in range(2):
-        brought = []
+        updates = []
         for number in rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist():
             ids = rng.permutation(layouts[number].vocabulary_size)[: rng.integers(0, 2000)]
             at = rng.integers(0, len(ids) + 1)
             grads = rng.standard_normal((len(ids), layouts[number].dim), np.float32)
             segments = [(ids[:at], grads[:at]), (ids[at:], grads[at:])]
-            brought.append((number, segments, 0.1 * number))
+            updates.append((number, segments, 0.1 * number))
             alone[number].apply([(0, segments, 0.1 * number)])
-        together.apply(brought)
-    for layout, own in zip(layouts, alone, strict=True):
-        ours, theirs = (
-            DeviceTable(mesh, layout, rules[0], (), variant="ffi", among=stack) for stack in (together, own)
-        )
+        together.apply(updates)
+    for number, own in enumerate(alone):
+        ours, theirs = DeviceTable(together, number), DeviceTable(own)
         assert [bits(part) for part in parts_of(ours)] == [bits(part) for part in parts_of(theirs)]
 
 
@@ -224,7 +222,7 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
     reference.update_rows(wanted, [(ids, grads)], equation, **where)
     table.apply(ids, grads, 0.1)
     table.wait()
-    assert np.asarray(table._rows.arrays[0]).tobytes() == wanted.tobytes()
+    assert np.asarray(table.arrays[0]).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -316,13 +314,13 @@ def test_where_jaxlib_does_not_take_the_handlers_xla_updates_the_table(monkeypat
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
     cpu_ffi.registered.cache_clear()
     try:
-        table = DeviceTable(make_mesh(mesh_of(1)), Layout("t", 100, 4, 1, 1, True), ADAGRAD, [1.0])
+        table = device_table(mesh_of(1), Layout("t", 100, 4, 1, 1, True), ADAGRAD)
     finally:
         cpu_ffi.registered.cache_clear()
     assert table.variant == "xla"
 
 
-def test_what_the_handlers_cannot_do_xla_does(mesh_of):
+def test_rules_without_a_handler_are_updated_by_xla(mesh_of):
     mesh = make_mesh(mesh_of(1))
     program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
     assert not cpu_ffi.possible(mesh, program, 4)

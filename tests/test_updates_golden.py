@@ -84,7 +84,7 @@ def test_the_equations_in_numpy_equal_tensorflow(case):
 
 
 @pytest.mark.parametrize("case", OTHER, ids=[c["id"] for c in OTHER])
-def test_what_tensorflow_does_otherwise_on_a_cpu_differs(case):
+def test_rules_that_differ_from_tensorflows_cpu_kernels_differ(case):
     # update_slots=false and an epsilon outside the root have no counterpart in TPU embedding.
     # An epsilon of 1e-7 moves a float32 weight by its last bit only.
     assert worst_error(case) > 0

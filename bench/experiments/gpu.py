@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.bridge.backends import lanes
+from penstock.bridge.backends import create_tables, lanes
 from penstock.bridge.device_tables import DeviceTable, make_mesh
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.programs import row_sharding
-from penstock.bridge.sharding import Layout
-from penstock.bridge.stacking import Sent, Stack
+from penstock.bridge.sharding import Layout, TableDefinition
+from penstock.bridge.stacking import Stack, TableRows
 from penstock.updates import UpdateRule
 
 ADAM = (("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8))
@@ -71,27 +71,28 @@ def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, uniq
     """Return the rows per second of the programs alone, and of whole steps."""
     layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh))
     variant = "xla" if mesh.devices.flat[0].platform == "cpu" else None
-    table = DeviceTable(mesh, layout, rule, [0.1] * rule.num_slots, variant=variant)
+    (tables,) = create_tables(mesh, [TableDefinition(layout, rule, (0.1,) * rule.num_slots)], variant=variant)
+    table = DeviceTable(tables)
     rng = np.random.default_rng(0)
     steps = [
         (rng.choice(rows, unique, replace=False), rng.standard_normal((unique, dim), np.float32)) for _ in range(4)
     ]
-    return alone(mesh, layout, rule, table, steps), whole(table, steps)
+    return alone(mesh, layout, rule, tables, steps), whole(table, steps)
 
 
-def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped-def]
+def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untyped-def]
     """Run the compiled programs one after the other, with all arguments on the device before they begin."""
     stack = Stack.of([layout], rule)
-    programs, where = Programs(mesh, stack, rule, table.variant), row_sharding(mesh)
+    programs, where = Programs(mesh, stack, rule, tables.variant), row_sharding(mesh)
     calls = []
     for ids, grads in steps:
-        dealt = stack.deal([Sent(0, ids, grads)])
-        for cut in stack.cuts(dealt.devices):
-            sent = stack.pack(dealt, cut)
+        routed = stack.route([TableRows(0, ids, grads)])
+        for some in stack.slices(routed.devices):
+            sent = stack.pack(routed, some)
             program = programs.at("apply", sent.lines.shape[1])
             calls.append((program, *(jax.device_put(x, where) for x in (sent.lines, sent.words, sent.counts))))
     numbers = (np.float32(0.1), np.int32(0), np.uint32(0))
-    arrays = table._rows.arrays
+    arrays = tables.arrays
 
     def once() -> object:
         nonlocal arrays
@@ -101,7 +102,7 @@ def alone(mesh, layout, rule, table, steps) -> float:  # type: ignore[no-untyped
 
     timed(once)
     seconds = statistics.median(timed(once) for _ in range(9))
-    table._rows.among.arrays = arrays
+    tables.arrays = arrays
     return sum(len(ids) for ids, _ in steps) / seconds
 
 

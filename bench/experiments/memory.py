@@ -16,10 +16,7 @@ high-water mark: it is sampled every 20 ms, and a shorter peak may be missed. Li
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,11 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.bench import machine
 from penstock.io.synth import SynthOptions, write_synthetic
 
 SAMPLE_S = 0.02
 LIMIT = 1.10
-PACKAGES = ("penstock", "jax", "jaxlib", "numpy", "pyarrow")
 
 
 def main() -> int:
@@ -44,9 +41,9 @@ def main() -> int:
         print("memory.py: needs Linux: RssAnon is read from /proc/PID/status", file=sys.stderr)
         return 2
     say = (lambda *_, **__: None) if args.json else print
-    where = machine()
-    for name, value in where.items():
-        say(f"{name:9} {value}")
+    about = machine.describe() | machine.versions(["penstock"])
+    for name, value in about.items():
+        say(f"{name:12} {value}")
     say(f"\n{'rows':>12} {'peak anon MB':>13} {'late anon MB':>13} {'peak file MB':>13} {'seconds':>8} {'rows/s':>10}")
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
@@ -66,7 +63,7 @@ def main() -> int:
     say(f"{late:.3f} times the late peak (limit {LIMIT:.2f}): {'does not grow' if flat else 'GROWS'}")
     if args.json:
         ratios = {"peak_ratio": peak, "late_ratio": late, "limit": LIMIT, "flat": flat}
-        print(json.dumps({"machine": where, "runs": found, **ratios}))
+        print(json.dumps({"machine": about, "runs": found, **ratios}))
     return 0 if flat else 1
 
 
@@ -135,19 +132,6 @@ def resident(pid: int) -> dict[str, int]:
         return {}
     fields = (line.split() for line in lines if line.startswith(("RssAnon:", "RssFile:")))
     return {name.rstrip(":"): 1024 * int(kilobytes) for name, kilobytes, _ in fields}
-
-
-def machine() -> dict[str, str]:
-    """Return the properties of the machine that affect the numbers; nothing that identifies it."""
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), "unknown CPU")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    return {
-        "machine": f"{platform.machine()}, {model}, {len(os.sched_getaffinity(0))} CPUs, {memory / 1e9:.0f} GB",
-        "versions": f"Python {platform.python_version()}, {versions}",
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> int:
         os.environ |= {"PENSTOCK_VARIANT": variant, "PENSTOCK_LAYOUT": layout, "PENSTOCK_STACKS": stacks}
         engine = Engine(config_of(workload, "adagrad"), jax.make_mesh((1,), ("shard",), devices=jax.devices()[:1]))
         times = " | ".join(f"{1e3 * median(engine, rows, args.rounds):.2f} ms" for rows in (one, many))
-        print(f"| {variant} | {layout} | {stacks} | {len(engine.core.tables._together)} | {times} |", flush=True)
+        print(f"| {variant} | {layout} | {stacks} | {len(engine.core.tables._groups)} | {times} |", flush=True)
     return 0
 
 

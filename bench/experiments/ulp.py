@@ -153,13 +153,15 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
     import jax
     from jax.sharding import Mesh
 
+    from penstock.bridge.backends import create_tables
     from penstock.bridge.device_tables import DeviceTable, make_mesh
-    from penstock.bridge.sharding import Layout
+    from penstock.bridge.sharding import Layout, TableDefinition
 
     rng = np.random.default_rng(seed)
     mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))
     layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False)
-    table = DeviceTable(mesh, layout, rule, [0.0] * rule.num_slots, variant=variant)
+    definition = TableDefinition(layout, rule, (0.0,) * rule.num_slots)
+    table = DeviceTable(*create_tables(mesh, [definition], variant=variant))
     everything = np.arange(NUM_ROWS)
     parts = start(rule, rng, dim)
     for part, values in enumerate(parts):

@@ -25,9 +25,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock.bridge.backends import create_tables
 from penstock.bridge.device_tables import DeviceTable, make_mesh
 from penstock.bridge.programs import row_sharding
-from penstock.bridge.sharding import Layout
+from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.updates import UpdateRule
 
 RULES = {
@@ -53,7 +54,8 @@ def arguments() -> argparse.Namespace:
 def made(rule: UpdateRule, rows: int, dim: int, threads: int, variant: str) -> DeviceTable:
     mesh = make_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("shard",)))
     layout = Layout("t", rows, dim, rule.num_slots, 1, True)
-    return DeviceTable(mesh, layout, rule, [0.1] * rule.num_slots, threads=threads, variant=variant)
+    definition = TableDefinition(layout, rule, (0.1,) * rule.num_slots)
+    return DeviceTable(*create_tables(mesh, [definition], threads, variant))
 
 
 def seconds(step: Callable[[], Any]) -> float:

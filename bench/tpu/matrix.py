@@ -7,7 +7,7 @@ writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
 once, and reading the gradient and the number of the line. They are counted as follows:
 
-* kernels: the bytes of their DMAs and of the blocks that Pallas loads, counted in the traced kernel;
+* the kernel: the bytes of its DMAs and of the blocks that Pallas loads, counted in the traced kernel;
 * XLA programs: the operands and results that the schedule keeps in HBM. On-chip memory does not count, and a scatter
   counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
   ``cost_analysis()["bytes accessed"]`` is unsuitable: it charges gathers for tiles that their DMAs do not move.
@@ -33,7 +33,6 @@ TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6
 FOUR_HOSTS = "v5e, 4 hosts"
 DIMS = (8, 32, 64, 128, 200)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
-WITH_SPARSECORES = ("v5p", "v6e", "tpu7x")
 ROWS, LINES = 1 << 22, 4096
 # Bytes moved, as a multiple of the floor.
 MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
@@ -95,15 +94,11 @@ def cases(small: bool) -> Iterator[Case]:
                     continue
                 yield Case(generation, optimizer, dim, "pallas")
                 yield Case(generation, optimizer, dim, "xla")
-                if generation in WITH_SPARSECORES:
-                    yield Case(generation, optimizer, dim, "sparsecore")
     if not small:
         for optimizer in sorted(set(optimizers()) - set(MAIN)):
             for dim in (32, 128):
                 by = ("xla",) if optimizer == "RowWiseAdagrad" else ("pallas", "xla")
                 yield from (Case("v5e", optimizer, dim, variant) for variant in by)
-            if optimizer != "RowWiseAdagrad":
-                yield Case("v6e", optimizer, 128, "sparsecore")
         for optimizer in MAIN:
             yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
             yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
@@ -134,7 +129,7 @@ class Compiler:
 
     def made(self, case: Case) -> tuple[Any, Any, Any]:
         """Return the layout, the rule and the mesh of a case."""
-        from penstock.bridge.backends import formed
+        from penstock.bridge.backends import formatted
         from penstock.bridge.sharding import Layout
         from penstock.config.embedding import EmbeddingConfig
         from penstock.config.tables import TableConfig
@@ -143,18 +138,16 @@ class Compiler:
         config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
         spec, mesh = config.table("t"), self.mesh(case.generation)
         layout = Layout("t", ROWS, case.dim, len(spec.slots), mesh.size, False, 128, case.bfloat16)
-        return formed(layout, case.variant), spec.rule, mesh
+        return formatted(layout, case.variant), spec.rule, mesh
 
     def compile(self, case: Case) -> Result:
         from jax import set_mesh
 
-        from penstock.bridge.pallas.sparsecore import block_of
-        from penstock.bridge.program_cache import compiled, made, shapes
+        from penstock.bridge.program_cache import compiled, jitted, shapes
 
         layout, rule, mesh = self.made(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
-        strips = sum(line.groups) * line.strip
-        floor = 4 * (2 * strips + line.halves * line.width + 1)
+        floor = floor_of(line)
         began = time.perf_counter()
         try:
             program: Any = compiled("apply", mesh, rule, line, case.variant, num_lines, LINES)
@@ -166,15 +159,23 @@ class Compiler:
             moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device) / LINES
         else:
             with set_mesh(mesh):
-                traced = made("apply", mesh, rule, line, case.variant, num_lines)
+                traced = jitted("apply", mesh, rule, line, case.variant, num_lines)
                 jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, LINES)).jaxpr
-            by_pallas = 4 * line.width + 4  # the words and the number, which the TensorCore's pipeline loads
-            moved = dma_bytes(jaxpr) + by_pallas if case.variant == "pallas" else dma_bytes(jaxpr, block_of(line))
-        failed = list(faults(case, layout, memory, text))
-        most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
-        if moved > most * floor:
-            failed.append(f"moves {moved / floor:.2f} times the floor, more than {most}")
-        return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, tuple(failed))
+            moved = dma_bytes(jaxpr) + 4 * line.width + 4  # Pallas loads the words and the number
+        failed = (*faults(case, layout, memory, text), *too_many_bytes(case, moved, floor))
+        return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, failed)
+
+
+def floor_of(line: Any) -> float:
+    """Return the least bytes of a line: its strips read and written, its gradient and its number read."""
+    floor: float = 4 * (2 * sum(line.groups) * line.strip + line.halves * line.width + 1)
+    return floor
+
+
+def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
+    most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
+    if moved > most * floor:
+        yield f"moves {moved / floor:.2f} times the floor, more than {most}"
 
 
 def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
@@ -196,7 +197,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
 def dma_bytes(jaxpr: Any, block: int = 1) -> int:
     """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out.
 
-    block : lines per copy; a copy of another size is not one of lines (scalars, once for each subcore)
+    block : lines per copy; a copy of another size is not one of lines, but of scalars
     """
     sites: dict[tuple[str, str], int] = {}
     for eqn in walk(jaxpr):

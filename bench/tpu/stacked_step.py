@@ -26,12 +26,13 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
 def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) -> tuple[Any, Any, Any]:
     """Return the stack of tables with half as many rows as the matrix's, their rule and their mesh."""
+    from penstock.bridge.sharding import TableDefinition
     from penstock.bridge.stacking import Stack, stacked
 
     made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
     layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in made]
     _, rule, mesh = made[0]
-    (members,) = stacked([(layout, rule, None) for layout in layouts])  # all of them
+    (members,) = stacked([TableDefinition(layout, rule, ()) for layout in layouts])  # all of them
     return Stack.of([layouts[member] for member in members], rule), rule, mesh
 
 

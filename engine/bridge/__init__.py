@@ -1,1 +1,1 @@
-"""The only package that imports jax: the device layout of rows, and the programs that read and update them."""
+"""The package that imports jax: the device layout of rows, and the programs that read and update them."""

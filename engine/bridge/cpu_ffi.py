@@ -23,18 +23,16 @@ import numpy.typing as npt
 from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
 from penstock.bridge.programs import AXIS, Program, row_sharding
-from penstock.bridge.sharding import NUM_SHARDS, Layout
+from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
 from penstock.pyx import update
 from penstock.updates import UpdateRule
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-Segments = Sequence[tuple[Int64, Float32]]
-
 # Floats per cache line.
 LINE_FLOATS = 16
-# The terms of a row-wise sum are on a thread's stack (MAX_SUMMED_DIM in pyx/update_rules.h).
+# The terms of a row-wise sum are on a thread's stack (MAX_SUMMED_DIM in pyx/update_equations.h).
 MAX_SUMMED_DIM = 4096
 
 
@@ -89,7 +87,7 @@ def create(mesh: Mesh, num_floats: int) -> Program:
         floats: jax.Array = jax.ffi.ffi_call("penstock_create", jax.ShapeDtypeStruct((num_floats,), np.float32))(step)
         return floats
 
-    return _compiled(mesh, jax.jit(_on_each(mesh, local, 1)), _step_shape(mesh))
+    return _compiled(mesh, local, _step_shape(mesh))
 
 
 @lru_cache(maxsize=256)
@@ -101,110 +99,76 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
         after: jax.Array = jax.ffi.ffi_call("penstock_touch", same, input_output_aliases={0: 0})(floats, step)
         return after
 
-    program = jax.jit(_on_each(mesh, local, 2), donate_argnums=(0,))
     floats = jax.ShapeDtypeStruct((mesh.size * num_floats,), np.float32, sharding=_rows(mesh))
-    return _compiled(mesh, program, floats, _step_shape(mesh))
+    return _compiled(mesh, local, floats, _step_shape(mesh), donate_argnums=(0,))
 
 
-class DirectStack:
-    """Tables that lie in one array and are updated by one call.
+class CpuTables:
+    """Tables that lie in one array and are updated by one call. ``DeviceTable`` documents the methods.
 
-    starts : initial values of the slots, by table
     threads : at most this many update one device's rows; 0: as many as XLA's pool has
     target : of ``update.targets()``; "": the best
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        layouts: Sequence[Layout],
-        rules: Sequence[UpdateRule],
-        starts: Sequence[Sequence[float]],
-        threads: int = 0,
-        target: str = "",
-    ) -> None:
+    variant = "ffi"
+    copies_any_number = True
+
+    def __init__(self, mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0, target: str = "") -> None:
         if not registered():
             raise RuntimeError(f"the jaxlib of jax {jax.__version__} does not take penstock's handlers")
-        self.members = {layout.name: member for member, layout in enumerate(layouts)}
+        self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
         plans: list[update.Plan] = []
-        for layout, rule, its in zip(layouts, rules, starts, strict=True):
+        for definition in definitions:
             # Start at a cache line, so that no two tables share one.
             first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
-            plans.append(_plan(layout, rule, its, first, target))
+            plans.append(_plan(definition, first, target))
         self._step = update.Step(plans, threads)
         self._operand = _operand(mesh, self._step)
         self._lock = threading.Lock()
         self._touch = touch(mesh, self._step.num_floats)
         self._step.start()
-        self.array: jax.Array = create(mesh, self._step.num_floats)(self._operand).block_until_ready()
+        self._array: jax.Array = create(mesh, self._step.num_floats)(self._operand).block_until_ready()
         self._step.release()
-
-    def apply(self, brought: Sequence[tuple[int, Sequence[Any], float]]) -> None:
-        """Apply the optimizer once to rows of several tables.
-
-        brought : (index of the table, segments, learning rate) each, with segments as ``update.Step.update`` takes them
-        """
-        with self._lock:
-            if self._step.update(brought):
-                self._run()
-
-    def copy(self, member: int, ids: Int64 | int, values: Float32, part: int, write: bool) -> None:
-        with self._lock:
-            self._step.copy(member, ids, values, part, write)
-            self._run()
-
-    def copy_all(self, member: int, ids: Int64, out: Float32) -> None:
-        with self._lock:
-            self._step.copy_all(member, ids, out)
-            self._run()
-
-    def _run(self) -> None:
-        """Run what the step has been set to. Raises the errors of all devices."""
-        self.array = self._touch(self.array, self._operand)
-        self.array.block_until_ready()
-        self._step.release()
-
-
-class DirectTable:
-    """One table of a stack. ``device_tables.DeviceTable`` documents the methods."""
-
-    def __init__(self, among: DirectStack, layout: Layout) -> None:
-        self.among, self.layout = among, layout
-        self._member = among.members[layout.name]
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        return (self.among.array,)
+        return (self._array,)
 
-    def apply(self, segments: Segments, learning_rate: float, step: int = 0, turn: int = 0) -> None:
-        self.among.apply([(self._member, segments, learning_rate)])
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+        self._run(self._step.update, updates)
 
-    def write(self, ids: Int64 | int, values: Float32, part: int) -> None:
-        self.among.copy(self._member, ids, values, part, True)
+    def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
+        self._run(self._step.copy, member, ids, values, part, True)
 
-    def read(self, ids: Int64 | int, out: Float32, part: int) -> None:
-        self.among.copy(self._member, ids, out, part, False)
+    def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
+        self._run(self._step.copy, member, ids, out, part, False)
 
-    def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        self.among.copy_all(self._member, ids[: out.shape[1]], out)
+    def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
+        self._run(self._step.copy_all, member, ids[: out.shape[1]], out)
         return self.wait
-
-    def drain(self) -> None:
-        """Do nothing: every call waits, so none is in flight."""
 
     def wait(self) -> None:
         """Do nothing: every call waits."""
 
     def warm(self) -> int:
-        """Return the number of programs, two per stack, compiled when it was created."""
+        """Return the number of programs, compiled when the tables were created."""
         return 2
 
+    def _run(self, prepare: Callable[..., bool], *arguments: Any) -> None:
+        """Prepare the step, then run it on all devices unless it is empty. Raises the errors of all devices."""
+        with self._lock:
+            if prepare(*arguments):
+                self._array = self._touch(self._array, self._operand)
+                self._array.block_until_ready()
+                self._step.release()
 
-def _plan(layout: Layout, rule: UpdateRule, starts: Sequence[float], first_float: int, target: str) -> update.Plan:
+
+def _plan(definition: TableDefinition, first_float: int, target: str) -> update.Plan:
+    layout, rule = definition.layout, definition.rule
     return update.Plan(
         rule_name(rule),
         numbers(rule),
-        (0.0, *starts),
+        (0.0, *definition.starts),
         layout.dim,
         layout.vocabulary_size,
         NUM_SHARDS,
@@ -216,16 +180,6 @@ def _plan(layout: Layout, rule: UpdateRule, starts: Sequence[float], first_float
         first_float,
         layout.name,
     )
-
-
-def _on_each(mesh: Mesh, local: Callable[..., jax.Array], num_arguments: int) -> Callable[..., jax.Array]:
-    """Return ``local`` mapped over the devices; on a single device unmapped, without a sharded program's overhead."""
-    if mesh.size == 1:
-        return local
-    rows = PartitionSpec(AXIS)
-    specs = (rows,) * num_arguments
-    mapped: Callable[..., jax.Array] = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
-    return mapped
 
 
 def _rows(mesh: Mesh) -> Sharding:
@@ -246,7 +200,10 @@ def _step_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((mesh.size, 3), np.int32, sharding=_rows(mesh))
 
 
-def _compiled(mesh: Mesh, program: jax.stages.Wrapped, *shapes: jax.ShapeDtypeStruct) -> Program:
-    """Compile a program ahead of time, so that calls do not depend on the context they are made in."""
+def _compiled(mesh: Mesh, local: Any, *shapes: jax.ShapeDtypeStruct, donate_argnums: tuple[int, ...] = ()) -> Program:
+    """Compile ``local`` on each device ahead of time, so that calls do not depend on the context they are made in."""
+    if mesh.size > 1:  # a single device does without a sharded program's overhead
+        rows = PartitionSpec(AXIS)
+        local = jax.shard_map(local, mesh=mesh, in_specs=(rows,) * len(shapes), out_specs=rows, check_vma=False)
     with jax.set_mesh(mesh):
-        return program.lower(*shapes).compile()
+        return jax.jit(local, donate_argnums=donate_argnums).lower(*shapes).compile()

@@ -34,15 +34,15 @@ class Arena:
 
     def __init__(self) -> None:
         self._memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._wanted = 0
+        self._used = 0
         self._fence: jax.Array | None = None
         self._reader = ""
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         """Return an uninitialized array, valid until the next ``begin``; 64-byte aligned if it fits the arena."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        start, self._wanted = self._wanted, _aligned(self._wanted + num_bytes)
-        if self._wanted > len(self._memory):
+        start, self._used = self._used, _aligned(self._used + num_bytes)
+        if self._used > len(self._memory):
             return np.empty(shape, dtype)  # does not fit; the next begin() grows the arena
         array: npt.NDArray[Any] = self._memory[start : start + num_bytes].view(dtype).reshape(shape)
         return array
@@ -50,11 +50,11 @@ class Arena:
     def begin(self) -> None:
         """Wait until the arena's reader is done, then empty the arena. Raises the reader's error."""
         self.wait()
-        if self._wanted > len(self._memory):
-            block = np.empty(self._wanted + ALIGNMENT, np.uint8)
+        if self._used > len(self._memory):
+            block = np.empty(self._used + ALIGNMENT, np.uint8)
             offset = -block.ctypes.data % ALIGNMENT
-            self._memory = block[offset : offset + self._wanted]
-        self._wanted = 0
+            self._memory = block[offset : offset + self._used]
+        self._used = 0
 
     def read_by(self, reader: str, fence: jax.Array) -> None:
         """Record the dispatch that reads the arena until its fence is ready. reader : its name in errors"""

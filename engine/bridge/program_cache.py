@@ -25,7 +25,7 @@ from penstock.updates import UpdateRule
 class Programs:
     """The programs of one stack of tables.
 
-    variant : implementation of ``apply``: "xla", "pallas" or "sparsecore"; XLA compiles all other programs
+    variant : implementation of ``apply``: "xla" or "pallas"; XLA compiles all other programs
     """
 
     def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
@@ -43,50 +43,39 @@ class Programs:
     def warm(self) -> int:
         """Compile every program that steps, lookups and checkpoints may need; return their number."""
         stack = self._stack
-        wanted: list[tuple[str, int, Line]] = []
+        needed: list[tuple[str, int, Line]] = []
         for what, most in (("apply", stack.lines_per_device), ("write", max(t.lines_per_device for t in stack.tables))):
             sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line))
-            wanted += [(what, size, stack.line) for size in sizes]
+            needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
             sizes = buckets(min(MAX_BUCKET, most))
-            wanted += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
+            needed += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
             if self._rule.non_lazy:
-                wanted += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
-        for what, size, line in wanted:
+                needed += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
+        for what, size, line in needed:
             self.at(what, size, line)
-        return len(wanted)
+        return len(needed)
 
 
 @lru_cache(maxsize=4096)
 def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
     """Return a program, compiled for arrays of ``num_lines`` lines and requests of ``size``."""
     with jax.set_mesh(mesh):
-        lowered = made(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
+        lowered = jitted(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
         program: Program = lowered.compile()
     return program
 
 
-def made(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
+def jitted(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
     """Return the jitted program ``what``."""
-    match what:
-        case "apply" if variant == "pallas":
-            from penstock.bridge.pallas import tensorcore
+    if what == "apply" and variant == "pallas":
+        from penstock.bridge.pallas import tensorcore
 
-            return tensorcore.apply(mesh, rule, line)
-        case "apply" if variant == "sparsecore":
-            from penstock.bridge.pallas import sparsecore
-
-            return sparsecore.apply(mesh, rule, line)
-        case "apply":
-            return programs.apply(mesh, rule, line)
-        case "sweep":
-            return programs.sweep(mesh, rule, line)
-        case "no_rows":
-            return programs.no_rows(mesh, num_lines * line.group)
-        case "mark":
-            return programs.mark(mesh)
-    return {"write": programs.write, "read": programs.read, "copy_rows": programs.copy_rows}[what](mesh, line)
+        return tensorcore.apply(mesh, rule, line)
+    of: dict[str, tuple[Any, ...]] = {"apply": (rule, line), "sweep": (rule, line), "mark": ()}
+    of["no_rows"] = (num_lines * line.group,)
+    return getattr(programs, what)(mesh, *of.get(what, (line,)))
 
 
 def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:

@@ -10,10 +10,10 @@ weights and slots side by side, so that one gather fetches both. On a TPU a line
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.bridge.row_format import Line, Places
 from penstock.errors import ConfigError
 from penstock.pyx import partition
+from penstock.updates import UpdateRule
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -114,17 +115,11 @@ class Layout:
         return tuple((lines, *shape) for shape, _ in self.line.forms)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the physical array, if there is only one."""
-        (shape,) = self.shapes
-        return shape
-
-    @property
     def nbytes(self) -> int:
         return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
 
-    def place(self, ids: Int64) -> tuple[Int32, Int32, Int64]:
-        """Return the device of every id, its row there, and the number of rows per device."""
+    def place(self, ids: Int64) -> tuple[Int32, Int32]:
+        """Return the device of every id, and its row there."""
         return partition.place(
             ids,
             self.vocabulary_size,
@@ -134,3 +129,12 @@ class Layout:
             self.rows_per_shard,
             self.num_devices,
         )
+
+
+class TableDefinition(NamedTuple):
+    """A table to create. starts : of its slots; rate : identifies its learning rate, equal if shared"""
+
+    layout: Layout
+    rule: UpdateRule
+    starts: tuple[float, ...]
+    rate: Hashable = None

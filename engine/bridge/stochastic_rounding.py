@@ -22,9 +22,9 @@ EXPONENT = 0x7F800000
 LARGEST = 0x7F7F0000
 
 
-def key_of(table: str, step: int, turn: int) -> np.uint32:
-    """Return the rounding key of a table in one step. turn : which optimizer application of the step"""
-    digest = hashlib.blake2b(struct.pack("<qq", step, turn) + table.encode(), digest_size=4).digest()
+def key_of(table: str, step: int, application: int) -> np.uint32:
+    """Return the rounding key of a table in one step. application : the number of the optimizer's application in it"""
+    digest = hashlib.blake2b(struct.pack("<qq", step, application) + table.encode(), digest_size=4).digest()
     return np.uint32(int.from_bytes(digest, "little"))
 
 

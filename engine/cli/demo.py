@@ -21,6 +21,7 @@ from penstock.engine import Engine
 from penstock.io.log import LogWriter
 
 Float32 = npt.NDArray[np.float32]
+Rows = dict[str, tuple[npt.NDArray[np.int64], Float32]]  # table → (ids, gradients)
 
 WORKERS, STEPS, ROWS = 3, 20, 64
 USERS, ITEMS, DIM = 1000, 200, 4
@@ -98,8 +99,8 @@ def write_config(path: Path) -> None:
     EmbeddingConfig.from_tables([user, item]).save(path)
 
 
-def write_log(path: Path) -> list[tuple[int, dict[str, tuple[npt.NDArray[np.int64], Float32]]]]:
-    """Write the log. Return its frames as (step, table → (int64 ids, float32 gradients)); the last frame is stale."""
+def write_log(path: Path) -> list[tuple[int, Rows]]:
+    """Write the log. Return its frames as (step, rows); the last frame is stale."""
     rng = np.random.default_rng(20)
     frames = []
     with LogWriter(path, SCHEMA) as log:
@@ -117,9 +118,7 @@ def some_rows(rng: np.random.Generator, size: int) -> tuple[npt.NDArray[np.int64
     return ids, rng.standard_normal((ROWS, DIM), np.float32)
 
 
-def frame_batch(
-    schema: pa.Schema, step: int, worker: int, rows: dict[str, tuple[npt.NDArray[np.int64], Float32]]
-) -> pa.RecordBatch:
+def frame_batch(schema: pa.Schema, step: int, worker: int, rows: Rows) -> pa.RecordBatch:
     names = [name for name, (ids, _) in rows.items() for _ in ids]
     columns = {
         "table": names,
@@ -131,9 +130,7 @@ def frame_batch(
     return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
-def plain_numpy(
-    start: dict[str, dict[str, Float32]], frames: list[tuple[int, dict[str, tuple[npt.NDArray[np.int64], Float32]]]]
-) -> dict[str, Float32]:
+def plain_numpy(start: dict[str, dict[str, Float32]], frames: list[tuple[int, Rows]]) -> dict[str, Float32]:
     """Compute the expected tables one row at a time, without the engine."""
     tables = {name: state["parameters"].copy() for name, state in start.items()}
     accumulators = start["item"]["accumulators"].copy()

@@ -45,8 +45,8 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
         yield
         return
     set_cpu_devices(args.devices)
-    from penstock.bridge.rendezvous import join
     from penstock.distributed.peers import Peers
+    from penstock.distributed.rendezvous import join
 
     with Peers(*join(args.coordinator, args.process_id, args.processes)) as args.peers:
         # The first signal ends all processes of the job after the same frame; a second ends this process immediately.

@@ -15,7 +15,7 @@ from typing import Any
 import penstock
 from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.options import add_command, make_devices
-from penstock.cli.output import Output, count
+from penstock.cli.output import Output, count, nearest
 from penstock.errors import PenstockError
 from penstock.pyx.update import targets
 from penstock.threads import num_threads
@@ -186,12 +186,6 @@ def file_system(place: Path, mounts: str) -> Finding:
     elif not os.access(there, os.W_OK):
         advice = "it cannot be written to: give another directory"
     return Finding("checkpoints", f"{place}: {kind or 'unknown file system'}, {free:.1f} GB free", advice)
-
-
-def nearest(path: Path) -> Path:
-    """Return the path if it exists, else its nearest existing ancestor."""
-    path = path.absolute()
-    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def mount_of(path: Path, mounts: str) -> str:

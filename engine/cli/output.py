@@ -115,13 +115,17 @@ def writing(path: Path | str) -> Iterator[None]:
 def check_writable(directory: Path) -> None:
     """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it."""
     with writing(directory):
-        existing = directory.absolute()
-        while not existing.exists():
-            existing = existing.parent
+        existing = nearest(directory)
         if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(existing))
         if not os.access(existing, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "permission denied", str(existing))
+
+
+def nearest(path: Path) -> Path:
+    """Return the path if it exists, else its nearest existing ancestor."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def count(number: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,8 @@ from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources.opening import open_sources
 from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
+from penstock.run import RunOptions
 from penstock.stats import Report
-
-# Flags whose values are arguments of Engine.run as they are.
-RUN_FLAGS = (
-    *("table", "contribution_rows", "merge", "on_bad_row", "flush", "limit", "max_stale", "gradient_dtype"),
-    *("allow_missing_end", "checkpoint", "every", "resume"),
-)
 
 
 def add(commands: Any) -> None:
@@ -93,6 +88,8 @@ def replay(args: argparse.Namespace) -> int:
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
+    # Most flags have the names of the arguments that they are.
+    options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
     out = output_of(args)
     engine = make_engine(args, config)
     watching = Watching(args, engine)
@@ -105,7 +102,7 @@ def replay(args: argparse.Namespace) -> int:
                 columns=columns,
                 learning_rates=rates,
                 progress=watching.then_tick(progress),
-                **{flag: getattr(args, flag) for flag in RUN_FLAGS},
+                **options,
                 **deltas,
             )
         interrupts.check()  # hashing and writing large tables takes long

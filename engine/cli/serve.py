@@ -38,23 +38,22 @@ from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
-LimitFlags = dict[str, tuple[str, int, str, str, str]]
-# Flag → the field of Limits, the least value, the unit, the help before and after the default.
+LimitFlags = dict[str, tuple[str, str, str, str]]
+# Flag → the field of Limits, the unit, the help before and after the default.
 LIMITS: LimitFlags = {
-    "--max-calls": ("calls", 1, "N", "at once", ""),
-    "--max-connections": ("connections", 1, "N", "at once; beyond it those without a call are closed", ""),
+    "--max-calls": ("calls", "N", "at once", ""),
+    "--max-connections": ("connections", "N", "at once; beyond it those without a call are closed", ""),
     "--idle-timeout": (
         "idle_s",
-        1,
         "S",
         "seconds that a connection may stay without a call",
         "; 10 before the first call",
     ),
-    "--max-message": ("message_bytes", 1, "MB", "of one record batch", ""),
-    "--max-queued-rows": ("queued_rows", 1, "N", "of frames that are not whole yet, of all producers", ""),
-    "--queued-memory": ("queued_bytes", 1, "MB", "that such frames keep, of all producers", ""),
+    "--max-message": ("message_bytes", "MB", "of one record batch", ""),
+    "--max-queued-rows": ("queued_rows", "N", "of frames that are not whole yet, of all producers", ""),
+    "--queued-memory": ("queued_bytes", "MB", "that such frames keep, of all producers", ""),
 }
-DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", 1, "MB", "of deltas kept for readers", "")}
+DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "of deltas kept for readers", "")}
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -126,10 +125,10 @@ def _add_limits(command: Parser) -> None:
 
 
 def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
-    for flag, (field, least, unit, before, after) in flags.items():
+    for flag, (field, unit, before, after) in flags.items():
         default = int(getattr(Limits, field)) // SCALES[unit]
         text = f"{before} (default {default}{after})"
-        group.add_argument(flag, type=whole(least), default=default, metavar=unit, help=text)
+        group.add_argument(flag, type=whole(1), default=default, metavar=unit, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -208,5 +207,5 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
 def _limits(args: argparse.Namespace) -> Limits:
     flags = (LIMITS | DELTA_MEMORY).items()
     return Limits(
-        **{field: getattr(args, flag[2:].replace("-", "_")) * SCALES[unit] for flag, (field, _, unit, *_) in flags}
+        **{field: getattr(args, flag[2:].replace("-", "_")) * SCALES[unit] for flag, (field, unit, *_) in flags}
     )

@@ -165,21 +165,8 @@ def feature_specs(message: EngineConfig, structure: Any = None) -> tuple[Feature
 
     structure : their nesting; None if they are a list
     """
-    specs = _unplaced_specs(message)
-    paths = feature_paths(list(specs) if structure is None else structure, [spec.name for spec in specs])
-    return tuple(replace(spec, path=path) for spec, path in zip(specs, paths, strict=True))
-
-
-def _unplaced_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
     config = message.tpu_embedding_configuration
-    tables = config.table_descriptor
-    if not config.feature_descriptor:
-        batch = config.batch_size_per_tensor_core
-        return tuple(
-            FeatureSpec(table.name, table.name, (batch * table.num_features,))
-            for table in tables
-            if batch > 0 and table.num_features > 0
-        )
+    tables, batch = config.table_descriptor, config.batch_size_per_tensor_core
     by_name = {settings.name: settings for settings in message.feature if not settings.HasField("feature_id")}
     by_id = {settings.feature_id: settings for settings in message.feature if settings.HasField("feature_id")}
     specs = []
@@ -194,4 +181,8 @@ def _unplaced_specs(message: EngineConfig) -> tuple[FeatureSpec, ...]:
                 max_sequence_length=settings.max_sequence_length,
             )
         )
-    return tuple(specs)
+    if not config.feature_descriptor and batch > 0:
+        counted = [table for table in tables if table.num_features > 0]
+        specs = [FeatureSpec(table.name, table.name, (batch * table.num_features,)) for table in counted]
+    paths = feature_paths(specs if structure is None else structure, [spec.name for spec in specs])
+    return tuple(replace(spec, path=path) for spec, path in zip(specs, paths, strict=True))

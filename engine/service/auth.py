@@ -83,13 +83,12 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self.connections = connections
         self._tokens = tuple(tokens)
         self._max_calls = max_calls
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self.num_calls = 0
         self.num_refused = 0
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
-        with self._lock:
+        with self._changed:
             if not self._is_authorized(headers):
                 self.num_refused += 1
                 raise flight.FlightUnauthenticatedError("the token is missing or wrong")

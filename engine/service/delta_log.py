@@ -124,19 +124,17 @@ class DeltaLog:
             if self.step < step:
                 raise ServiceError("the service is ending")
 
-    def after(
-        self, since: int, until: int | None = None, gone: Callable[[], bool] = lambda: False
-    ) -> Iterator[LoggedDelta]:
-        """Yield the published deltas after a step, in order, and wait for further ones.
+    def after(self, since: int, until: int | None, is_cancelled: Callable[[], bool]) -> Iterator[LoggedDelta]:
+        """Yield the published deltas after a step, in order.
 
-        until : the step to end at; None: end with the service, or when ``gone`` returns True
+        until : a published step to end at; None: wait for later deltas, until the service ends or ``is_cancelled``
         Raises DeltasGoneError if a delta is no longer retained, or ``since`` is ahead of the service.
         """
         while until is None or since < until:
             with self._changed:
                 delta = self._next(since)
                 if delta is None:
-                    if self.is_closed or gone() or (until is not None and self.step >= until):
+                    if until is not None or self.is_closed or is_cancelled():
                         return
                     self._changed.wait(CHECK_S)
                     continue

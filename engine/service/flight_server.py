@@ -157,8 +157,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return {"ending": True}
         raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}")
 
-    def _position(self, asked: dict[str, Any]) -> dict[str, Any]:
-        name = asked.get("contributor")
+    def _position(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request.get("contributor")
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
         with self._engine.gate.still():

@@ -40,30 +40,35 @@ class Limits:
 
 
 class Budget:
-    """A maximum shared by all streams, of rows or bytes queued in unfinished frames."""
+    """The rows of all streams in unfinished frames, and the bytes that they keep in memory."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self._lock = threading.Lock()
-        self.num_taken = 0
+        self.num_rows = self.num_bytes = 0
 
-    def change(self, by: int) -> bool:
-        """Take units, or release them if ``by`` is negative. Return False, and take nothing, if there is no room."""
+    def change(self, num_rows: int, num_bytes: int) -> str | None:
+        """Take rows and bytes, or release them if negative. Return the problem, and take nothing, if one is used up."""
         with self._lock:
-            if by > 0 and self.num_taken + by > self._most:
-                return False
-            self.num_taken += by
-            return True
+            if num_rows > 0 and self.num_rows + num_rows > self.limits.queued_rows:
+                used, flag = f"{self.num_rows:,} rows", "--max-queued-rows"
+            elif num_bytes > 0 and self.num_bytes + num_bytes > self.limits.queued_bytes:
+                used, flag = f"{self.num_bytes:,} bytes", "--queued-memory"
+            else:
+                self.num_rows += num_rows
+                self.num_bytes += num_bytes
+                return None
+        return f"{used} wait in unfinished frames of all producers ({flag}): try again"
 
 
 class Queue:
-    """One stream's share of the budgets: the rows of its unfinished frame, and the bytes that these keep in memory.
+    """One stream's share of the budget: the rows of its unfinished frame, and the bytes that these keep in memory.
 
-    rows, held : the budgets of rows and bytes; name : of the stream, for errors
+    name : of the stream, for errors
     """
 
-    def __init__(self, limits: Limits, rows: Budget, held: Budget, name: str) -> None:
-        self._limits, self._rows, self._held, self._name = limits, rows, held, name
+    def __init__(self, budget: Budget, name: str) -> None:
+        self._budget, self._limits, self.name = budget, budget.limits, name
         self._num_batches = 0
         self._last = (0, 0)  # rows and bytes of the last batch that may belong to an unfinished frame
         self.num_rows = self.num_bytes = 0
@@ -89,17 +94,15 @@ class Queue:
         most = self._limits.queued_bytes
         if self.num_bytes + num_bytes > most:
             raise self._too_large(f"a frame of more than {most:,} bytes; this service takes no more (--queued-memory)")
-        if not self._rows.change(batch.num_rows):
-            raise self._full(f"{self._rows.num_taken:,} rows", "--max-queued-rows")
+        if problem := self._budget.change(batch.num_rows, num_bytes):
+            raise ServiceError(f"{self.name}: {problem}")
         self.num_rows += batch.num_rows
-        if not self._held.change(num_bytes):
-            raise self._full(f"{self._held.num_taken:,} bytes", "--queued-memory")
         self.num_bytes += num_bytes
         self._last = (batch.num_rows, num_bytes) if waits else (0, 0)
         self._num_batches += 1
         return batch
 
-    def frame_taken(self) -> None:
+    def frame_applied(self) -> None:
         """Release the rows of a completed frame, except those of the last batch: it may begin another frame."""
         self._keep(*self._last)
 
@@ -108,15 +111,11 @@ class Queue:
         self._keep(0, 0)
 
     def _keep(self, num_rows: int, num_bytes: int) -> None:
-        self._rows.change(num_rows - self.num_rows)
-        self._held.change(num_bytes - self.num_bytes)
+        self._budget.change(num_rows - self.num_rows, num_bytes - self.num_bytes)
         self.num_rows, self.num_bytes = num_rows, num_bytes
 
     def _too_large(self, problem: str) -> InputError:
-        return InputError(f"{problem}: send smaller ones", source=self._name, batch=self._num_batches)
-
-    def _full(self, waiting: str, flag: str) -> ServiceError:
-        return ServiceError(f"{self._name}: {waiting} wait in unfinished frames of all producers ({flag}): try again")
+        return InputError(f"{problem}: send smaller ones", source=self.name, batch=self._num_batches)
 
 
 def _compact(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:

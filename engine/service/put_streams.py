@@ -29,14 +29,10 @@ ACK_PAUSE_S = 0.01
 
 
 class Producers:
-    """Takes the streams of all producers. options : how streams are decoded
-
-    rows, held : budgets of the rows in unfinished frames and of the bytes that these keep in memory
-    """
+    """Takes the streams of all producers. options : how streams are decoded"""
 
     def __init__(self, sequencer: Sequencer, options: ReadOptions, limits: Limits) -> None:
-        self._sequencer, self._options, self._limits = sequencer, options, limits
-        self.rows, self.held = Budget(limits.queued_rows), Budget(limits.queued_bytes)
+        self._sequencer, self._options, self.budget = sequencer, options, Budget(limits)
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, send: Send) -> None:
         """Read a stream to its end, and send acknowledgements up to the last one.
@@ -64,19 +60,19 @@ class Producers:
                 self._sequencer.close(stream)
 
     def _apply_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
-        queue = Queue(self._limits, self.rows, self.held, name)
+        queue = Queue(self.budget, name)
         try:
             every = not ends and self._batches_are_frames(reader.schema)
-            checked = _CheckedReader(context, stream, reader, queue, name, every, ends)
+            checked = _CheckedReader(context, stream, reader, queue, every, ends)
             part = chunks_part(reader, name, checked.read_chunk, ends)
             frames = FrameReader(Source(name, lambda: (each for each in (part,))), self._options)
             frames.first_bad = self._sequencer.first_bad
             with closing(frames.numbered()) as numbered:
                 for _, frame in numbered:
-                    self._sequencer.take(stream, frame)
-                    queue.frame_taken()
+                    self._sequencer.push(stream, frame)
+                    queue.frame_applied()
         except InputError as error:
-            self._sequencer.refused(error)
+            self._sequencer.rejected(error)
             raise
         finally:
             queue.clear()
@@ -97,7 +93,6 @@ class _CheckedReader:
     stream: Stream
     reader: Any
     queue: Queue
-    name: str
     every_batch: bool
     marks_ends: bool
 
@@ -110,7 +105,9 @@ class _CheckedReader:
             raise
         metadata = read_metadata(chunk.app_metadata)
         if metadata.number is not None and self.stream.contributor is not None and metadata.number != self.stream.next:
-            raise InputError(f"frame {metadata.number} came where frame {self.stream.next} is next", source=self.name)
+            raise InputError(
+                f"frame {metadata.number} came where frame {self.stream.next} is next", source=self.queue.name
+            )
         if chunk.data is None:
             return Chunk(None, metadata.ends)
         waits = chunk.data.num_rows > 0 and not metadata.ends and not self.every_batch
@@ -122,9 +119,9 @@ class _CheckedReader:
             time.sleep(BREAK_IS_REPORTED_AFTER_S)
         left = f"; {self.queue.num_rows} rows of a frame that is not whole are left out"
         if self.context.is_cancelled():
-            raise ServiceError(f"{self.name}: the connection broke off{left if self.queue.num_rows else ''}")
+            raise ServiceError(f"{self.queue.name}: the connection broke off{left if self.queue.num_rows else ''}")
         if self.marks_ends and self.queue.num_rows:
-            raise InputError(f"the stream ended inside a frame{left}", source=self.name)
+            raise InputError(f"the stream ended inside a frame{left}", source=self.queue.name)
 
 
 class Acks:

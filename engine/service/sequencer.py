@@ -88,7 +88,7 @@ class Sequencer(CommitListener):
             self._check_open()
             return self.streams.open(request, tell)
 
-    def take(self, stream: Stream, frame: Frame) -> None:
+    def push(self, stream: Stream, frame: Frame) -> None:
         """Apply one frame, or skip it if it was applied before.
 
         Raises InputError for an invalid frame (nothing of it is applied), ServiceError if the service takes no more
@@ -102,7 +102,7 @@ class Sequencer(CommitListener):
                 self._apply(stream, _named(frame, stream.contributor))
             self.streams.acknowledge(stream)
 
-    def refused(self, error: InputError) -> None:
+    def rejected(self, error: InputError) -> None:
         """Record a rejected frame: the first error for each reason is reported."""
         with self._engine.gate.still():
             self.first_bad.setdefault(error.reason or "refused", str(error))

@@ -68,7 +68,7 @@ class Service:
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
-        engine.watch.queued_rows = lambda: self.producers.rows.num_taken
+        engine.watch.queued_rows = lambda: self.producers.budget.num_rows
         try:
             self._server = FlightServer(
                 address,
@@ -136,8 +136,8 @@ class Service:
                 "dropped": dict(counters.dropped),
                 "producers": sequencer.streams.num_producers,
                 "streams": sequencer.streams.num_open,
-                "queued_rows": self.producers.rows.num_taken,
-                "queued_bytes": self.producers.held.num_taken,
+                "queued_rows": self.producers.budget.num_rows,
+                "queued_bytes": self.producers.budget.num_bytes,
                 "connections": self.connections.num_open,
                 "calls": self.admission.num_calls,
                 "refused": self.admission.num_refused,

@@ -42,19 +42,19 @@ class Readers:
     def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
         self._engine, self._sequencer, self.log, self._limits = engine, sequencer, log, limits
 
-    def get(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
+    def get(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
         """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
 
-        gone : returns whether the reader has disconnected
+        is_cancelled : returns whether the reader has disconnected
         """
-        if DELTAS in asked:
-            return self._deltas(asked[DELTAS] if isinstance(asked[DELTAS], Mapping) else {}, gone)
-        name = asked.get(TABLE)
+        if DELTAS in request:
+            return self._deltas(request[DELTAS] if isinstance(request[DELTAS], Mapping) else {}, is_cancelled)
+        name = request.get(TABLE)
         if not isinstance(name, str):
-            raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, asked)) or 'nothing'}")
+            raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, request)) or 'nothing'}")
         self._engine.core.tables.table(name)
-        if "ids" in asked:
-            return self._rows(name, asked["ids"])
+        if "ids" in request:
+            return self._rows(name, request["ids"])
         return Answer(self.table_schema(name), self._table(name))
 
     def table_schema(self, name: str) -> pa.Schema:
@@ -68,8 +68,8 @@ class Readers:
         metadata = {**(self.log.schema.metadata or {}), b"penstock.lineage": self._sequencer.streams.lineage.encode()}
         return self.log.schema.with_metadata(metadata)
 
-    def _deltas(self, asked: Mapping[str, Any], gone: Callable[[], bool]) -> Answer:
-        since, lineage, follow = asked.get("since"), asked.get("lineage"), asked.get("follow", False)
+    def _deltas(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
+        since, lineage, follow = request.get("since"), request.get("lineage"), request.get("follow", False)
         if since is not None and type(since) is not int:
             raise UsageError(f"since: expected a step, got {since!r}")
         if lineage is not None and lineage != self._sequencer.streams.lineage:
@@ -81,11 +81,11 @@ class Readers:
         since = self.log.first_step if since is None else since
         until = None if follow else self.log.step
         self.log.check(since)
-        return Answer(self.delta_schema, self._published(since, until, gone))
+        return Answer(self.delta_schema, self._published(since, until, is_cancelled))
 
-    def _published(self, since: int, until: int | None, gone: Callable[[], bool]) -> Messages:
+    def _published(self, since: int, until: int | None, is_cancelled: Callable[[], bool]) -> Messages:
         with self.log.followed() if until is None else nullcontext():
-            for delta in self.log.after(since, until, gone):
+            for delta in self.log.after(since, until, is_cancelled):
                 for batch in delta.batches:
                     yield batch, b""
 
@@ -135,7 +135,7 @@ class Readers:
             yield block, encoded({"changed": again})
         self._settle(step)
         until = self.log.step
-        for delta in self.log.after(since, until):
+        for delta in self.log.after(since, until, lambda: False):
             for batch in delta.batches:
                 changed = _of_table(batch, name, self.table_schema(name))
                 if changed.num_rows:

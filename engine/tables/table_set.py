@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,16 +56,15 @@ class TableSet:
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends
-        from penstock.bridge.device_tables import check_memory, make_mesh
-        from penstock.bridge.sharding import Layout
-        from penstock.bridge.table_group import Wanted, make_tables
+        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.sharding import Layout, TableDefinition
 
         self.specs = {spec.name: spec for spec in config.tables}
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
-        outside, mesh = mesh, make_mesh(mesh)
+        user_mesh, mesh = mesh, make_mesh(mesh)
         self.devices = tuple(mesh.devices.flat)
         mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
@@ -85,13 +84,19 @@ class TableSet:
             for name, spec in self.specs.items()
         }
         check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
-        wanted = [
-            Wanted(layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate))
+        definitions = [
+            TableDefinition(
+                layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
+            )
             for name, spec in self.specs.items()
         ]
-        self._together = make_tables(mesh, wanted, outside, threads)
-        made = {name: table for together in self._together for name, table in together.tables.items()}
-        self._tables: dict[str, DeviceTable] = {name: made[name] for name in self.specs}
+        self._groups = backends.create_tables(mesh, definitions, threads)
+        created = {
+            layout.name: DeviceTable(group, member, user_mesh)
+            for group in self._groups
+            for member, layout in enumerate(group.layouts)
+        }
+        self._tables = {name: created[name] for name in self.specs}
         for name, spec in self.specs.items():
             self._tables[name].fill(self.start_of(spec, seed))
 
@@ -128,18 +133,18 @@ class TableSet:
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
-        for together in self._together:
-            turns: list[list[tuple[str, Coalesced, float]]] = []
-            for name in together.tables:
-                several = coalesced.get(name)
+        for group in self._groups:
+            applications: list[list[tuple[int, Sequence[Any], float]]] = []
+            for member, layout in enumerate(group.layouts):
+                several = coalesced.get(layout.name)
                 if several is None:
                     continue
-                for turn, rows in enumerate(several or self._of_no_rows.get(name, ())):
-                    if turn == len(turns):
-                        turns.append([])
-                    turns[turn].append((name, rows, self._rate(name, rates)))
-            for turn, brought in enumerate(turns):
-                together.apply(brought, step, turn)
+                for number, rows in enumerate(several or self._of_no_rows.get(layout.name, ())):
+                    if number == len(applications):
+                        applications.append([])
+                    applications[number].append((member, rows.summed, self._rate(layout.name, rates)))
+            for number, updates in enumerate(applications):
+                group.apply(updates, step, number)
 
     def _rate(self, name: str, rates: tuple[float, ...]) -> float:
         spec = self.specs[name]
@@ -149,7 +154,7 @@ class TableSet:
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
-        return sum(together.warm() for together in self._together)
+        return sum(group.warm() for group in self._groups)
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
@@ -166,7 +171,7 @@ class TableSet:
 
         Raises OSError if no descriptor is left.
         """
-        from penstock.bridge.thread_setup import prepare_thread
+        from penstock.bridge.device_tables import prepare_thread
 
         prepare_thread()
 

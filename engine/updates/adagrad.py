@@ -86,6 +86,6 @@ def _row_sum(ops: Ops, values: Array) -> Array:
     while (width := values.shape[-1]) > 1:
         half = width // 2
         folded = values[..., :half] + values[..., width - half :]
-        odd = values[..., half : width - half]
-        values = ops.xp.concatenate([folded, odd], axis=-1) if width % 2 else folded
+        middle = values[..., half : width - half]
+        values = ops.xp.concatenate([folded, middle], axis=-1) if width % 2 else folded
     return values

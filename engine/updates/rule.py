@@ -60,8 +60,8 @@ class UpdateRule:
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
         """Return hyper-parameters as scalars of like's dtype, so that expressions of them round as on the device."""
-        given = dict(self.hyper)
-        return tuple(like.dtype.type(given.get(name, 0.0)) for name in names)
+        hyper = dict(self.hyper)
+        return tuple(like.dtype.type(hyper.get(name, 0.0)) for name in names)
 
     def number(self, like: Array, name: str) -> Any:
         """Return one hyper-parameter as a scalar of like's dtype."""

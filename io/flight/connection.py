@@ -124,16 +124,14 @@ class Connection:
     """A connection to one service, opened at the first call and again after a failure. For one thread at a time.
 
     token, roots : as for ``dial``; patience_s : how long to retry a call
+
+    where : the address, for messages
     """
 
     def __init__(self, address: Address, token: str | None, roots: str | None, patience_s: float) -> None:
         self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
+        self.where = address.uri
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
-
-    @property
-    def where(self) -> str:
-        """Return the address, for messages."""
-        return self._address.uri
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
         if self._open is None:

@@ -5,7 +5,6 @@ its files of deltas and of bad rows. The first of the two commands has --resume 
 """
 
 import errno
-import itertools
 import json
 import os
 import random
@@ -17,9 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from checkpoints import config_of, log_of
+from ipc import log, messages
 from quarantines import read
-
-from penstock.io.log import LogWriter
 
 HERE = Path(__file__).resolve().parent
 STEPS = 16
@@ -50,7 +48,7 @@ class Harness:
         config_of().save(self.config)
         self.tables = sorted(f"{table}.parquet" for table in config_of().table_names)
         self.batches = [with_bad_row(batch) for batch in log_of(range(STEPS))]
-        write_log(self.log, self.batches)
+        self.log.write_bytes(log(self.batches))
         cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
         names = {"DIR": "JAX_COMPILATION_CACHE_DIR"}
         settings = {names.get(key, f"JAX_PERSISTENT_CACHE_{key}"): value for key, value in cache.items()}
@@ -158,26 +156,7 @@ def batches_in(path):
     return [batch.serialize().to_pybytes() for batch in read(path) if batch.num_rows]
 
 
-def write_log(path, batches, order=None):
-    """Our own log of these batches; order : of the messages as they are delivered, by number."""
-    with LogWriter(path, batches[0].schema) as log:
-        for batch in batches:
-            log.write(batch)
-    if order is not None:
-        deliver(path, order)
-
-
 def deliver(path, order):
     """Put the batches of a log that lies there into another order: repeated, missing, swapped."""
-    with pa.OSFile(str(path), "rb") as file:
-        reader = pa.ipc.open_stream(file)
-        ends = [file.tell()]
-        while True:
-            try:
-                reader.read_next_batch()
-            except StopIteration:
-                break
-            ends.append(file.tell())
-    data = path.read_bytes()
-    pieces = [data[start:stop] for start, stop in itertools.pairwise(ends)]
-    path.write_bytes(data[: ends[0]] + b"".join(pieces[n] for n in [*order, len(pieces) - 1]) + data[ends[-1] :])
+    head, pieces, end = messages(path.read_bytes())
+    path.write_bytes(head + b"".join(pieces[n] for n in [*order, len(pieces) - 1]) + end)

@@ -23,34 +23,23 @@ import pyarrow.parquet  # noqa: F401
 import penstock.bridge.device_tables
 import penstock.cli.replay  # noqa: F401
 from penstock.checkpoint import incremental
-from penstock.cli.main import main
 from penstock.io.storage import atomic_files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import operations
+from forked import become_command
 
 
 def child(case, out, err, calls):
     """The command, in this process and to its end."""
     incremental.SHARE = 1e9  # a block after every frame: as many commits as the steps allow
-    os.dup2(out, 1)
-    os.dup2(err, 2)
     kind, *arguments = case.get("fault") or ["Watched"]
     atomic_files.operations = getattr(operations, kind)(*arguments)
     atomic_files.operations.seen_by = calls
     if case.get("limit_bytes"):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (case["limit_bytes"], case["limit_bytes"]))
-    try:
-        code = main(case["argv"])
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        code = 99  # a traceback is a failure whatever was asked
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    become_command(case["argv"], out, err)
 
 
 def run(case):

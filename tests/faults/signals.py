@@ -20,19 +20,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
 import penstock as ps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from limits import HANG_S
+from cli import frame, started
+from ipc import stream
+from limits import HANG_S, until
 
 COMMANDS = ("replay", "serve")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WINDOW_S = 2.0
 START_S = 0.15  # about what Python needs before it runs the first line of ours
-FRAMES, ROWS, DIM = 3, 20, 4
+FRAMES, ROWS = 3, 20
 SLOW_LIBRARIES = ("/jaxlib/", "/pyarrow/")
 NO_FRAME = re.compile(r"penstock: [^\n]*\n")
 
@@ -69,14 +68,10 @@ class Harness:
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in the background
             signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands inherit it
         self.config = self.folder / "tables.pbtxt"
-        config = ps.EmbeddingConfig.from_tables([ps.TableConfig(200, DIM, name="user", optimizer=ps.Adagrad(0.1))])
+        config = ps.EmbeddingConfig.from_tables([ps.TableConfig(200, 2, name="user", optimizer=ps.Adagrad(0.1))])
         config.save(self.config)
-        batches = [batch(number) for number in range(FRAMES)]
-        sink = pa.BufferOutputStream()
-        writer = pa.ipc.new_stream(sink, batches[0].schema)
-        for each in batches:
-            writer.write_batch(each)
-        self.log = sink.getvalue().to_pybytes()  # not closed: the input goes on
+        batches = [frame(number, range(ROWS)) for number in range(FRAMES)]
+        self.log = stream(batches, end=False)  # the input goes on
         engine = ps.Engine(config)
         self.states = [engine.state_hash()]
         for each in batches:
@@ -85,10 +80,8 @@ class Harness:
         self.num_libraries = self._libraries_of_a_whole_start()
 
     def start(self, command, checkpoint):
-        words = [sys.executable, "-m", "penstock", command, str(self.config), "--checkpoint", str(checkpoint)]
-        words += ["-", "--every", "1"] if command == "replay" else ["--listen", "grpc://127.0.0.1:0"]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=False)
+        words = ["-", "--every", "1"] if command == "replay" else ["--listen", "grpc://127.0.0.1:0"]
+        process = started(command, self.config, "--checkpoint", checkpoint, *words)
         if command == "replay":
             process.stdin.write(self.log)  # fits into a pipe
             process.stdin.flush()
@@ -169,26 +162,16 @@ class Harness:
             if command == "serve":
                 process.stdout.readline()
             else:
-                until = time.monotonic() + HANG_S
-                while not (checkpoint.exists() and list(checkpoint.glob("*.commit"))):
-                    assert process.poll() is None, process.stderr.read()
-                    assert time.monotonic() < until
-                    time.sleep(0.05)
+                wait_for_a_commit(checkpoint, process)
             found[command] = loaded(process.pid)
             process.kill()
             process.communicate()
         return found
 
 
-def batch(number):
-    rng = np.random.default_rng(number)
-    return pa.record_batch(
-        {
-            "step": pa.array([number] * ROWS, pa.int64()),
-            "id": rng.integers(0, 200, ROWS),
-            "gradient": pa.FixedSizeListArray.from_arrays(rng.standard_normal(ROWS * DIM).astype(np.float32), DIM),
-        }
-    )
+def wait_for_a_commit(checkpoint, process):
+    until(lambda: list(checkpoint.glob("*.commit")) or process.poll() is not None)
+    assert process.poll() is None, process.stderr.read()
 
 
 def catches(pid, number):
@@ -219,7 +202,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="NUMBER")
     args = parser.parse_args()
-    started, done = time.monotonic(), []
+    began, done = time.monotonic(), []
     numbers = [args.only] if args.only is not None else range(args.first, args.first + args.cases)
     with (
         tempfile.TemporaryDirectory(prefix="penstock-signals-") as folder,
@@ -231,7 +214,7 @@ def main():
                 again = f"python tests/faults/signals.py --seed {args.seed} --only {outcome.case.number}"
                 print(f"FAILED {outcome.case}: {outcome.problem}\nagain: {again}", flush=True)
             if len(done) % 50 == 0:
-                print(f"{len(done)} cases, {time.monotonic() - started:.0f} s", flush=True)
+                print(f"{len(done)} cases, {time.monotonic() - began:.0f} s", flush=True)
     failed = [outcome for outcome in done if outcome.problem]
     standing = [outcome for outcome in done if not outcome.case.early]
     kinds = Counter(f"{outcome.case.command} {outcome.case.signal.name}" for outcome in standing)
@@ -239,7 +222,7 @@ def main():
     print(f"  {sum(outcome.loading for outcome in standing)} of them while pyarrow and jaxlib were being loaded")
     codes = Counter(outcome.code for outcome in done if outcome.case.early)
     print(f"{len(done) - len(standing)} earlier: {', '.join(f'{n} with code {code}' for code, n in codes.items())}")
-    print(f"{len(done)} cases, {len(failed)} failed, {time.monotonic() - started:.0f} s")
+    print(f"{len(done)} cases, {len(failed)} failed, {time.monotonic() - began:.0f} s")
     return int(bool(failed))
 
 

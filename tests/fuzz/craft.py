@@ -7,12 +7,14 @@ import io
 import struct
 from collections.abc import Iterator
 
+import ipc
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 from fuzz.mutate import messages
-from fuzz.seeds import DIM, NUM_ROWS, batch_of, log, parquet, stream
+from fuzz.seeds import DIM, NUM_ROWS, batch_of, parquet, stream
+from ipc import log
 
 Inputs = Iterator[tuple[str, tuple[str, bytes]]]
 
@@ -29,11 +31,7 @@ def stream_of(columns: dict[str, pa.Array], **options: object) -> bytes:
     """A row stream with some columns instead of the usual ones."""
     usual = batch_of("plain", 0)
     arrays = {name: usual.column(name) for name in usual.schema.names} | columns
-    sink = pa.BufferOutputStream()
-    batch = pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return ipc.stream([pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))], **options)
 
 
 # ---- more than it seems
@@ -48,10 +46,7 @@ def bombs() -> Inputs:
     batch = pa.RecordBatch.from_arrays([ids, gradient], schema=USER)
     for codec in ("zstd", "lz4"):
         for suffix, make in ((".arrows", pa.ipc.new_stream), (".arrow", pa.ipc.new_file)):
-            sink = pa.BufferOutputStream()
-            with make(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
-                writer.write_batch(batch)
-            yield f"bomb-{codec}{suffix}", (suffix, sink.getvalue().to_pybytes())
+            yield f"bomb-{codec}{suffix}", (suffix, ipc.stream([batch], make=make, compression=codec))
 
 
 def claims() -> Inputs:

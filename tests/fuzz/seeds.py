@@ -6,14 +6,15 @@ The same bytes every time (with the same pyarrow), so that a case is known by it
 import io
 from dataclasses import dataclass
 
+import ipc
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 from google.protobuf import text_format
+from ipc import log
 
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
-from penstock.io.log import LogWriter
 
 CONFIG = """
 table_descriptor {
@@ -103,26 +104,14 @@ def example_of(rng: np.random.Generator) -> pa.RecordBatch:
 
 
 def stream(batches: list[pa.RecordBatch], as_file: bool = False, compression: str | None = None) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    make = pa.ipc.new_file if as_file else pa.ipc.new_stream
-    with make(sink, batches[0].schema, options=options) as writer:
-        for batch in one_dictionary(batches) if as_file else batches:
-            writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    if as_file:
+        return ipc.stream(one_dictionary(batches), make=pa.ipc.new_file, compression=compression)
+    return ipc.stream(batches, compression=compression)
 
 
 def one_dictionary(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """An Arrow IPC file may not replace a dictionary."""
     return pa.Table.from_batches(batches).unify_dictionaries().to_batches()
-
-
-def log(batches: list[pa.RecordBatch]) -> bytes:
-    sink = io.BytesIO()
-    with LogWriter(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write(batch)
-    return sink.getvalue()
 
 
 def parquet(batches: list[pa.RecordBatch], compression: str, version: str) -> bytes:

@@ -11,20 +11,18 @@ import re
 import resource
 import select
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import jax  # noqa: F401 (imported once, for all children)
 import pyarrow.parquet  # noqa: F401
+from forked import become_command
 
 import penstock.checkpoint.session
 import penstock.engine  # noqa: F401
-from penstock.cli import main
 from penstock.cli.main import parser
 
 parser()  # imports every command
@@ -75,7 +73,10 @@ def run(words: list[str], limit_s: float) -> Ended:
         started = time.monotonic()
         child = os.fork()
         if not child:
-            _be_the_command(words, out.fileno(), err.fileno())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+            become_command(words, out.fileno(), err.fileno())
         code, anon_mib = _wait(child, limit_s)
         seconds = time.monotonic() - started
         texts = []
@@ -98,25 +99,6 @@ def apart(make: Callable[[], T]) -> T:
         made: T = pickle.load(pipe)
     os.waitpid(child, 0)
     return made
-
-
-def _be_the_command(words: list[str], out: int, err: int) -> None:
-    """Never returns."""
-    code = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-        code = main(words)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def _wait(child: int, limit_s: float) -> tuple[int | None, float]:

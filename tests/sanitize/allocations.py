@@ -17,7 +17,7 @@ from penstock.accumulators.table_store import TableStore
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.partition import locate, pad, place
+from penstock.pyx.partition import lay, locate, place
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
@@ -147,9 +147,9 @@ def placed():
 
     def work(state):
         ids, grads = gradient(5)
-        owners, rows, _ = place(ids, VOCABULARY, 1024, True, 512, 98, 2)
+        place(ids, VOCABULARY, 1024, True, 512, 98, 2)
         locate(ids, VOCABULARY, 1024, True)
-        pad(owners, rows, grads, 2, ROWS, 50_176)
+        lay(np.arange(len(ids)), np.zeros(len(ids), np.int64), grads, np.empty(grads.shape, np.int32))
         state["done"] = True
 
     return dict, work, dict

@@ -38,5 +38,5 @@ watched tests/sanitize/updates.py
 # Tests of the configuration reach no kernel.
 # shellcheck disable=SC2046 # no name holds a space
 watched -m pytest -q --noconftest -p sanitize.alone -p no:cacheprovider "$@" \
-    $(find tests -maxdepth 1 -name 'test_*.py' ! -name 'test_config*' ! -name test_lint_codes.py |
+    $(find tests -maxdepth 1 -name 'test_*.py' ! -name 'test_config*' ! -name 'test_lint_*' |
         sort | xargs grep -LE '\b(jax|pyarrow)\b|subprocess')

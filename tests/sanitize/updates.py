@@ -1,7 +1,7 @@
 """Drives the handlers of pyx/update as XLA would, without XLA or jax (fake_xla.pyx), for the sanitizers to watch.
 
-Every rule, target, dim around the vectors' widths, number of rows around a claim's, on one thread and several, on one
-device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
+Every rule, target, dim around the vectors' widths, number of rows around a work item's, on one thread and several, on
+one device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
 are late or refuse, frames that are wrong. The results of one rule must be the same bits however it was run.
 
 --break rows shows that ThreadSanitizer watches: ids that are not distinct, so that two threads update the same rows.
@@ -18,7 +18,7 @@ from penstock.pyx import update
 from penstock.pyx.partition import place
 
 TOUCH, CREATE = update.handlers()["penstock_touch"], update.handlers()["penstock_create"]
-# A claim is 1,024 rows; prefetching runs 4 to 32 rows ahead.
+# A work item is 1,024 rows; prefetching runs 4 to 32 rows ahead.
 SIZES = (0, 1, 5, 33, 1023, 1025, 2500)
 DIMS = (1, 3, 4, 7, 8, 15, 16, 17, 33)
 NUM_SHARDS, LR = 12, 0.1
@@ -77,7 +77,7 @@ class Tables:
 
     def by_hand(self, part):
         """The rows in id order, found by partition's arithmetic."""
-        devices, rows, _ = place(np.arange(self.rows), *self.where)
+        devices, rows = place(np.arange(self.rows), *self.where)
         return np.stack([self.parts[device][row, part] for device, row in zip(devices, rows, strict=True)])
 
 

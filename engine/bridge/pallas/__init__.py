@@ -1,1 +1,1 @@
-"""The optimizer step as Pallas kernels for the cores of a TPU."""
+"""The optimizer step as Pallas kernels."""

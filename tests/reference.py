@@ -104,28 +104,12 @@ def place(
     shards_per_owner: int,
     rows_per_shard: int,
     num_owners: int,
-) -> tuple[Int32, Int32, Int64]:
-    """Return the owner of every id, its row there, and the number of ids of each owner."""
+) -> tuple[Int32, Int32]:
+    """Return the owner of every id, and its row there."""
     shards, rows = locate(ids, vocabulary_size, num_shards, mod)
     owners = shards // shards_per_owner
     rows = (shards % shards_per_owner) * rows_per_shard + rows
-    return owners.astype(np.int32), rows.astype(np.int32), np.bincount(owners, minlength=num_owners)
-
-
-def pad(
-    owners: Int32, rows: Int32, grads: Float32, num_owners: int, capacity: int, rows_per_owner: int
-) -> tuple[Int32, Float32]:
-    """Partition rows by owner, in order, and pad each part with distinct rows from ``rows_per_owner`` on, gradient 0.
-
-    Returns rows int32 (num_owners, capacity) and gradients float32 (num_owners, capacity, dim).
-    """
-    out_rows = np.tile(rows_per_owner + np.arange(capacity, dtype=np.int32), (num_owners, 1))
-    out_grads = np.zeros((num_owners, capacity, grads.shape[1]), np.float32)
-    for owner in range(num_owners):
-        mine = owners == owner
-        out_rows[owner, : mine.sum()] = rows[mine]
-        out_grads[owner, : mine.sum()] = grads[mine]
-    return out_rows, out_grads
+    return owners.astype(np.int32), rows.astype(np.int32)
 
 
 def lay(lines: Int64, offsets: Int64, grads: Float32, out: Int32) -> None:
@@ -146,7 +130,7 @@ def update_rows(
     equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
     """
     for ids, grads in segments:
-        owners, rows, _ = place(ids, **where)
+        owners, rows = place(ids, **where)
         table[owners, rows] = equation(grads, table[owners, rows])
 
 

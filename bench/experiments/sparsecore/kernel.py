@@ -1,9 +1,19 @@
-"""The optimizer step as a kernel for a TPU's SparseCores: experimental, used only on request.
+"""The optimizer step as a kernel for a TPU's SparseCores. An experiment outside the package: no hardware has run it.
 
 SparseCores are built for this: one instruction copies all lines of a list of numbers. Each of the n vector subcores
 takes every n-th block of lines. While it computes block i, a few lanes at a time, the lines of block i + 1 are being
 fetched and those of block i - 1 written back. Line numbers are unique, so no two blocks share a line. All pads have one
 number, which the copies ignore; blocks of pads alone are skipped.
+
+The vector units have neither ``pow`` (``possible``) nor a square root (software_sqrt.py). jax 0.10.2 knows SparseCores
+of v5p, v6e and tpu7x. The tests compare the interpreted kernel with XLA's step, bit for bit; the interpreter runs the
+subcores in sequence and copies at once, so it finds wrong indices but no races. Untested: that the hardware's indirect
+copy skips the numbers that it should ignore, that waiting for such a copy ends, and that concurrent copies do not
+collide. Once hardware has run it, ``apply`` can join ``penstock.bridge`` as a variant: it has the arguments of
+``programs.apply`` there.
+
+    python -m pytest -n0 bench/experiments/sparsecore       the kernel, interpreted, and its square root
+    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile.py   by libtpu (make tpu-installed)
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 from jax.sharding import Mesh
 
-from penstock.bridge.pallas.software_sqrt import root
+from penstock.bench.experiments.sparsecore.software_sqrt import root
 from penstock.bridge.programs import Program, _fence, _rounded, sharded
 from penstock.bridge.row_format import UNTOUCHED, Arrays, Line
 from penstock.bridge.sharding import LINES

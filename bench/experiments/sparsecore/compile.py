@@ -1,0 +1,60 @@
+"""Compile the SparseCore kernel's steps for every generation that has SparseCores, by TPU's real compiler.
+
+The same checks as in bench/tpu/matrix.py, whose cases and bounds it takes: a step must compile, alias its whole table,
+copy none, need at most 1 MB of further memory, and move at most 1.25 times the floor. It says nothing about time.
+
+    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile.py [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+
+from penstock.bench.experiments.sparsecore import kernel
+from penstock.bench.tpu import matrix
+from penstock.bridge.program_cache import shapes
+
+GENERATIONS = ("v5p", "v6e", "tpu7x")
+
+
+def cases(small: bool) -> Iterator[matrix.Case]:
+    """Yield the matrix's cases for the kernel. small : one for each generation"""
+    for generation in GENERATIONS:
+        for optimizer in ("Adam",) if small else matrix.MAIN:
+            yield from (matrix.Case(generation, optimizer, dim, "sparsecore") for dim in (128,) if small or matrix.DIMS)
+    if not small:
+        others = sorted(set(matrix.optimizers()) - {*matrix.MAIN, "RowWiseAdagrad"})
+        yield from (matrix.Case("v6e", optimizer, 128, "sparsecore") for optimizer in others)
+
+
+def compiled(compiler: matrix.Compiler, case: matrix.Case) -> matrix.Result:
+    layout, rule, mesh = compiler.made(case)
+    line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
+    began = time.perf_counter()
+    traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, matrix.LINES))
+    program = traced.lower().compile()
+    seconds, memory = time.perf_counter() - began, program.memory_analysis()
+    moved, floor = matrix.dma_bytes(traced.jaxpr, kernel.block_of(line)), matrix.floor_of(line)
+    failed = [*matrix.faults(case, layout, memory, program.as_text()), *matrix.too_many_bytes(case, moved, floor)]
+    return matrix.Result(case, memory.temp_size_in_bytes, moved, floor, seconds, tuple(failed))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="one case for each generation")
+    compiler, results = matrix.Compiler(), []
+    for case in cases(parser.parse_args().small):
+        results.append(compiled(compiler, case))
+        print(matrix.markdown_table(results[-1:]).splitlines()[-1], flush=True)
+    return 1 if any(result.failed for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
