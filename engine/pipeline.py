@@ -49,7 +49,7 @@ class FrameGate:
     def take(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
         raise StateError(
-            "an engine's gate opens into its tables, for nobody else: Engine.flush opens it early, and a "
+            "an engine's gate opens into its own tables only: Engine.flush opens it early, and a "
             "SparseConditionalAccumulator is for takers"
         )
 

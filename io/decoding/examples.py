@@ -118,7 +118,7 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
             else f"feature_id: {options.features.index(feature)}"
         )
         raise ConfigError(
-            f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
+            f"feature '{feature.path}': the configuration has no combiner for it, which an example stream needs; "
             f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
         )
     gradient, num_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])

@@ -116,7 +116,7 @@ class FrameReader:
         )
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
-                "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
+                "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "
                 f"and the configuration has several ({listed(options.sizes)}); give --table"
                 + column_hint("table", part.schema),
                 source=part.name,

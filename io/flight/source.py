@@ -33,7 +33,7 @@ def flight_source(uri: str, token: str | None = None) -> Source:
     """
     address = Address.of(uri)
     if not address.path:
-        raise InputError("say which flight: grpc://HOST:PORT/PATH", source=uri)
+        raise InputError("name a flight: grpc://HOST:PORT/PATH", source=uri)
 
     def parts() -> Parts:
         client, options = dial(address, token)

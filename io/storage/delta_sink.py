@@ -117,7 +117,7 @@ class DeltaFile(DeltaWriter):
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
-                "between went on without it; give another name, and take the tables anew where it is read"
+                "between went on without it; give another name, and read the tables again where it is followed"
             )
         try:
             same = _tail(file, committed["bytes"]) == committed["tail"]
@@ -125,10 +125,12 @@ class DeltaFile(DeltaWriter):
         except OSError as error:
             raise StateError(f"{self._path}: the deltas of the checkpoint cannot be read: {error.strerror}") from error
         if not same:
-            problem = "holds other deltas than the checkpoint says: give the file that it was made with"
+            problem = "holds other deltas than the checkpoint records: give the file that it was made with"
             raise StateError(f"{self._path}: {problem}")
         if not same_columns:
-            raise StateError(f"{self._path}: its deltas have other columns; go on with the slots they were made with")
+            raise StateError(
+                f"{self._path}: its deltas have other columns; continue with the slots that they were made with"
+            )
 
 
 class DeltaStream(DeltaWriter):
@@ -180,7 +182,7 @@ def open_deltas(
         return DeltaFile(path, schema, step, resumed, is_counted)
     if is_counted is not None:
         raise UsageError(
-            f"{text}: with a checkpoint deltas go into a file, which a later run can go on with; not into a stream"
+            f"{text}: with a checkpoint deltas go into a file, which a later run can continue; not into a stream"
         )
     if text == "-":
         return DeltaStream("<stdout>", sys.stdout.buffer, schema, step, own=False)

@@ -119,7 +119,7 @@ class QuarantineWriter:
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
         if self._position() != expected:
-            problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
+            problem = "holds other rows than the checkpoint records: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 
     def _feed(self, file: Path, num_bytes: int, crc: int) -> None:
