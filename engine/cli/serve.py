@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
         "--listen",
         default="grpc://127.0.0.1:0",
         metavar="URI",
-        help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, printed at the start)",
+        help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
     command.set_defaults(peers=None)  # a single process; make_engine reads it
     add_table_options(command)
