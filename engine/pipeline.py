@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.errors import StateError
-from penstock.frames import Array, Coalesced, Frame, Rows, SummedArrays
+from penstock.frames import Array, Coalesced, Contributor, Frame, Rows, SummedArrays
 from penstock.gate import Gate
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.stats import Contributor, Stale
+from penstock.stats import Stale
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.

@@ -211,7 +211,7 @@ ROOMS = [
         {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
         {"prometheus_client"},
     ),
-    ("penstock.gate", {"penstock.validation", "penstock.errors", "penstock.stats"}, set()),
+    ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     (
         "penstock.accumulators.storage",
         {"penstock.frames", "penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"},

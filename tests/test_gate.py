@@ -13,8 +13,8 @@ from engines import batch, frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
+from penstock.frames import MAX_CONTRIBUTORS
 from penstock.gate import Gate
-from penstock.stats import MAX_CONTRIBUTORS
 
 ROOT = Path(__file__).resolve().parents[1]
 

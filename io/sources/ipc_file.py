@@ -17,8 +17,7 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.sources.decompression_limits import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
-from penstock.io.sources.flatbuffers import Table
+from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, Messages, Table, message_kind
 
 ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding

@@ -19,8 +19,8 @@ import pyarrow.ipc
 from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
-from penstock.io.sources.decompression_limits import Framing, Messages
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
+from penstock.io.sources.ipc_messages import Framing, Messages
 from penstock.io.sources.parquet import PARQUET, parquet_part
 
 FEATHER_V1, GZIP, CONTINUATION = b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"

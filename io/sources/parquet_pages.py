@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.io.sources.decompression_limits import check_unpacked
+from penstock.io.sources.ipc_messages import check_unpacked
 from penstock.io.sources.thrift import read_struct
 
 _MAX_ROWS_AT_ONCE = 1 << 16

@@ -1,8 +1,9 @@
-"""Refuse a compressed record batch that unpacks to far more than its size, before Arrow allocates memory for it.
+"""Read Arrow's IPC messages as far as needed to refuse a record batch that unpacks to far more than its size.
 
-A few kilobytes of lz4 or zstd may stand for gigabytes. Every compressed buffer begins with its unpacked length: this
-module adds up those numbers. Gradients hardly compress, so nothing that a producer writes comes near the limits.
-Dictionaries stay in memory, so their lengths are added up over all of them.
+It is refused before Arrow allocates memory for it: a few kilobytes of lz4 or zstd may stand for gigabytes. Every
+compressed buffer begins with its unpacked length: this module adds up those numbers. Gradients hardly compress, so
+nothing that a producer writes comes near the limits. Dictionaries stay in memory, so their lengths are added up over
+all of them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InputError
-from penstock.io.sources.flatbuffers import Table
 
 # Up to here nothing is refused; beyond, a batch may unpack to so many times its bytes.
 ALWAYS_BYTES = 1 << 25
@@ -24,6 +25,42 @@ MOST_TIMES = 100
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _CONTINUATION = b"\xff\xff\xff\xff"
+
+
+class Table:
+    """A table of a flatbuffer, the format of messages and footers.
+
+    Raises struct.error, ValueError or IndexError for damaged offsets, or gives wrong numbers.
+    """
+
+    def __init__(self, data: bytes | memoryview, at: int | None = None) -> None:
+        """at : of a table inside; None: the root"""
+        self._data = data
+        self._at: int = struct.unpack_from("<I", data, 0)[0] if at is None else at
+        self._fields = self._at - struct.unpack_from("<i", data, self._at)[0]
+        if self._fields < 0:
+            raise ValueError("a table lies outside the message")
+
+    def field(self, number: int) -> int:
+        """Return the offset of a field's value; 0 for an absent field."""
+        slot = 4 + 2 * number
+        if slot + 2 > struct.unpack_from("<H", self._data, self._fields)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", self._data, self._fields + slot)[0]
+        return self._at + offset if offset else 0
+
+    def table(self, number: int) -> Table:
+        return Table(self._data, self._follow(self.field(number)))
+
+    def vector(self, number: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a vector of structs."""
+        at = self._follow(self.field(number))
+        return np.frombuffer(self._data, kind, struct.unpack_from("<I", self._data, at)[0], at + 4)
+
+    def _follow(self, at: int) -> int:
+        if not at:
+            raise ValueError("a field is missing")
+        return int(at + struct.unpack_from("<I", self._data, at)[0])
 
 
 def check_unpacked(unpacked_bytes: int, packed_bytes: int, source: str) -> None:
