@@ -85,7 +85,7 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
     ("flags", "code", "says"),
     [
         (["--deltas-slots", "all"], 2, "--deltas-slots: name a file for deltas: --deltas FILE"),
-        (["--deltas-per", "steps=2"], 2, "--deltas-per: say where deltas go"),
+        (["--deltas-per", "steps=2"], 2, "--deltas-per: name a file for deltas"),
         (
             ["--deltas", "d", "--deltas-per", "steps=0"],
             2,

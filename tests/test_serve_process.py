@@ -180,7 +180,7 @@ def test_a_drained_service_ends_although_calls_are_open(config, frames):
         (["--listen", "grpc+tls://127.0.0.1:0"], "give --tls-cert FILE and --tls-key FILE"),
         (["--listen", "http://127.0.0.1"], "expected an address such as grpc://127.0.0.1:8815"),
         (["--token-file", "nowhere"], "--token-file nowhere: cannot be read"),
-        (["--every", "5"], "--every: say which checkpoint"),
+        (["--every", "5"], "--every: name a checkpoint"),
         (["--max-calls", "0"], "expected at least 1"),
     ],
 )
