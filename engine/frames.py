@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from penstock.pyx.buffer_pool import Sums
+from penstock.pyx.buffer_pool import Sums
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -51,7 +50,7 @@ class Rows:
 
     def copied(self) -> Rows:
         """Return a copy that does not reference the memory of the original."""
-        grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
+        grads = self.grads.copy() if self.which is None else self.grads[self.which]  # np.take would copy windows first
         return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
 
 
@@ -104,6 +103,9 @@ class SummedArrays(NamedTuple):
         return self.ids.nbytes + self.sums.nbytes
 
 
+Summed = Sums | SummedArrays
+
+
 class Coalesced:
     """One table's gradients of one opening.
 
@@ -113,7 +115,7 @@ class Coalesced:
 
     __slots__ = ("num_ids", "summed")
 
-    def __init__(self, summed: tuple[Sums | SummedArrays, ...]) -> None:
+    def __init__(self, summed: tuple[Summed, ...]) -> None:
         self.summed = summed
         self.num_ids = sum([one.num_ids for one in summed])
 
