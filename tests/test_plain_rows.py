@@ -145,3 +145,13 @@ def test_batches_of_common_logs_are_plain():
 )
 def test_batches_that_are_not_plain_take_the_general_decoder(of):
     assert not is_plain(of)
+
+
+@pytest.mark.parametrize("tables", [["t", "u", "t"], ["t", "t", "u"]], ids=["alternating", "in runs"])
+def test_good_rows_of_several_tables_are_not_examined_one_by_one(monkeypatch, tables):
+    monkeypatch.setattr(reader, "find_bad_rows", lambda *_: pytest.fail("examined every row"))
+    of = batch([(1, 5, [1.0, 2.0]), (2, 5, [3.0, 4.0]), (3, 5, [5.0, 6.0])], steps=True)
+    of = of.append_column("table", pa.array(tables).dictionary_encode())
+    frames, error, _ = outcome([of], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
+    assert error is None
+    assert sorted(row[0] for row in frames[0][0]) == sorted(tables)

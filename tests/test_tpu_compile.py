@@ -34,7 +34,9 @@ def test_bytes_moved_are_those_in_hbm_and_of_a_table_the_lines_touched():
 
 
 def test_a_copy_of_a_table_is_found(monkeypatch):
-    layout = pytest.importorskip("penstock.bridge.sharding").Layout("t", 4_194_304, 128, 1, 4, False, 128)
+    from penstock.bridge.sharding import Layout
+
+    layout = Layout("t", 4_194_304, 128, 1, 4, False, 128)
 
     class Memory:
         alias_size_in_bytes, temp_size_in_bytes = layout.nbytes // 4, 0
