@@ -46,7 +46,7 @@ checked: .venv/installed
 		--build-lib build/checked/lib >build/checked.log 2>&1 || { cat build/checked.log >&2; exit 1; }
 	PYTHONPATH=build/checked/lib $(BIN)/python -c \
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
-	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py $(ARGS)
+	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_accumulator_kernel.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break

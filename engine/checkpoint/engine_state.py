@@ -173,8 +173,7 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float3
 
 def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
     for name, ids, values in rows_of(folder, commit):
-        for part, rows in enumerate(values):
-            core.tables.table(name).write(ids, rows, part)
+        core.tables.set_rows(name, ids, dict(enumerate(values)))
     stores = _stores_of(folder, commit)
     contents = commit.contents
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
-from penstock.config.tables import Constant, TruncatedNormal, Uniform
-from penstock.errors import ConfigError, UsageError, listed
-from penstock.frames import Coalesced, Float32, Int64
+from penstock.errors import UsageError, listed
+from penstock.frames import Array, Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.tables.initializers import truncated_normal, uniform
-from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
+from penstock.tables.initializers import start_of
+from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.bridge.device_tables import DeviceTable
 
-WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
+Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
 
 
 class Configured(Protocol):
@@ -119,7 +116,7 @@ class TableSet:
         """Return which rows of the table this process holds: (first row, stride)."""
         return 0, 1
 
-    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+    def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return this process's share of the accumulated sums of all processes (``TableStore.get_state``)."""
         return sums
 
@@ -158,13 +155,10 @@ class TableSet:
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
-        for name, several in coalesced.items():
-            if self.specs[name].rule.non_lazy:
-                return True
-            for rows in several:
-                if rows.num_ids:
-                    return True
-        return False
+        return any(
+            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
+            for name, several in coalesced.items()
+        )
 
     def prepare_thread(self) -> None:
         """Allocate the file descriptors that steps on this thread need; call it once per thread.
@@ -227,8 +221,7 @@ class TableSet:
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
         digest = hashlib.sha256()
-        for name in sorted(self._tables):
-            table = self._tables[name]
+        for name, table in sorted(self._tables.items()):
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
             for part in range(table.num_parts):
                 for block in table.stream(part):
@@ -250,34 +243,36 @@ class TableSet:
 
         Parquet files are checked for presence and columns now, and row by row when the callable runs.
         """
-        if is_orbax(directory):
-            return partial(self._set_whole, self._rows_of_orbax(directory))
-        for name, table in self._tables.items():
-            check_table(Path(directory), name, table.layout.dim, self._columns(name))
-        return partial(self._read_parquet, Path(directory))
+        path = Path(directory)
+        if is_orbax(path):
+            blocks: Iterable[Block] = list(self._orbax_tables(path))
+        else:
+            for name, table in self._tables.items():
+                check_table(path, name, table.layout.dim, self._columns(name))
+            blocks = self._parquet_blocks(path)
+
+        def read() -> None:
+            for block in blocks:
+                self.set_rows(*block)
+
+        return read
 
     def _columns(self, name: str) -> list[str]:
         """Return the columns of a table's file, in the order of the table's parts."""
         return ["row", *list(self.parts(name))[1:]]
 
-    def _read_parquet(self, directory: Path) -> None:
+    def _parquet_blocks(self, directory: Path) -> Iterator[Block]:
         for name, table in self._tables.items():
             columns, layout = self._columns(name), table.layout
             for ids, found in read_table(directory, name, layout.vocabulary_size, layout.dim, columns):
-                for column, values in found.items():
-                    table.write(ids, values, columns.index(column))
+                yield name, ids, {columns.index(column): values for column, values in found.items()}
 
-    def _rows_of_orbax(self, directory: str | os.PathLike[str]) -> dict[str, Tree]:
+    def _orbax_tables(self, directory: Path) -> Iterator[Block]:
         tree = load_tree(directory)
-        return {
-            name: parts_of(tree, directory, name, (t.layout.vocabulary_size, t.layout.dim), list(self.parts(name)))
-            for name, t in self._tables.items()
-        }
-
-    def _set_whole(self, rows_of: Mapping[str, Tree]) -> None:
-        for name, found in rows_of.items():
-            for key, rows in found[name].items():
-                self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
+        for name, table in self._tables.items():
+            parts, size = self.parts(name), table.layout.vocabulary_size
+            found = parts_of(tree, directory, name, (size, table.layout.dim), list(parts))
+            yield name, np.arange(size), {parts[key]: np.ascontiguousarray(rows) for key, rows in found.items()}
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""
@@ -296,27 +291,8 @@ class TableSet:
         return given.astype(np.int64)
 
 
-def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+def _as_stored(block: Float32, bfloat16: bool) -> Array:
     """Return rows as they are stored, little-endian: float32, or the upper 16 bits of each float32 for bfloat16."""
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
     return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
-
-
-def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-    """Return a table's initializer: (first, count) → rows. Raises ConfigError if it gives the wrong shape."""
-    start = spec.initializer
-    name, dim = spec.name, spec.dim
-    if isinstance(start, TruncatedNormal):
-        mean, stddev = start.mean, start.stddev
-        return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
-    if isinstance(start, Uniform):
-        low, high = start.minimum, start.maximum
-        return lambda first, count: uniform(seed, name, first, count, dim, low, high)
-    if isinstance(start, Constant):
-        value = start.value
-        return lambda first, count: np.full((count, dim), value, np.float32)
-    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
-    if rows.shape != (spec.vocabulary_size, dim):
-        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
-    return lambda first, count: rows[first : first + count]

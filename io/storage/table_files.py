@@ -41,7 +41,7 @@ class TablesWriter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._unfinished: list[tuple[Path, Path]] = []
+        self._files: list[atomic_files.File] = []
         self.written: list[Path] = []
 
     def __enter__(self) -> TablesWriter:
@@ -53,36 +53,26 @@ class TablesWriter:
 
         Raises OSError.
         """
-        path = table_path(self._directory, table)
-        unfinished = atomic_files.unfinished(path)
-        self._unfinished.append((unfinished, path))
+        file = atomic_files.File(table_path(self._directory, table))
+        self._files.append(file)
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         fields = [pa.field("id", pa.int64(), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with atomic_files.written(unfinished, path) as file:
-            _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+        _write_blocks(file, pa.schema(fields, metadata={"penstock.table": table}), blocks)
+        file.complete()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                for unfinished, path in self._unfinished:
-                    atomic_files.rename(unfinished, path)
-                    self.written.append(path)
+                for file in self._files:
+                    file.appear()
+                    self.written.append(file.path)
                 atomic_files.sync_folder(self._directory)
                 for path in self.written:
                     atomic_files.discard_orphans(path)
         finally:
-            for unfinished, _path in self._unfinished:
-                atomic_files.discard(unfinished)
-
-
-def write_table(
-    directory: Path, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]
-) -> Path:
-    """Write one table; see ``TablesWriter``."""
-    with TablesWriter(directory) as writer:
-        writer.write(table, dim, slots, blocks)
-    return writer.written[0]
+            for file in self._files:
+                file.give_up()
 
 
 def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]]) -> None:
@@ -111,9 +101,9 @@ def read_table(
     seen = np.zeros(vocabulary_size, bool)
     first = 0
     with ExitStack() as stack:
-        parquet, wanted = _opened(stack, directory, table, dim, columns)
+        parquet, present = _opened(stack, directory, table, dim, columns)
         with arrow_errors(_NOT_READ, name):
-            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
+            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *present])
         while True:
             interrupts.check()
             with arrow_errors(_NOT_READ, name):
@@ -122,7 +112,7 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
+            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in present}
             first += len(ids)
 
 
@@ -158,20 +148,20 @@ def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
 
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
     """Return which of the columns exist."""
-    wanted = [c for c in columns if c in schema.names]
+    present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:
             raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
-    for name in ("id", *wanted):
+    for name in ("id", *present):
         if len(schema.get_all_field_indices(name)) > 1:
             raise InputError("more than one column has this name", source=source, column=name)
     if not pa.types.is_integer(schema.field("id").type):
         raise InputError(f"expected any integer type, got {schema.field('id').type}", source=source, column="id")
-    for name in wanted:
+    for name in present:
         kind = schema.field(name).type
         if not is_float_list(storage_type(kind)):
             raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
-    return wanted
+    return present
 
 
 def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, first: int) -> Int64:
@@ -182,8 +172,8 @@ def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, 
     bad = (raw < 0) | (raw >= len(seen))
     if bad.any():
         row = int(np.argmax(bad))
-        wanted = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
-        raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
+        expected = f"0 <= id < {len(seen)} (vocabulary_size of {what})"
+        raise InputError(f"expected {expected}, got {raw[row]}", source=source, row=first + row, column="id")
     ids = raw.astype(np.int64, copy=False)
     again = seen[ids]
     seen[ids] = True
@@ -198,12 +188,9 @@ def _ids(column: pa.Array, seen: npt.NDArray[np.bool_], what: str, source: str, 
 
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
-    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(dim)
-    for cause in (lists.null, lists.not_finite()):
-        bad = bad if cause is None else bad | cause
-    if not bad.any():
+    row = lists.first_unlike(dim)
+    if row is None:
         return lists.take(slice(0, lists.num_rows), dim)
-    row = int(np.argmax(bad))
     if lists.null is not None and lists.null[row]:
         got = "null"
     else:
