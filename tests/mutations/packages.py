@@ -20,7 +20,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "reader": (
         ["io/decoding"],
-        ["frames", "frames_order", "columns", "columns_roles", "columns_rows", "fast_path", "rounds", "examples"],
+        ["frames", "frames_order", "columns", "columns_roles", "columns_rows", "plain_rows", "rounds", "examples"],
     ),
     "checkpoint": (
         ["engine/checkpoint"],
