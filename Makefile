@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test lint types checked tsan sanitize fuzz faults bench docs dist proto clean \
-	tpu-matrix tpu-small tpu-installed
+.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults bench docs dist proto clean \
+	tpu-matrix tpu-small
 
 demo: .venv/running
 	$(BIN)/penstock demo --dir build/demo
@@ -15,9 +15,18 @@ demo: .venv/running
 demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
-# On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure.
+# On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure. The outcomes are for `make neighbours`.
 test: .venv/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
+
+# The tests that the last `make test` skipped, with the libraries of .ci/neighbours.txt. A test that is skipped here too
+# is an error, except for the reasons of .ci/skips.txt.
+neighbours: build/neighbours/installed
+	@test -f build/outcomes/test.xml || { echo "no tests were skipped yet: run make test first" >&2; exit 1; }
+	$(BIN)/python tests/skips.py list build/outcomes/test.xml >build/outcomes/skipped.txt
+	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
+		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
+	$(BIN)/python tests/skips.py check build/outcomes/test.xml build/outcomes/neighbours.xml
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -28,8 +37,7 @@ types: .venv/installed
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
 		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
-		penstock.pyx.id_table penstock.pyx.directory penstock.pyx.directory_plan penstock.pyx.initial_rows \
-		penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
+		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
 		penstock.pyx.update penstock.bench.memory_bandwidth
 
 # The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.
@@ -38,7 +46,8 @@ checked: .venv/installed
 		--build-lib build/checked/lib >build/checked.log 2>&1 || { cat build/checked.log >&2; exit 1; }
 	PYTHONPATH=build/checked/lib $(BIN)/python -c \
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
-	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_directory.py tests/test_initial_rows.py $(ARGS)
+	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_accumulator_kernel.py \
+		tests/test_directory.py tests/test_initial_rows.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break
@@ -57,6 +66,11 @@ sanitize: .venv/installed
 fuzz: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
+# 30 small changes of the code, of which the tests must notice 27 (tests/mutations). About 15 minutes; an interrupted
+# command continues. The table is written to tests/mutations/results.txt.
+mutations: .venv/installed
+	PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
+
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
 # one. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
@@ -73,7 +87,7 @@ docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
 # Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about half an hour on one core;
-# finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles.
+# finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles in `make neighbours`.
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
 		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
@@ -81,12 +95,21 @@ tpu-matrix: build/tpu/installed
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
 
-tpu-installed: build/tpu/installed
-
 # In a separate environment: with libtpu installed, every start of jax looks for a TPU.
 build/tpu/installed: .venv/installed
 	$(BIN)/python -m venv build/tpu
 	build/tpu/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt 'jax[tpu]' pyarrow protobuf
+	touch $@
+
+# In a separate environment, because users need none of these libraries; penstock and its kernels are those of this tree.
+# If they cannot all be installed, as many as possible are.
+build/neighbours/installed: .ci/neighbours.txt .venv/installed
+	$(BIN)/python -m venv build/neighbours
+	pip="build/neighbours/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt"; \
+	$$pip -r .ci/constraints.txt -r .ci/neighbours.txt || { $$pip -r .ci/constraints.txt && \
+	for library in $$(grep -v '^#' .ci/neighbours.txt); do \
+		$$pip "$$library" || echo "cannot be installed, so that tests are skipped: $$library" >&2; \
+	done; }
 	touch $@
 
 dist: .venv/installed

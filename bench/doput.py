@@ -51,7 +51,7 @@ def _address(service: subprocess.Popen[str], said: Path) -> str:
     if len(words) > 1:
         return words[1].rstrip(",")
     service.wait()
-    raise RuntimeError("penstock serve: " + (said.read_text().strip().splitlines() or ["it said nothing"])[-1])
+    raise RuntimeError("penstock serve: " + (said.read_text().strip().splitlines() or ["no output"])[-1])
 
 
 def _end(service: subprocess.Popen[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.accumulators.table_store import TableStore
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
@@ -26,7 +25,7 @@ from penstock.engine import Engine
 from penstock.frames import Coalesced
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
 
 
@@ -94,7 +93,7 @@ class Coalesce(Ours):
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
         config = config_of(workload, "sgd")
         self._steps = steps
-        self._options = ReadOptions(config.id_ranges, contribution_rows=workload.rows, unseen=True)
+        self._options = ReadOptions(config.id_ranges, contribution_rows=workload.rows, unvalidated=True)
         self._last: Mapping[str, list[Coalesced]] = {}
         stores = {
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)

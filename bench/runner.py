@@ -211,6 +211,6 @@ def take_in(event: dict[str, Any], heard: Heard, plan: Plan, found: Found) -> bo
 
 def how_it_ended(code: int, errors: Any) -> str:
     errors.seek(0)
-    last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "it said nothing")
+    last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "no output")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return f"the process {how}: {last}"[:400]

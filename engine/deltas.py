@@ -43,7 +43,7 @@ class DeltaOptions:
         """Raise UsageError for the first option that differs from the default, for a run without deltas."""
         for name, value in vars(self).items():
             if value != getattr(default, name):
-                raise UsageError(f"{name}: says what deltas hold; give deltas= too")
+                raise UsageError(f"{name}: sets what deltas hold; give deltas= too")
 
 
 def form_of(

@@ -20,12 +20,13 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
+from penstock.frames import Contributor
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import Rates
 from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
-from penstock.stats import Contributor, ProcessReport, Report
+from penstock.stats import ProcessReport, Report
 from penstock.tables.access import TableAccess
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry

@@ -7,19 +7,23 @@ and undoes the sums if one is bad.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from penstock.pyx.buffer_pool import Sums
+from penstock.pyx.buffer_pool import Sums
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Contributor = int | str | None
+
+# Counts by contributor must not grow for as long as a service runs.
+MAX_CONTRIBUTORS = 1000
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
 # times as long to create.
@@ -51,7 +55,7 @@ class Rows:
 
     def copied(self) -> Rows:
         """Return a copy that does not reference the memory of the original."""
-        grads = self.grads.copy() if self.which is None else np.take(self.grads, self.which, axis=0)
+        grads = self.grads.copy() if self.which is None else self.grads[self.which]  # np.take would copy windows first
         return Rows(self.ids.copy(), grads, None if self.gains is None else np.arange(len(self.ids)), self.gains)
 
 
@@ -110,6 +114,9 @@ class SummedArrays:
         return self.ids.nbytes + self.sums.nbytes
 
 
+Summed = Sums | SummedArrays
+
+
 class Coalesced:
     """One table's gradients of one opening.
 
@@ -119,7 +126,7 @@ class Coalesced:
 
     __slots__ = ("num_ids", "summed")
 
-    def __init__(self, summed: tuple[Sums | SummedArrays, ...]) -> None:
+    def __init__(self, summed: tuple[Summed, ...]) -> None:
         self.summed = summed
         self.num_ids = sum([one.num_ids for one in summed])
 
@@ -132,3 +139,15 @@ class Coalesced:
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:
         """``summed`` as arrays: (ids int64 (u,), sums float32 (u, dim)) each."""
         return tuple([(one.ids, one.sums) for one in self.summed])
+
+
+def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
+    """Count one more of a contributor; after MAX_CONTRIBUTORS names, new ones count together as "others"."""
+    counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
+
+
+def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
+    """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
+    largest = sorted(counts.items(), key=lambda of: -of[1])
+    text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
+    return text + (f" and {len(largest) - most} more" if len(largest) > most else "")

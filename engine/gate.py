@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import CancelledError, StateError, UsageError
-from penstock.stats import Contributor, Stale, count_by, largest_counts
+from penstock.frames import Contributor, count_by, largest_counts
+from penstock.stats import Stale
 from penstock.validation import INT64_MAX, whole
 
 T = TypeVar("T")

@@ -91,7 +91,7 @@ class Metrics(Collector):
         skipped = "frames read again and left out: the checkpoint held them already"
         yield Counter("penstock_skipped_frames_total", skipped, watch.num_skipped)
         yield Counter("penstock_steps_total", "openings of the gate", of.steps)
-        yield Gauge("penstock_run_seconds", "how long the run goes on, or went on", seconds)
+        yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
         yield Gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
         held = sum(process.held_bytes for process in several) if several else of.held_bytes
         yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", held)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -100,7 +100,7 @@ class SourceRun:
             gradient_dtype=options.gradient_dtype,
             allow_missing_end=options.allow_missing_end,
             needs_time=core.config.needs_time,
-            unseen=True,
+            unvalidated=True,
         )
         self._reader = open_reader(source, read)
         self._progress = None if options.progress is None else function("progress", options.progress)
@@ -141,29 +141,30 @@ class SourceRun:
         A change may be committed only once its delta was yielded and the next batch requested: that request is the
         consumer's acknowledgement.
         """
-        core, counters, options = self._core, self._counters, self._options
-        self._started_s = time.perf_counter()
-        core.start_counting()
-        core.rates = self._rates
-        with (
-            self._telemetry.run(counters, self._reader.fraction, self._reader.first_bad),
-            self._session.run(
-                self._reader,
-                counters,
-                options.checkpoint,
-                options.every,
-                options.keep,
-                options.resume,
-                self._quarantine,
-                self._may_commit,
-                self._open_deltas,
-            ) as saving,
-        ):
-            self._writer = saving.files.deltas
-            self._telemetry.num_skipped = self._num_skipped = saving.num_skipped
+        core, counters = self._core, self._counters
+        reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
+        with self._opened() as saving:
             try:
                 with closing(self._reader.numbered()) as numbered:
-                    yield from self._applied(islice(numbered, self._limit), saving)
+                    frames = islice(numbered, self._limit)
+                    with reading:
+                        saving.skip(frames, self._limit)
+                    while True:
+                        with reading:
+                            saving.source, frame = next(frames, (0, None))
+                        if frame is None:
+                            break
+                        with summing:
+                            frame, _ = core.push(frame, self._rates, counters)
+                        try:
+                            if self._deltas is not None:
+                                yield from self._deltas.due()
+                        finally:
+                            with committing:
+                                saving.advance()
+                        self._applied(frame)
+                if self._options.flush:
+                    core.flush(counters)
             except GeneratorExit:
                 raise
             except BaseException as error:
@@ -181,30 +182,37 @@ class SourceRun:
         core.wait()
         saving.positions.check_stale(self._max_stale)
 
-    def _applied(self, frames: Iterator[tuple[int, Frame]], saving: Run) -> Iterator[pa.RecordBatch]:
-        """Apply the frames that the checkpoint does not contain, and yield the deltas as they become due."""
-        core, counters, watch = self._core, self._counters, self._telemetry
-        with watch.timed("read"):
-            saving.skip(frames, self._limit)
-        while True:
-            with watch.timed("read"):
-                saving.source, frame = next(frames, (0, None))
-            if frame is None:
-                break
-            with watch.timed("sum"):
-                frame, _ = core.push(frame, self._rates, counters)
-            try:
-                if self._deltas is not None:
-                    yield from self._deltas.due()
-            finally:
-                with watch.timed("save"):
-                    saving.advance()
-            watch.sample(frame, core.gate, core.last_rates or ())
-            if self._progress is not None:
-                self._progress(counters, self._gate, self._reader.fraction())
-            interrupts.check()
-        if self._options.flush:
-            core.flush(counters)
+    @contextmanager
+    def _opened(self) -> Iterator[Run]:
+        """Begin to count the run, and open its commits and files."""
+        options = self._options
+        self._started_s = time.perf_counter()
+        self._core.start_counting()
+        self._core.rates = self._rates
+        with (
+            self._telemetry.run(self._counters, self._reader.fraction, self._reader.first_bad),
+            self._session.run(
+                self._reader,
+                self._counters,
+                options.checkpoint,
+                options.every,
+                options.keep,
+                options.resume,
+                self._quarantine,
+                self._may_commit,
+                self._open_deltas,
+            ) as saving,
+        ):
+            self._writer = saving.files.deltas
+            self._telemetry.num_skipped = self._num_skipped = saving.num_skipped
+            yield saving
+
+    def _applied(self, frame: Frame) -> None:
+        """Sample and report a frame that was applied."""
+        self._telemetry.sample(frame, self._core.gate, self._core.last_rates or ())
+        if self._progress is not None:
+            self._progress(self._counters, self._gate, self._reader.fraction())
+        interrupts.check()
 
     def _may_commit(self) -> bool:
         """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""

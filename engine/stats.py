@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.frames import Frame
+from penstock.frames import Contributor, Frame, count_by
 
 
 @dataclass(frozen=True)
@@ -248,23 +248,8 @@ class Counters:
         )
 
 
-Contributor = int | str | None
-
-# Counts by contributor and by lateness must not grow for as long as a service runs.
-MAX_CONTRIBUTORS = 1000
+# Counts by lateness must not grow for as long as a service runs.
 EXACT_LATENESS = 64
-
-
-def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
-    """Count one more of a contributor; after MAX_CONTRIBUTORS names, new ones count together as "others"."""
-    counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
-
-
-def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
-    """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
-    largest = sorted(counts.items(), key=lambda of: -of[1])
-    text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
-    return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
 
 
 @dataclass

@@ -158,4 +158,4 @@ class _Timed:
 
     def _others_s(self) -> float:
         stage_s = self._watch.stage_s
-        return sum([stage_s[other] for other in self._others])
+        return sum([stage_s[other] for other in self._others]) if self._others else 0.0

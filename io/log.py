@@ -27,6 +27,7 @@ from penstock.io.sources.checksums import (
     find_digits,
 )
 from penstock.io.storage import atomic_files
+from penstock.io.storage.arrow_output import ArrowOutput
 
 
 class LogWriter:
@@ -45,22 +46,17 @@ class LogWriter:
         self, target: str | os.PathLike[str] | Any, schema: pa.Schema, after: Mapping[str, int] | None = None
     ) -> None:
         self.schema = schema_of_log(schema)
-        self._path: Path | None = None
         self._open = True
         state = after or {"batches": 0, "bytes": 0, "crc": 0}
         self.num_batches, self._num_bytes, self._crc = state["batches"], state["bytes"], state["crc"]
         self._in_file = len(self.schema.serialize()) if self._num_bytes else 0  # of Arrow's next output
         # A placeholder for the digits until they are known; no content of a batch can be mistaken for it.
         self._token = os.urandom(4).hex().encode()
-        self._pending = _Pending()
+        self._pending = ArrowOutput()
         self._empty = [column.combine_chunks() for column in self.schema.empty_table().columns]
         self._writer = pa.ipc.new_stream(self._pending, self.schema)
-        if isinstance(target, str | os.PathLike):
-            self._path = Path(target)
-            self._unfinished = atomic_files.unfinished(self._path)
-            self._file: Any = atomic_files.File(self._unfinished, self._path)
-        else:
-            self._file = target
+        self._new_file = atomic_files.File(Path(target)) if isinstance(target, str | os.PathLike) else None
+        self._file: Any = self._new_file or target
 
     @property
     def state(self) -> dict[str, int]:
@@ -68,7 +64,8 @@ class LogWriter:
         return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._check_open()
+        if not self._open:
+            raise UsageError("the log is closed")
         if not batch.schema.equals(self.schema):
             self._give_up()
             raise UsageError(f"batch {self.num_batches} of the log has another schema than the log")
@@ -89,12 +86,9 @@ class LogWriter:
             self._writer.close()
             for piece in self._pending.take():
                 _write_all(self._file, piece)
-            if self._path is None:
-                self._file.flush()
-            else:
-                self._file.finish()
-                atomic_files.rename(self._unfinished, self._path)
-                atomic_files.sync_folder(self._path.parent)
+            self._file.flush()
+            if self._new_file is not None:
+                self._new_file.finish()
         except BaseException:
             self._give_up()
             raise
@@ -110,10 +104,6 @@ class LogWriter:
             self.close()
         else:
             self._give_up()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise UsageError("the log is closed")
 
     def _write(self, batch: pa.RecordBatch, extra: dict[bytes, str]) -> None:
         try:
@@ -137,38 +127,14 @@ class LogWriter:
             raise
 
     def _give_up(self) -> None:
-        if self._open and self._path is not None:
-            self._file.give_up()
-            atomic_files.discard(self._unfinished)
+        if self._open and self._new_file is not None:
+            self._new_file.give_up()
         self._open = False
 
 
 def schema_of_log(schema: pa.Schema) -> pa.Schema:
     """Return the schema of a log of such batches, with the mark of a log."""
     return schema.with_metadata({**(schema.metadata or {}), LOG_KEY: VERSION})
-
-
-class _Pending:
-    """A binary file that buffers Arrow's output."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[Any] = []
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(data)
-        return len(data)
-
-    def take(self) -> list[Any]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Arrow closes its sinks."""
 
 
 def _without(num_bytes: int, pieces: list[Any]) -> list[Any]:

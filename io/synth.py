@@ -36,11 +36,11 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
+from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
 from penstock.io.storage import atomic_files
 
-Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 
 DISTRIBUTIONS = ("zipf", "uniform", "dlrm")
@@ -51,20 +51,24 @@ LEARNING_RATE = 0.05
 GRADIENT_STDDEV = np.float32(0.01)
 
 CONFIG_SUFFIX = ".pbtxt"
-NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # who asks for these would not get them
+NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # formats that synth does not write
 FILE_SUFFIXES = (".arrow", ".feather")
 
 # Rank → id, so that the frequent ids do not lie side by side. A bijection: the multiplier is a prime above every
 # vocabulary allowed. The product stays below 2^63: rank < 2^31, multiplier < 2^32.
 _MULTIPLIER, _OFFSET = 2_654_435_761, 12_345
-_MAX_VOCABULARY = 1 << 31
 
 _MAX_ROWS = 10**15
-_MAX_TABLES = 10_000
-_MAX_DIM = 1 << 16
-_MAX_SEED = (1 << 63) - 1
+_RANGES = {
+    "rows": (0, _MAX_ROWS),
+    "rows_per_step": (1, _MAX_ROWS),
+    "tables": (1, 10_000),
+    "vocabulary": (1, 1 << 31),
+    "dim": (1, 1 << 16),
+    "seed": (0, (1 << 63) - 1),
+}
 _BATCH_ROWS = 1 << 16
-_BATCH_FLOATS = 1 << 25  # 128 MB of gradients: very wide rows come in smaller batches
+_BATCH_FLOATS = 1 << 25  # 128 MB of gradients: batches of very wide rows are smaller
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,10 @@ class SynthOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_range("--rows", self.rows, 0, _MAX_ROWS)
-        _check_range("--rows-per-step", self.rows_per_step, 1, _MAX_ROWS)
-        _check_range("--tables", 1 if self.tables is None else self.tables, 1, _MAX_TABLES)
-        _check_range("--vocabulary", self.vocabulary, 1, _MAX_VOCABULARY)
-        _check_range("--dim", self.dim, 1, _MAX_DIM)
-        _check_range("--seed", self.seed, 0, _MAX_SEED)
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"--{name.replace('_', '-')}: expected {least} to {most}, got {value}")
         if self.distribution not in DISTRIBUTIONS:
             raise UsageError(f"--distribution: expected one of {', '.join(DISTRIBUTIONS)}, got '{self.distribution}'")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
@@ -135,27 +137,14 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     """
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
-    log = _Log(options)
-    unfinished = atomic_files.unfinished(path)
-    with atomic_files.written(unfinished, path) as file:
+    log, config = _Log(options), path.with_suffix(CONFIG_SUFFIX)
+    with atomic_files.appearing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
-    config = path.with_suffix(CONFIG_SUFFIX)
-    try:
-        config_of(log.tables).save(config)
-        atomic_files.rename(unfinished, path)
-        atomic_files.sync_folder(path.parent)
-    except BaseException:
-        atomic_files.discard(unfinished)
-        raise
-    num_bytes = path.stat().st_size
+        file.sync()
+        tables = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in log.tables]
+        EmbeddingConfig.from_tables(tables, Adagrad(LEARNING_RATE)).save(config)
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}
-    return Written(path, config, log.tables, rows, options.num_steps, num_bytes)
-
-
-def config_of(tables: Iterable[SynthTable]) -> EmbeddingConfig:
-    """Return the configuration of a log: every table with Adagrad."""
-    configs = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in tables]
-    return EmbeddingConfig.from_tables(configs, Adagrad(LEARNING_RATE))
+    return Written(path, config, log.tables, rows, options.num_steps, path.stat().st_size)
 
 
 def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTable, ...]:
@@ -176,29 +165,8 @@ def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTab
     return tuple(SynthTable(name, size, dim, float(share), alpha) for name, size, dim, share, alpha in values)
 
 
-class _Ids:
-    """Draws the ids of one table."""
-
-    def __init__(self, table: SynthTable, known: dict[tuple[int, float], Float64]) -> None:
-        """known : cumulative tables by (vocabulary_size, alpha), shared by the tables that are alike"""
-        self._size = table.vocabulary_size
-        self._cumulative = None
-        if table.alpha is not None:
-            key = (self._size, table.alpha)
-            if key not in known:
-                known[key] = _zipf_cumulative(*key)
-            self._cumulative = known[key]
-
-    def draw(self, rng: np.random.Generator, count: int) -> Int64:
-        if self._cumulative is None:
-            return rng.integers(0, self._size, count)
-        ranks = np.searchsorted(self._cumulative, rng.random(count), side="right")
-        ids: Int64 = (ranks * _MULTIPLIER + _OFFSET) % self._size
-        return ids
-
-
 def _zipf_cumulative(size: int, alpha: float) -> Float64:
-    """P(rank <= r) for P(r) ∝ (r+1)^-alpha: what inverse sampling looks up. Ends in exactly 1, and random() < 1."""
+    """Return P(rank <= r) for P(r) ∝ (r+1)^-alpha, for inverse sampling. Ends in exactly 1, and random() < 1."""
     table = np.arange(1, size + 1, dtype=np.float64)
     np.power(table, -alpha, out=table)
     np.cumsum(table, out=table)
@@ -214,25 +182,25 @@ class _Log:
         layout, self._splits, self._id_stream, self._gradients = (np.random.default_rng(s) for s in seeds)
         self._options = options
         self.tables = tables_of(options, layout)
-        # The same in every step, and not the configuration's.
-        self._order = layout.permutation(len(self.tables)).tolist()
         self.rows = np.zeros(len(self.tables), np.int64)
-        known: dict[tuple[int, float], Float64] = {}
-        self._ids = [_Ids(table, known) for table in self.tables]
+        # The order of the tables within a step: the same in every step, and not the configuration's.
+        self._order = layout.permutation(len(self.tables)).tolist()
+        zipfs = {(table.vocabulary_size, table.alpha) for table in self.tables if table.alpha is not None}
+        self._cumulative = {zipf: _zipf_cumulative(*zipf) for zipf in zipfs}
         self._names = pa.array([t.name for t in self.tables], pa.utf8())
         self._dims = np.array([t.dim for t in self.tables])
         self._batch_rows = min(_BATCH_ROWS, max(1, _BATCH_FLOATS // int(self._dims.max())))
         self.schema = self._schema()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every step's rows; no batch holds rows of two steps."""
-        left = self._options.rows
+        """Yield every step's rows; no batch has rows of two steps."""
         for step in range(self._options.num_steps):
             interrupts.check()
-            rows = min(left, self._options.rows_per_step)
-            left -= rows
-            for runs in _cut(self._runs(rows), self._batch_rows):
-                yield self._batch(step, runs)
+            rows = min(self._options.rows_per_step, self._options.rows - step * self._options.rows_per_step)
+            ends = np.cumsum(self._counts(rows)[self._order])
+            for first in range(0, rows, self._batch_rows):
+                within = np.clip(ends, first, first + self._batch_rows)
+                yield self._batch(step, np.diff(within, prepend=first).tolist())
 
     def _schema(self) -> pa.Schema:
         floats = pa.list_(pa.float32(), int(self._dims[0])) if len({*self._dims}) == 1 else pa.list_(pa.float32())
@@ -243,24 +211,31 @@ class _Log:
             kinds, metadata = {"table": pa.dictionary(pa.int32(), pa.utf8()), **kinds}, None
         return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()], metadata)
 
-    def _runs(self, rows: int) -> list[tuple[int, int]]:
-        """A step's rows as (table, number) runs: drawn, so that small steps reach every table in time."""
-        if len(self.tables) == 1:
-            counts = np.array([rows])
-        else:
-            counts = self._splits.multinomial(rows, [t.share for t in self.tables])
+    def _counts(self, rows: int) -> Int64:
+        """Draw the rows of a step for each table, so that small steps reach every table in time."""
+        shares = [table.share for table in self.tables]
+        counts = np.array([rows]) if len(shares) == 1 else self._splits.multinomial(rows, shares)
         self.rows += counts
-        return [(table, int(counts[table])) for table in self._order]
+        return counts
 
-    def _batch(self, step: int, runs: list[tuple[int, int]]) -> pa.RecordBatch:
-        codes = np.repeat(np.array([t for t, _ in runs], np.int32), [n for _, n in runs])
-        ids = np.concatenate([self._ids[t].draw(self._id_stream, n) for t, n in runs])
+    def _batch(self, step: int, counts: list[int]) -> pa.RecordBatch:
+        """Draw a batch. counts : rows of each table, in the order of the tables within a step"""
+        codes = np.repeat(np.array(self._order, np.int32), counts)
+        ids = np.concatenate([self._ids(self.tables[t], n) for t, n in zip(self._order, counts, strict=True) if n])
         values = self._gradients.standard_normal(int(self._dims[codes].sum()), np.float32)
         values *= GRADIENT_STDDEV
         columns = [pa.array(np.full(len(codes), step)), pa.array(ids), self._lists(values, codes)]
         if len(self.tables) > 1:
             columns.insert(0, pa.DictionaryArray.from_arrays(codes, self._names))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _ids(self, table: SynthTable, count: int) -> Int64:
+        if table.alpha is None:
+            return self._id_stream.integers(0, table.vocabulary_size, count)
+        cumulative = self._cumulative[table.vocabulary_size, table.alpha]
+        ranks = np.searchsorted(cumulative, self._id_stream.random(count), side="right")
+        ids: Int64 = (ranks * _MULTIPLIER + _OFFSET) % table.vocabulary_size
+        return ids
 
     def _lists(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.int32]) -> pa.Array:
         kind = self.schema.field("gradient").type
@@ -271,64 +246,31 @@ class _Log:
         return pa.ListArray.from_arrays(offsets, pa.array(values), type=kind)
 
 
-def _cut(runs: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
-    """The runs of a step → the runs of its batches, none over ``most`` rows."""
-    batch: list[tuple[int, int]] = []
-    room = most
-    for table, rows in runs:
-        while rows:
-            taken = min(rows, room)
-            batch.append((table, taken))
-            rows, room = rows - taken, room - taken
-            if not room:
-                yield batch
-                batch, room = [], most
-    if batch:
-        yield batch
-
-
-# ---- containers
-
-
 def _write(file: Any, suffix: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """All of it, and the container's end."""
+    """Write a whole log."""
     if suffix == ".parquet":
-        # A row group per batch would be thousands of tiny ones where steps are small. Random floats do not compress.
-        names = [name for name in ("table", "step") if name in schema.names]
-        with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=names) as writer:
-            for group in _grouped(batches):
-                writer.write_table(group)
+        _write_parquet(file, schema, batches)
         return
-    if suffix in FILE_SUFFIXES:
-        with pa.ipc.new_file(file, schema) as arrow:
-            for batch in batches:
-                arrow.write_batch(batch)
-        return
-    with LogWriter(file, schema) as log:
+    with pa.ipc.new_file(file, schema) if suffix in FILE_SUFFIXES else LogWriter(file, schema) as log:
         for batch in batches:
             log.write(batch)
 
 
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches as tables of at least _BATCH_ROWS rows, but for the last."""
+def _write_parquet(file: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write row groups of at least _BATCH_ROWS rows, except for the last: the batches of small steps are tiny."""
     group: list[pa.RecordBatch] = []
     rows = 0
-    for batch in batches:
-        group.append(batch)
-        rows += batch.num_rows
-        if rows >= _BATCH_ROWS:
-            yield pa.Table.from_batches(group)
-            group, rows = [], 0
-    if group:
-        yield pa.Table.from_batches(group)
-
-
-# ---- what was asked for
-
-
-def _check_range(flag: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise UsageError(f"{flag}: expected {least} to {most}, got {value}")
+    # Random floats do not compress.
+    names = [name for name in ("table", "step") if name in schema.names]
+    with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=names) as writer:
+        for batch in batches:
+            group.append(batch)
+            rows += batch.num_rows
+            if rows >= _BATCH_ROWS:
+                writer.write_table(pa.Table.from_batches(group))
+                group, rows = [], 0
+        if group:
+            writer.write_table(pa.Table.from_batches(group))
 
 
 def _check_out(path: Path) -> None:

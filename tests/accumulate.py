@@ -10,6 +10,10 @@ from penstock.pyx.frame_accumulate import Intake
 POOL = ThreadPoolExecutor(3)
 
 
+def int64(values):
+    return np.array(values, np.int64)
+
+
 def blocks_of(*blocks):
     """(ids, grads[, which[, gains]]) each, as an intake takes them."""
     return [Rows(*block) for block in blocks]

@@ -175,3 +175,13 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(break_it):
     with pytest.raises(ps.StateError):
         acc.set_state(state)
     assert str(acc.get_state()) == str(before)
+
+
+def test_a_dense_accumulator_restores_an_empty_state_and_refuses_sums_of_another_shape():
+    empty = ps.ConditionalAccumulator(np.float32, shape=(2,))
+    empty.set_state(empty.get_state())
+    assert empty.num_accumulated() == 0
+    other = ps.ConditionalAccumulator(np.float32, shape=(3,))
+    other.apply_gradient(np.ones(3, np.float32))
+    with pytest.raises(ps.StateError, match="shape"):
+        empty.set_state(other.get_state())

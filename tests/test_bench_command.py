@@ -112,7 +112,7 @@ def test_the_end_of_a_killed_child_is_noticed(monkeypatch):
     monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
     monkeypatch.setattr(sys, "executable", "/bin/false")
     heard = runner.listen(plan(), {"threads": 1}, runner.Found())
-    assert heard.ended == "the process ended with exit code 1: it said nothing"
+    assert heard.ended == "the process ended with exit code 1: no output"
 
 
 def test_half_a_line_of_a_child_that_was_killed_is_no_event(monkeypatch, tmp_path):
@@ -121,7 +121,7 @@ def test_half_a_line_of_a_child_that_was_killed_is_no_event(monkeypatch, tmp_pat
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
     heard = runner.listen(plan(), {"threads": 1}, runner.Found())
-    assert heard.ended == "the process was killed by signal 9: it said nothing"
+    assert heard.ended == "the process was killed by signal 9: no output"
 
 
 def test_thread_settings_come_before_any_import():

@@ -3,8 +3,11 @@
 import threading
 
 import pytest
+from checkpoints import LOG, engine_of
 from limits import HANG_S, until
 
+from penstock.checkpoint.arrays import SavedTables
+from penstock.checkpoint.commit_session import CommitSession
 from penstock.checkpoint.throttle import Pace
 
 
@@ -77,3 +80,27 @@ def test_a_wait_ends_with_the_next_allowance_and_at_once_in_a_hurry(hurried):
         pace.allow(0.0)
     thread.join(HANG_S)
     assert not thread.is_alive()
+
+
+def test_while_no_frame_arrives_a_run_ends_its_commit_and_then_sleeps(tmp_path, monkeypatch):
+    """Asleep, its background thread does not take the gate's lock."""
+    folder, checks, advance, steps = tmp_path / "c", [], CommitSession.advance, []
+
+    def counted(session, idle=False):
+        checks.append(idle)
+        advance(session, idle)
+
+    monkeypatch.setattr(CommitSession, "advance", counted)
+
+    def is_asleep():
+        before = len(checks)
+        threading.Event().wait(0.3)
+        return len(checks) == before
+
+    def frames():
+        yield from LOG[:4]  # the last one is in the reader, not yet in the gate
+        until(is_asleep)
+        steps.append(SavedTables(folder).commit.contents["gate"]["global_step"])
+
+    assert engine_of().run(frames(), checkpoint=folder, every=1).steps == 1
+    assert steps == [1]

@@ -59,7 +59,7 @@ def test_an_existing_checkpoint_needs_resume(replay, tmp_path):
 
 @pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])
 def test_every_and_resume_need_checkpoint(replay, flag):
-    assert "say which checkpoint: --checkpoint DIR" in replay(*flag, code=2)
+    assert "name a checkpoint: --checkpoint DIR" in replay(*flag, code=2)
 
 
 def test_a_truncated_log_is_resumed_when_it_has_grown(replay, tmp_path):

@@ -84,8 +84,8 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--deltas-slots", "all"], 2, "--deltas-slots: say where deltas go: --deltas FILE"),
-        (["--deltas-per", "steps=2"], 2, "--deltas-per: say where deltas go"),
+        (["--deltas-slots", "all"], 2, "--deltas-slots: name a file for deltas: --deltas FILE"),
+        (["--deltas-per", "steps=2"], 2, "--deltas-per: name a file for deltas"),
         (
             ["--deltas", "d", "--deltas-per", "steps=0"],
             2,
@@ -120,7 +120,7 @@ def test_a_broken_pipe_of_deltas_is_one_line(config, log, tmp_path, capsys):
     reader.start()
     assert replay(config, log, "--deltas", pipe) == 6
     reader.join()
-    assert capsys.readouterr().err == f"penstock: {pipe}: cannot write: broken pipe; whoever read it has gone\n"
+    assert capsys.readouterr().err == f"penstock: {pipe}: cannot write: broken pipe; its reader has closed it\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -136,5 +136,5 @@ def test_run_and_stage_show_every_option_with_its_default():
 
 
 def test_an_option_of_deltas_without_deltas_is_an_error():
-    with pytest.raises(ps.UsageError, match=r"^per_rows: says what deltas hold; give deltas= too$"):
+    with pytest.raises(ps.UsageError, match=r"^per_rows: sets what deltas hold; give deltas= too$"):
         zeroed(engine_of()).run([], per_rows=3)

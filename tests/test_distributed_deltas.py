@@ -62,7 +62,7 @@ def test_intervals_end_where_those_of_one_process_do(logs, tmp_path, how):
 
 
 def test_rows_that_come_again_count_again_however_many_have_come(logs, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.touched_rows.MERGE_IDS", 8)
+    monkeypatch.setattr("penstock.checkpoint.dirty_rows.MERGE_IDS", 8)
     of = {"per_rows": 200}
     assert of_job(2, config_of(), logs, tmp_path / "job", **of) == alone(config_of(), logs, tmp_path / "one", **of)
 

@@ -68,7 +68,7 @@ def test_a_column_that_is_no_feature_gets_a_suggestion():
 
 def test_without_a_combiner_it_is_a_configuration_error():
     config = ps.EmbeddingConfig.from_proto(config_of().to_proto())  # TensorFlow's message has none
-    with pytest.raises(ps.ConfigError, match="feature 'user': the configuration does not say its combiner"):
+    with pytest.raises(ps.ConfigError, match="feature 'user': the configuration has no combiner for it"):
         ps.Engine(config).run([examples(user=structs(USER, GRADIENTS))])
 
 

@@ -33,12 +33,12 @@ def batch_of(bad, number):
     return pa.RecordBatch.from_arrays(columns, ["id", "gradient", "table", "step"])
 
 
-@pytest.mark.parametrize("unseen", [True, False])
+@pytest.mark.parametrize("unvalidated", [True, False])
 @pytest.mark.parametrize(
     "bad", ["id_null", "id_out_of_range", "unknown_table", "length_mismatch", "gradient_not_finite"]
 )
-def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unseen):
-    monkeypatch.setattr(framing, "UNSEEN_BYTES", 4 * MEGABYTE)
+def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unvalidated):
+    monkeypatch.setattr(framing, "UNVALIDATED_BYTES", 4 * MEGABYTE)
     held = []
 
     def batches():
@@ -46,10 +46,11 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unsee
             yield batch_of(bad, number)
             held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
 
-    options = ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unseen=unseen)
+    options = ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unvalidated=unvalidated)
     tracemalloc.start()
     try:
         (frame,) = [frame.audited() for frame in FrameReader(batches(), options)]
+        peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     good = -(-ROWS // 100)
@@ -57,14 +58,15 @@ def test_memory_does_not_grow_with_rows_that_are_dropped(monkeypatch, bad, unsee
     assert [block.grads[0, 0] for block in frame.rows["t"]] == list(range(BATCHES))
     assert sum(len(block.ids) for block in frame.rows["t"]) == BATCHES * good
     assert max(held) - held[0] < 10 * MEGABYTE < BATCHES * MEGABYTE / 2
+    assert peak < 20 * MEGABYTE
 
 
 def test_a_long_frame_validated_in_pieces_equals_one_validated_whole(monkeypatch):
     def frame_of(most):
-        monkeypatch.setattr(framing, "UNSEEN_BYTES", most)
+        monkeypatch.setattr(framing, "UNVALIDATED_BYTES", most)
         kinds = ["id_null", "id_out_of_range", "unknown_table", "gradient_not_finite", "none"]
         batches = [batch_of(kinds[n % 5], n) for n in range(12)]
-        reader = FrameReader(batches, ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unseen=True))
+        reader = FrameReader(batches, ReadOptions(sizes={"t": (ROWS, DIM)}, on_bad_row="drop", unvalidated=True))
         (frame,) = [frame.audited() for frame in reader]
         rows = [(block.ids.tolist(), block.gradient(0)[0]) for block in frame.rows["t"]]
         return frame.num_rows, frame.dropped, rows, reader.first_bad

@@ -13,8 +13,8 @@ from engines import batch, frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
+from penstock.frames import MAX_CONTRIBUTORS
 from penstock.gate import Gate
-from penstock.stats import MAX_CONTRIBUTORS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -231,7 +231,7 @@ def test_taking_from_the_engines_gate_is_refused():
     """A taker would count a step, and leave what the stores hold to the next one."""
     engine = engine_of(num_required=3)
     engine.gate.push({"t": ([1], [[2.0, 2.0]])})
-    with pytest.raises(ps.StateError, match="opens into its tables, for nobody else"):
+    with pytest.raises(ps.StateError, match="opens into its own tables only"):
         engine.gate.take(1, lambda num: num)
     assert (engine.global_step, engine.gate.num_accumulated) == (0, 1)
     assert engine.flush()

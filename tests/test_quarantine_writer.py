@@ -22,8 +22,8 @@ def aside(number):
 
 def kill(writer):
     """Its process is gone: what it wrote stays as it is."""
-    writer._growing.file.flush()
-    writer._growing.file.give_up()
+    writer._growing.flush()
+    writer._growing.abandon()
 
 
 @pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])

@@ -56,7 +56,7 @@ def batch_of(codes, lists, names=("a", "b")):
 
 
 def rows_of(batch):
-    (frame,) = FrameReader([batch], ReadOptions(SIZES, unseen=True))
+    (frame,) = FrameReader([batch], ReadOptions(SIZES, unvalidated=True))
     return {
         table: [(int(i), block.gradient(at).tolist()) for block in blocks for at, i in enumerate(block.ids)]
         for table, blocks in frame.rows.items()
@@ -110,7 +110,7 @@ def test_damaged_offsets_are_found(damage):
     gradients = pa.Array.from_buffers(pa.list_(pa.float32()), 1200, [None, pa.py_buffer(offsets)], children=[values])
     batch = pa.RecordBatch.from_arrays([pa.array(np.arange(1200)), gradients], ["id", "gradient"])
     with pytest.raises(InputError):
-        list(FrameReader([batch], ReadOptions(SIZES, table="a", unseen=True)))
+        list(FrameReader([batch], ReadOptions(SIZES, table="a", unvalidated=True)))
 
 
 def test_equal_names_in_a_dictionary_are_one_table():

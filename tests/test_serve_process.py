@@ -128,7 +128,7 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(tmp_p
         until(lambda: client.status()["frames"] == 5)
         code, _, err = service.end(signal.SIGTERM)
         assert code == 130
-        assert err == f"penstock: interrupted after step 5; committed to {tmp_path / 'c'} (--resume goes on)\n"
+        assert err == f"penstock: interrupted after step 5; committed to {tmp_path / 'c'} (--resume continues)\n"
         assert producer.wait().position == 5
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
 
@@ -180,7 +180,7 @@ def test_a_drained_service_ends_although_calls_are_open(config, frames):
         (["--listen", "grpc+tls://127.0.0.1:0"], "give --tls-cert FILE and --tls-key FILE"),
         (["--listen", "http://127.0.0.1"], "expected an address such as grpc://127.0.0.1:8815"),
         (["--token-file", "nowhere"], "--token-file nowhere: cannot be read"),
-        (["--every", "5"], "--every: say which checkpoint"),
+        (["--every", "5"], "--every: name a checkpoint"),
         (["--max-calls", "0"], "expected at least 1"),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_flight_is_a_source(tmp_path):
         engine = ps.Engine(config_of())
         report = engine.run(f"grpc://127.0.0.1:{log.port}/monday")
         assert (report.frames, engine.state_hash()) == (12, replayed(FRAMES).state_hash())
-        with pytest.raises(ps.InputError, match="say which flight: grpc://HOST:PORT/PATH"):
+        with pytest.raises(ps.InputError, match="name a flight: grpc://HOST:PORT/PATH"):
             engine.run(f"grpc://127.0.0.1:{log.port}")
     with pytest.raises(ps.InputError, match=r"grpc://127.0.0.1:1/x: failed to connect"):
         engine.run("grpc://127.0.0.1:1/x")

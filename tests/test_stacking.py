@@ -1,4 +1,4 @@
-"""Tables that share arrays: who lies with whom, one dispatch for all of them, and the same bytes as by themselves."""
+"""Tables that share arrays: one dispatch for all of them, and the same bytes as by themselves."""
 
 import itertools
 
@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorflow_stacker import StackTable, stack_tables
 
 from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.bridge.stacking import Stack, stacked
+from penstock.bridge.sharding import Layout
+from penstock.bridge.stacking import Stack
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
@@ -81,64 +80,6 @@ def dispatches(monkeypatch):
     return seen
 
 
-# ---- who lies with whom
-
-
-def groups(tables, lanes=1, monkeypatch=None):
-    """tables : (dim, rule, other)"""
-    layouts = [Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes) for n, (dim, rule, _) in enumerate(tables)]
-    return stacked([TableDefinition(at, rule, (), other) for at, (_, rule, other) in zip(layouts, tables, strict=True)])
-
-
-def test_rows_that_lie_by_themselves_share_arrays_by_dim_and_lines_by_width():
-    tables = [(dim, ADAGRAD, None) for dim in (4, 8, 4, 200, 8, 128, 129)]
-    assert groups(tables) == [[0, 2], [1, 4], [3], [5], [6]]
-    assert groups(tables, lanes=128) == [[0, 1, 2, 4, 5], [3, 6]]
-
-
-def test_another_rule_rate_or_start_is_another_stack():
-    adam = UpdateRule("adam", 2)
-    tables = [
-        (8, ADAGRAD, 1),
-        (8, adam, 1),
-        (8, ADAGRAD, 2),
-        (8, ADAGRAD, 1),
-        (8, UpdateRule("adam", 2, (("a", 1.0),)), 1),
-    ]
-    assert groups(tables) == [[0, 3], [1], [2], [4]]
-    assert groups(tables, lanes=128) == [[0, 3], [1], [2], [4]]
-
-
-def test_a_rule_that_looks_at_whole_rows_stacks_equal_dims_only():
-    by_row = UpdateRule("row_wise_adagrad", 1)
-    assert groups([(dim, by_row, None) for dim in (8, 16, 8)], lanes=128) == [[0, 2], [1]]
-
-
-def test_a_table_of_16_bits_and_one_whose_every_row_moves_are_alone():
-    sweeping = UpdateRule("adam", 2, non_lazy=True)
-    assert groups([(8, sweeping, None)] * 2, lanes=128) == [[0], [1]]
-    halves = Layout("t", 100, 8, 1, 2, False, 1, True)
-    assert stacked([TableDefinition(halves, ADAGRAD, (0.5,))] * 2) == [[0], [1]]
-
-
-def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
-    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 2 * 512 * 8 * 8)  # of each of two devices: two such tables
-    assert groups([(8, ADAGRAD, None)] * 5) == [[0, 1], [2, 3], [4]]
-    monkeypatch.setattr(stacking, "MAX_STACK_BYTES", 1)
-    assert groups([(8, ADAGRAD, None)] * 2) == [[0], [1]]
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 70), st.sampled_from("abc")), min_size=1, max_size=12))
-@settings(deadline=None)
-def test_without_limits_the_stacks_are_tensorflows(tables):
-    theirs = stack_tables([StackTable(f"{n}", h, w, g, 1) for n, (h, w, g) in enumerate(tables)], 2, 1, shard_limit=0)
-    ours = stacked([TableDefinition(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, (), g) for h, w, g in tables])
-    stacks_of = {layout.stacked_table_name: [] for layout in theirs}
-    for layout in theirs:
-        stacks_of[layout.stacked_table_name].append(int(layout.table_name))
-    assert sorted(ours) == sorted(stacks_of.values())
-
-
 def test_an_engine_stacks_by_optimizer_and_by_whose_learning_rate_counts(monkeypatch):
     shared = lambda step: 0.1  # noqa: E731
     optimizers = [
@@ -155,31 +96,6 @@ def test_an_engine_stacks_by_optimizer_and_by_whose_learning_rate_counts(monkeyp
     monkeypatch.setenv("PENSTOCK_STACKS", "of")
     with pytest.raises(ConfigError, match="PENSTOCK_STACKS: expected one of on, off, got 'of'"):
         Engine(config_of())
-
-
-@given(
-    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=3),
-    devices=st.sampled_from([1, 2, 3, 8]),
-    mod=st.booleans(),
-    lanes=st.sampled_from([1, 128]),
-    seed=st.integers(0, 2**31),
-)
-@settings(deadline=None)
-def test_rows_to_read_are_distributed_to_their_devices_and_padded_with_rows_of_no_table(
-    sizes, devices, mod, lanes, seed
-):
-    layouts = [Layout(f"t{n}", rows, 8, 1, devices, mod, lanes) for n, rows in enumerate(sizes)]
-    stack, rng = Stack.of(layouts, ADAGRAD), np.random.default_rng(seed)
-    for member, (layout, first_line) in enumerate(zip(layouts, stack.first_lines, strict=False)):
-        ids = rng.permutation(layout.vocabulary_size)[: rng.integers(1, layout.vocabulary_size + 1)]
-        ((some, padded, cells),) = stack.locate(member, ids)
-        owners, rows = layout.place(ids)
-        assert some == slice(0, len(ids))
-        assert (cells // padded.shape[1]).tolist() == owners.tolist()
-        assert (padded.reshape(-1)[cells] - first_line * layout.line.group).tolist() == rows.tolist()
-        beyond = np.delete(padded.reshape(-1), cells)
-        assert (beyond >= stack.lines_per_device * layout.line.group).all()
-        assert all(len(set(of_device)) == padded.shape[1] for of_device in padded.tolist())
 
 
 # ---- one dispatch

@@ -15,13 +15,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InputError
-from penstock.io.storage.table_files import read_table, table_path, write_table
+from penstock.io.storage.table_files import TablesWriter, read_table, table_path
 
 ROWS = pa.list_(pa.float32(), 2)
 
 
 def block_of(num_rows, dim=2, start=0.0):
     return (np.arange(num_rows * dim, dtype=np.float32) + np.float32(start)).reshape(num_rows, dim)
+
+
+def write_table(directory, table, dim, slots, blocks):
+    with TablesWriter(directory) as writer:
+        writer.write(table, dim, slots, blocks)
+    return writer.written[0]
 
 
 def all_of(directory, table="user", size=10, dim=2, columns=("row",)):

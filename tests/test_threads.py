@@ -3,8 +3,11 @@
 import threading
 import time
 
+import numpy as np
 import pytest
+from engines import engine_of, frame
 
+from penstock.pipeline import ROWS_WORTH_SPLITTING
 from penstock.threads import ThreadTeam
 
 
@@ -40,3 +43,25 @@ def test_an_error_is_raised_after_the_last_task_has_ended():
             crew.run([lambda at=together, task=task: task(at) for task in (fails, fails, goes_on)])
         assert len(ended) == turn
     crew.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "tasks"),
+    [
+        ({"t": ROWS_WORTH_SPLITTING - 1}, []),
+        ({"t": ROWS_WORTH_SPLITTING}, [4]),
+        ({"t": ROWS_WORTH_SPLITTING - 1, "u": 1}, [2]),
+    ],
+    ids=["small", "one large table", "a large frame of small tables"],
+)
+def test_a_large_frame_is_divided_among_threads_by_tables_and_a_large_table_by_rows(monkeypatch, rows, tasks):
+    divided, run = [], ThreadTeam.run
+
+    def recorded(team, of_frame):
+        divided.append(len(of_frame))
+        return run(team, of_frame)
+
+    monkeypatch.setattr(ThreadTeam, "run", recorded)
+    engine = engine_of(tables=("t", "u"), threads=4)
+    assert engine.apply({table: frame(np.arange(n) % 10) for table, n in rows.items()})
+    assert divided == tasks

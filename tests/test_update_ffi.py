@@ -1,15 +1,11 @@
 """The CPU's own update: NumPy's bits for every rule, whatever the devices, threads, instruction set and pieces."""
 
 import gc
-import re
-from pathlib import Path
 
-import jax
-import jaxlib
 import numpy as np
 import pytest
 import reference
-from device_table import device_table
+from device_table import bits, cpu_table, device_table, parts_of, some_rows, stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,40 +19,6 @@ NUM_SLOTS = {**rules(), "stochastic_gradient_descent": 0}
 NAMES = sorted(set(UPDATES) - {"user_defined_program"})
 ADAM = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)))
 ADAGRAD = UpdateRule("adagrad", 1)
-
-
-def table_of(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
-    layout = Layout("t", rows, dim, rule.num_slots, devices, mod)
-    definition = TableDefinition(layout, rule, (0.5,) * rule.num_slots)
-    return DeviceTable(cpu_ffi.CpuTables(make_mesh(mesh_of(devices)), [definition], **options))
-
-
-def some_rows(seed, num_rows, vocabulary, dim):
-    rng = np.random.default_rng(seed)
-    return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
-
-
-def parts_of(table):
-    return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(table.num_parts)]
-
-
-def stepped(rule, lr, parts, ids, grads):
-    """All parts of the table after one step, by the equations in NumPy."""
-    if rule.non_lazy:
-        whole = np.zeros_like(parts[0])
-        whole[ids] = grads
-        ids, grads = np.arange(len(whole)), whole
-    with np.errstate(all="ignore"):
-        weights, slots = update(Ops(np), rule, np.float32(lr), grads, parts[0][ids], tuple(p[ids] for p in parts[1:]))
-    after = [part.copy() for part in parts]
-    for part, rows in zip(after, (weights, *slots), strict=True):
-        part[ids] = rows
-    return after
-
-
-def bits(values):
-    """To compare; which NaN it is says nothing."""
-    return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
 
 
 # ---- every rule
@@ -105,7 +67,7 @@ def any_floats(rng, shape, scale):
 @settings(max_examples=150, deadline=None)
 def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices, mod, target, scale, lr, seed, mesh_of):
     rng = np.random.default_rng(seed)
-    table = table_of(mesh_of, rule, rows, dim, devices, mod, target=target)
+    table = cpu_table(mesh_of, rule, rows, dim, devices, mod, target=target)
     parts = [any_floats(rng, (rows, dim), scale[0])]
     parts += [np.abs(any_floats(rng, (rows, dim), scale[1])) for _ in range(rule.num_slots)]
     for part, values in enumerate(parts):
@@ -130,17 +92,26 @@ def test_with_pow_an_update_is_within_the_stated_bound(algorithm, ulp):
 
 def test_a_power_of_one_is_exact(mesh_of):
     rule = UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5)))
-    table, (ids, grads) = table_of(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
+    table, (ids, grads) = cpu_table(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
     wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
     table.apply(ids, grads, 0.1)
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
 
 
 def test_subnormal_numbers_are_not_flushed(mesh_of):
-    table = table_of(mesh_of, UpdateRule("stochastic_gradient_descent", 0), 4, 2)
+    table = cpu_table(mesh_of, UpdateRule("stochastic_gradient_descent", 0), 4, 2)
     smallest = np.float32(1e-45)
     table.apply(np.arange(4), np.full((4, 2), -smallest), 1.0)
     assert (table.read(np.arange(4)) == smallest).all()
+
+
+def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
+    rule = UpdateRule("row_wise_adagrad", 1)
+    table = cpu_table(mesh_of, rule, 5, cpu_ffi.MAX_SUMMED_DIM)
+    ids, grads = some_rows(0, 5, 5, cpu_ffi.MAX_SUMMED_DIM)
+    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
+    table.apply(ids, grads, 0.1)
+    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
 
 
 # ---- what the bits do not depend on
@@ -148,8 +119,8 @@ def test_subnormal_numbers_are_not_flushed(mesh_of):
 
 @pytest.mark.parametrize("rule", [ADAM, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
 def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
-    tables = [table_of(mesh_of, rule, 30_011, 9, threads=threads) for threads in (0, 1, 2, 5)]
-    tables += [table_of(mesh_of, rule, 30_011, 9, target=target) for target in targets()]
+    tables = [cpu_table(mesh_of, rule, 30_011, 9, threads=threads) for threads in (0, 1, 2, 5)]
+    tables += [cpu_table(mesh_of, rule, 30_011, 9, target=target) for target in targets()]
     for step in range(3):
         ids, grads = some_rows(step, 10_000 * step + 1, 30_011, 9)
         for table in tables:
@@ -207,7 +178,7 @@ def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, 
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [1, 1000, 1024, 2047])
 def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
-    table = table_of(mesh_of, ADAGRAD, rows, 3, devices, mod)
+    table = cpu_table(mesh_of, ADAGRAD, rows, 3, devices, mod)
     layout = table.layout
     wanted = np.zeros((devices, layout.rows_per_device, 2, 3), np.float32)
     wanted[:, :, 1] = 0.5
@@ -227,7 +198,7 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_the_arrays_are_the_callers_again_when_a_call_returns(devices, mesh_of):
-    table = table_of(mesh_of, ADAGRAD, 20_000, 16, devices)
+    table = cpu_table(mesh_of, ADAGRAD, 20_000, 16, devices)
     parts = parts_of(table)
     for step in range(10):
         ids, grads = some_rows(step, 15_000, 20_000, 16)
@@ -239,109 +210,9 @@ def test_the_arrays_are_the_callers_again_when_a_call_returns(devices, mesh_of):
 
 def test_tables_that_are_dropped_right_after_a_step_leave_nothing_behind(mesh_of):
     for number in range(200):
-        table = table_of(mesh_of, ADAGRAD, 10, 2, 8, mod=False)
+        table = cpu_table(mesh_of, ADAGRAD, 10, 2, 8, mod=False)
         table.apply(np.arange(10), np.ones((10, 2), np.float32), 0.1)
         table.itself = table  # a cycle: the collector takes many at once
         if number % 20 == 0:
             gc.collect()
     assert (table.read(np.arange(10), 1) == 1.5).all()
-
-
-# ---- reading and writing
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_reads_take_any_ids_and_writes_touch_one_part(devices, mesh_of):
-    table = table_of(mesh_of, ADAM, 5000, 6, devices, mod=False)
-    rng = np.random.default_rng(0)
-    wanted = rng.standard_normal((5000, 6), np.float32)
-    order = rng.permutation(5000)
-    table.write(order, wanted[order], part=1)
-    ids = rng.integers(0, 5000, 9000)
-    assert table.read(ids, 1).tobytes() == wanted[ids].tobytes()
-    assert (table.read(ids, 0) == 0).all()
-    assert (table.read(ids, 2) == 0.5).all()
-    assert np.concatenate(list(table.stream(1))).tobytes() == wanted.tobytes()
-    assert table.read(np.zeros(0, np.int64)).shape == (0, 6)
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("dim", [1, 6, 40])
-def test_a_copy_of_all_parts_is_what_reading_each_gives(devices, dim, mesh_of):
-    table = table_of(mesh_of, ADAM, 5000, dim, devices)
-    rng = np.random.default_rng(0)
-    for part in range(3):
-        table.write(np.arange(5000), rng.standard_normal((5000, dim), np.float32), part)
-    for ids in (rng.permutation(5000)[:3000], np.arange(7), np.zeros(0, np.int64)):
-        copied = np.empty((3, len(ids), dim), np.float32)
-        table.copy_rows(ids, copied)()
-        for part in range(3):
-            assert copied[part].tobytes() == table.read(ids, part).tobytes()
-
-
-# ---- what can go wrong
-
-
-@pytest.mark.parametrize("bad", [-1, 3000, 2**40, -(2**63), 2**63 - 1])
-def test_an_id_outside_the_table_is_an_error_and_no_crash(bad, mesh_of):
-    table = table_of(mesh_of, ADAGRAD, 3000, 4)
-
-    def apply_and_wait():
-        table.apply(np.array([5, bad, 7]), np.ones((3, 4), np.float32), 0.1)
-        table.wait()
-
-    # JAX raises a step that ran on the calling thread at once, and as ValueError.
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="penstock: an id outside the table 't'; all"):
-        apply_and_wait()
-
-
-def test_arrays_of_other_shapes_are_refused_before_anything_runs(mesh_of):
-    table = table_of(mesh_of, ADAGRAD, 3000, 4)
-    with pytest.raises(ValueError, match="expected rows of 4 floats, got 5"):
-        table.apply(np.arange(3), np.ones((3, 5), np.float32), 0.1)
-    with pytest.raises(ValueError, match="expected 2 rows for as many ids, got 3"):
-        table.apply(np.arange(2), np.ones((3, 4), np.float32), 0.1)
-    with pytest.raises(ValueError, match="expected 0 <= part < 2, got 2"):
-        table.read(np.arange(2), 2)
-    table.apply(np.arange(3), np.ones((3, 4), np.float32), 0.1)
-    assert (table.read(np.arange(3)) != 0).all()
-
-
-def test_where_jaxlib_does_not_take_the_handlers_xla_updates_the_table(monkeypatch, mesh_of):
-    def refuse(*args, **kwargs):
-        raise RuntimeError("Unsupported API version: 0.3")
-
-    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    cpu_ffi.registered.cache_clear()
-    try:
-        table = device_table(mesh_of(1), Layout("t", 100, 4, 1, 1, True), ADAGRAD)
-    finally:
-        cpu_ffi.registered.cache_clear()
-    assert table.variant == "xla"
-
-
-def test_rules_without_a_handler_are_updated_by_xla(mesh_of):
-    mesh = make_mesh(mesh_of(1))
-    program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
-    assert not cpu_ffi.possible(mesh, program, 4)
-    assert cpu_ffi.possible(mesh, UpdateRule("row_wise_adagrad", 1), cpu_ffi.MAX_SUMMED_DIM)
-    assert not cpu_ffi.possible(mesh, UpdateRule("row_wise_adagrad", 1), cpu_ffi.MAX_SUMMED_DIM + 1)
-
-
-def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
-    rule = UpdateRule("row_wise_adagrad", 1)
-    table = table_of(mesh_of, rule, 5, cpu_ffi.MAX_SUMMED_DIM)
-    ids, grads = some_rows(0, 5, 5, cpu_ffi.MAX_SUMMED_DIM)
-    wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
-    table.apply(ids, grads, 0.1)
-    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
-
-
-def test_the_vendored_header_is_that_of_the_tested_jaxlib():
-    root = Path(__file__).resolve().parents[1]
-    (tested,) = re.findall(r"^jaxlib==(\S+)$", (root / ".ci" / "constraints.txt").read_text(), re.MULTILINE)
-    assert f"jaxlib {tested}," in (root / "pyx" / "vendor" / "README.md").read_text()
-    if jaxlib.__version__ != tested:
-        pytest.skip(f"jaxlib {jaxlib.__version__} is installed, the vendored header is that of {tested}")
-    header = "xla/ffi/api/c_api.h"
-    assert (root / "pyx" / "vendor" / header).read_bytes() == (Path(jax.ffi.include_dir()) / header).read_bytes()

@@ -1,5 +1,6 @@
 """Every optimizer through the engine, on one and on four devices, against the equations in NumPy: bit for bit."""
 
+import device_table
 import engines
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
-from penstock.updates import Ops, update
 
 # One row for each of the layout's shards, so that four devices share them evenly.
 ROWS = 1024
@@ -60,18 +60,8 @@ def engine_of(optimizer, dim=3, mesh=None, **options):
 
 
 def stepped(engine, parts, ids, grads, name="t"):
-    """What NumPy makes of the table's parts with distinct ids."""
     spec = engine.config.table(name)
-    if spec.rule.non_lazy:
-        whole = np.zeros_like(parts[0])
-        whole[ids] = grads
-        ids, grads = np.arange(len(whole)), whole
-    rows = [part[ids] for part in parts]
-    weights, slots = update(Ops(np), spec.rule, np.float32(spec.learning_rate), grads, rows[0], tuple(rows[1:]))
-    after = [part.copy() for part in parts]
-    for part, new in zip(after, (weights, *slots), strict=True):
-        part[ids] = new
-    return after
+    return device_table.stepped(spec.rule, spec.learning_rate, parts, ids, grads)
 
 
 def some(rng, count, dim):

@@ -5,19 +5,14 @@ temporary memory it needs, and how many bytes move; it shows nothing about time.
 writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
 Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
-once, and reading the gradient and the number of the line. They are counted as follows:
-
-* the kernel: the bytes of its DMAs and of the blocks that Pallas loads, counted in the traced kernel;
-* XLA programs: the operands and results that the schedule keeps in HBM. On-chip memory does not count, and a scatter
-  counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
-  ``cost_analysis()["bytes accessed"]`` is unsuitable: it charges gathers for tiles that their DMAs do not move.
+once, and reading the gradient and the number of the line. moved_bytes.py
+counts them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import sys
@@ -28,6 +23,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
 
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 FOUR_HOSTS = "v5e, 4 hosts"
@@ -42,7 +39,6 @@ Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pi
 {lines:,} lines a step. [docs/tpu.md](../../docs/tpu.md) explains the columns. "4 hosts" is a v5e:4x4 topology.
 
 """
-WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ class Compiler:
         seconds = time.perf_counter() - began
         memory, text = program.memory_analysis(), program.as_text()
         if case.variant == "xla":
-            moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device) / LINES
+            moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device, LINES) / LINES
         else:
             with set_mesh(mesh):
                 traced = jitted("apply", mesh, rule, line, case.variant, num_lines)
@@ -192,98 +188,6 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
         sized = rf"\[{layout.lines_per_device},{shape[1]},{shape[2]}\]\S* copy(-start)?\("
         if re.search(sized, text):
             yield f"copies a table of {shape}"
-
-
-def dma_bytes(jaxpr: Any, block: int = 1) -> int:
-    """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out.
-
-    block : lines per copy; a copy of another size is not one of lines, but of scalars
-    """
-    sites: dict[tuple[str, str], int] = {}
-    for eqn in walk(jaxpr):
-        if eqn.primitive.name != "dma_start":
-            continue
-        source, target, *_ = eqn.params["tree"].unflatten(eqn.invars)
-        (num_lines, *shape), dtype = _moved(source, target)
-        if block > 1 and num_lines != block:
-            continue
-        num_bytes = math.prod([num_lines, *shape]) * dtype.itemsize // block
-        # No two of a table's arrays have the same shape.
-        assert sites.setdefault((str(_whole(source)), str(_whole(target))), num_bytes) == num_bytes
-    return sum(sites.values())
-
-
-def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
-    """Return (shape, dtype) of the data that a copy moves: either end may be a whole buffer."""
-    for end in (source, target):
-        for transform in getattr(end, "transforms", ())[-1:]:
-            return transform.get_indexer_shape(), _whole(end).dtype
-    return source.aval.shape, source.aval.dtype
-
-
-def _whole(end: Any) -> Any:
-    """Return the type of the buffer that an end of a copy is in."""
-    return getattr(end, "ref", end).aval
-
-
-def walk(jaxpr: Any) -> Iterator[Any]:
-    """Yield every equation of a traced program, including nested ones."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                    yield from walk(inner)
-
-
-def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int) -> int:
-    """Return the bytes that a compiled program moves from and to HBM; of a table, only the lines touched count."""
-    kinds: dict[str, str] = {}
-    total = 0
-    entry = text[text.index("ENTRY ") :]
-    for name, kind, operation, operands in instructions(entry):
-        kinds[name] = kind
-        if operation in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant") or "-done" in operation:
-            continue
-        moved = [kind] if "-start" in operation else [kind, *(kinds.get(operand, "") for operand in operands)]
-        arrays = [array for types in moved for array in ARRAY.findall(types)]
-        total += sum(_array_bytes(array, strips, num_lines) for array in arrays)
-    return total
-
-
-ARRAY = re.compile(r"(\w+)\[([\d,]*)\]\{([^}]*)\}")
-
-
-def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield (name, type, operation, operands) of every instruction of a computation in XLA's text form."""
-    for line in entry.splitlines()[1:]:
-        name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
-        if not equals:
-            return
-        end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-        kind, rest = rest[:end], rest[end:].strip()
-        start = rest.index("(")
-        arguments = rest[start + 1 : _closing(rest, start)]
-        yield name, kind, rest[:start], re.findall(r"%[\w.\-]+", arguments)
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if depth == 0:
-            return at
-    raise ValueError(f"a parenthesis is not closed: {text[:80]}")
-
-
-def _array_bytes(array: tuple[str, str, str], strips: Sequence[tuple[int, ...]], num_lines: int) -> int:
-    kind, dims, form = array
-    if re.search(r"S\([1-9]", form):  # on the chip
-        return 0
-    shape = tuple(map(int, filter(None, dims.split(","))))
-    if shape[:1] == (num_lines,) and shape[1:] in strips:
-        shape = (LINES, *shape[1:])
-    return math.prod(shape) * WIDTHS.get(kind, 4)
 
 
 def markdown_table(results: Sequence[Result]) -> str:

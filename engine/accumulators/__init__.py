@@ -28,8 +28,7 @@ from penstock.accumulators.gradient_checks import (
 )
 from penstock.accumulators.storage import SparseSums, sparse_sums
 from penstock.errors import InputError, StateError
-from penstock.frames import Array
-from penstock.stats import Contributor
+from penstock.frames import Array, Contributor
 
 
 class SparseGradient(NamedTuple):

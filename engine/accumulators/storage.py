@@ -53,7 +53,7 @@ class KernelSums:
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # A caller that unpacks bytes itself may pass unaligned arrays.
-        rows = Rows(*(np.require(array, requirements=("C", "ALIGNED")) for array in (ids, values)))
+        rows = Rows(np.require(ids, None, ["C", "ALIGNED"]), np.require(values, None, ["C", "ALIGNED"]))
         self._intake.begin([self._accumulator], [[rows]], number)
         self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
         self._intake.work()

@@ -135,6 +135,10 @@ class CpuTables:
         return (self._array,)
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+        """Apply the optimizer once to rows of several tables.
+
+        updates : (index of the table, segments, learning rate) each, with segments as ``update.Step.update`` takes them
+        """
         self._run(self._step.update, updates)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:

@@ -73,9 +73,9 @@ def jitted(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, nu
         from penstock.bridge.pallas import tensorcore
 
         return tensorcore.apply(mesh, rule, line)
-    of: dict[str, tuple[Any, ...]] = {"apply": (rule, line), "sweep": (rule, line), "mark": ()}
-    of["no_rows"] = (num_lines * line.group,)
-    return getattr(programs, what)(mesh, *of.get(what, (line,)))
+    arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line), "sweep": (rule, line), "mark": ()}
+    arguments["no_rows"] = (num_lines * line.group,)
+    return getattr(programs, what)(mesh, *arguments.get(what, (line,)))
 
 
 def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:

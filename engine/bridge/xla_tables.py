@@ -55,6 +55,11 @@ class XlaTables:
         self.arrays: tuple[jax.Array, ...] = programs.create(mesh, self._stack.line, lines, tuple(starts))()
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+        """Queue one optimizer application to rows of several tables.
+
+        updates : as for ``CpuTables.apply``
+        step, application : the number of the step and of the application in it, which key the rounding to bfloat16
+        """
         names = [self.layouts[member].name for member, _, _ in updates]
         reader = f"{_quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).

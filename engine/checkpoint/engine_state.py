@@ -187,8 +187,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
             ids = places[name][ids]
             values = values[:, ids >= 0]
             ids = ids[ids >= 0]
-        for part, rows in enumerate(values):
-            core.tables.table(name).write(ids, np.ascontiguousarray(rows), part)
+        core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
     stores = _stores_of(folder, commit)
     contents = commit.contents
 

@@ -24,6 +24,7 @@ class Run(CommitListener):
     files : of bad rows and of deltas; has_new_files : whether no commit refers to one of them yet
     may_commit : called before each commit
 
+    num_skipped : number of frames to skip
     source : number of the source of the frame that is pushed
     failed : whether a commit or a bad row could not be written; do not try again
     """
@@ -46,16 +47,13 @@ class Run(CommitListener):
         self.files, self._has_new_files, self._may_commit = files, has_new_files, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
+        self.num_skipped = start.num_frames
         self.source = 0
         self.failed = False
 
     @property
     def commits(self) -> bool:
         return self._commits is not None
-
-    @property
-    def num_skipped(self) -> int:
-        return self._start.num_frames
 
     def skip(self, frames: Iterator[tuple[int, Frame]], limit: int | None) -> None:
         """Advance the reader's frames to the first one to apply. limit : of all frames, skipped ones included
@@ -79,11 +77,11 @@ class Run(CommitListener):
             if self.files.bad_rows is not None:
                 self.files.bad_rows.append(frame.bad_rows)
             self.positions.count(self.source, frame, admitted)
+            if self._commits is not None:
+                self._commits.frame_counted()
         except BaseException as error:
             # No position counts a frame that was applied, so nothing may be committed any more.
             self.failed, self._error = True, error
-        if self._commits is not None:
-            self._commits.frame_counted()
 
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""

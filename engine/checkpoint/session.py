@@ -119,7 +119,7 @@ class CheckpointSession(StepObserver):
         open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
         if checkpoint is None and every is not None:
-            raise UsageError("every: says how often to commit; give checkpoint= too")
+            raise UsageError("every: sets how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
         positions = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
         positions.follow(self.positions)

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
         metavar="CASE",
         help="names or globs, such as w1/adagrad, '*/coalesce', 'growth/*', latency (default: w1 to w4, every kind)",
     )
-    command.add_argument("--list", action="store_true", help="say which cases there are, and measure nothing")
+    command.add_argument("--list", action="store_true", help="list the cases, and measure nothing")
     command.add_argument("--threads", metavar="N,N", help="thread counts to measure with (default: all CPUs)")
     command.add_argument(
         "--peers",
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--trace",
         metavar="DIR",
-        help="measure no case: write a trace of a few steps for Perfetto, and say how much the host works meanwhile",
+        help="measure no case: write a trace of a few steps for Perfetto, and print how busy the host is meanwhile",
     )
 
 

@@ -75,7 +75,7 @@ def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
     saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
     saving.add_argument("--every", type=whole(1), metavar="N", help=f"after every N steps (default: {otherwise})")
     saving.add_argument(
-        "--resume", action="store_true", help="go on from the last commit in DIR; from the start where there is none"
+        "--resume", action="store_true", help="continue from the last commit in DIR, or from the start if there is none"
     )
     return saving
 
@@ -124,14 +124,12 @@ def deltas_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.deltas is None:
         for flag in ("slots", "per"):
             if getattr(args, f"deltas_{flag}"):
-                raise UsageError(f"--deltas-{flag}: say where deltas go: --deltas FILE")
+                raise UsageError(f"--deltas-{flag}: name a file for deltas: --deltas FILE")
         return {}
     if args.deltas == "-" and args.json:
         raise UsageError("--deltas - and --json both want standard output; give --deltas a file or a pipe")
     if is_stream(args.deltas) and args.checkpoint is not None:
-        raise UsageError(
-            f"--deltas {args.deltas}: with --checkpoint deltas go into a file, which --resume goes on with"
-        )
+        raise UsageError(f"--deltas {args.deltas}: with --checkpoint deltas go into a file, which --resume continues")
     return {"deltas": args.deltas, "slots": _slots(args.deltas_slots), **_per(args.deltas_per)}
 
 

@@ -22,8 +22,7 @@ from penstock.cli.output import Output, check_writable, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
-from penstock.io.decoding.reader import run_keys
-from penstock.io.decoding.rows import decode
+from penstock.io.decoding.rows import decode_rows
 from penstock.io.decoding.schema import Roles, is_list, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
@@ -240,17 +239,18 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
     last: Any = None
     reasons: Counter[str] = Counter()
     extra = ["reason"] if is_quarantine(part.schema) else []
-    for batch in part.batches([*roles.names(), *extra]):
+    for batch in part.batches([*roles.names, *extra]):
         interrupts.check()
         batches += 1
         if not batch.data.num_rows:
             continue
         if extra:
             reasons.update(reasons_of(batch.data, part.name))
-        decoded = decode(batch.data, roles, UNNAMED, None, {"source": part.name, "batch": batch.index})
+        content = decode_rows(batch, roles, roles.default_table or UNNAMED, None)
+        (decoded,) = content.row_batches
         rows += decoded.num_rows
-        for start, stop, key in run_keys(decoded):
-            if key != last or decoded.steps is None:
+        for start, stop, key in content.frame_columns.runs(batch):
+            if key != last or content.frame_columns.steps is None:
                 for counts in tables.values():
                     counts.end_frame()
                 frames, last = frames + 1, key

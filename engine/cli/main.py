@@ -55,7 +55,7 @@ EPILOG = """exit codes:
   5 corrupt or incompatible state   6 cannot write, or out of a resource   130 interrupted
 
 PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from,
-PENSTOCK_COMPILE_CACHE=DIR says where compiled programs are kept (off: nowhere).
+PENSTOCK_COMPILE_CACHE=DIR sets where compiled programs are kept (off: nowhere).
 
 example:
   penstock demo && penstock replay penstock-demo/tables.pbtxt penstock-demo/log.arrows --num-required 3

@@ -28,14 +28,14 @@ COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
     "validate": "check a configuration, and sources against it, without applying anything",
-    "inspect": "say what a configuration, a gradient stream, a table file or a checkpoint holds",
+    "inspect": "show what a configuration, a gradient stream, a table file or a checkpoint holds",
     "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
-    "diff": "say where two checkpoints differ: the first place and the largest difference; exit 1 where they do",
+    "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "take gradients over Arrow Flight and give out deltas, tables and rows",
     "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
-    "doctor": "say what this machine gives penstock, what will be slow here and why; exit 1 where it cannot run",
+    "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 
@@ -153,7 +153,7 @@ def add_reading_options(command: argparse.ArgumentParser) -> None:
 
 def add_row_options(to: Any) -> None:
     """Add the flags for properties that rows do not carry: table, column names, gradient dtype."""
-    to.add_argument("--table", metavar="T", help="table of the rows that do not say theirs (it never filters)")
+    to.add_argument("--table", metavar="T", help="table of the rows that name none (never a filter)")
     add_column_option(to)
     to.add_argument(
         "--gradient-dtype",

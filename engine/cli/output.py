@@ -36,7 +36,7 @@ _ADVICE = {
     "EISDIR": "give another name",
     "ENOSPC": "free some space",
     "EDQUOT": "free some space",
-    "EPIPE": "whoever read it has gone",
+    "EPIPE": "its reader has closed it",
     "EFBIG": "raise the limit on file sizes (ulimit -f)",
 }
 

@@ -107,7 +107,7 @@ def replay(args: argparse.Namespace) -> int:
             )
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
-        kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was written"
+        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was written"
         kept = "; ".join([kept, *written_aside(args, quarantine)])
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     except StaleInputError as error:
@@ -152,7 +152,7 @@ def check_checkpoint(args: argparse.Namespace) -> None:
     if args.checkpoint is None:
         for flag in ("every", "resume"):
             if getattr(args, flag):
-                raise UsageError(f"--{flag}: say which checkpoint: --checkpoint DIR")
+                raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
     else:
         Folder(args.checkpoint).check_place(args.resume)
 

@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
         "--listen",
         default="grpc://127.0.0.1:0",
         metavar="URI",
-        help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: any free port, which is told)",
+        help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
     command.set_defaults(peers=None)  # a single process; make_engine reads it
     add_table_options(command)
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
-    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unseen=True)
+    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unvalidated=True)
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
@@ -178,7 +178,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
     interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
     _end(args, service, out)
     if interrupted:
-        kept = f"committed to {args.checkpoint} (--resume goes on)" if args.checkpoint else "nothing was committed"
+        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was committed"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
     return 0
 

@@ -91,7 +91,7 @@ class Job:
         if "-" in args.sources:
             raise UsageError("supervise: standard input cannot be read again after a restart; give files")
         if any(word.partition("=")[0] in FLAGS for word in argv):
-            raise UsageError("supervise: says --distributed and its flags itself; leave them out")
+            raise UsageError("supervise sets --distributed and its flags itself; leave them out")
         self._argv, self._count, self.checkpoint = list(argv), count, args.checkpoint
         self._resumes = args.resume
         if args.threads is None and count > 1:

@@ -73,7 +73,7 @@ class RoundsReader(FrameReader):
         several = source if isinstance(source, list | tuple) and source else [source]
         mine = range(peers.rank, len(several), peers.count)
         # Rows go to their owners once they are known to be good: nobody else could say where a bad one came from.
-        inside = replace(options, merge=None, unseen=False)
+        inside = replace(options, merge=None, unvalidated=False)
         self._own = {number: FrameReader(_one(several[number]), inside) for number in mine}
         self.options = replace(options, merge="round")
         self.sources = [

@@ -22,7 +22,8 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Coalesced
-from penstock.tables.table_set import TableSet, start_of
+from penstock.tables.initializers import start_of
+from penstock.tables.table_set import TableSet
 
 if TYPE_CHECKING:
     import jax

@@ -199,4 +199,4 @@ class DeltaLog:
                 self.step = self.first_step
 
 
-_ANEW = "take the tables anew, and go on from their step"
+_ANEW = "read the tables again, and continue from their step"

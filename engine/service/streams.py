@@ -180,12 +180,12 @@ class Streams:
         position = self.position(name)
         if first is None and position:
             raise UsageError(
-                f"producer '{name}': {position} of its frames are here already: say the number of the stream's first "
-                f'frame ("first": {position + 1} goes on)'
+                f"producer '{name}': {position} of its frames are here already: give the number of the stream's first "
+                f'frame ("first": {position + 1} continues)'
             )
         if first is not None and first > position + 1:
             raise InputError(
-                f"a gap: frame {first} comes where {position + 1} is next; send from there on",
+                f"a gap: got frame {first}, expected {position + 1}; send from there",
                 source=f"producer '{name}'",
             )
         self._check_room(name)

@@ -75,7 +75,7 @@ class Readers:
         if lineage is not None and lineage != self._sequencer.streams.lineage:
             raise DeltasGoneError(
                 "this service's state is another one than that of the step asked for (it was restarted without its "
-                "checkpoint, or with another one); take the tables anew, and go on from their step"
+                "checkpoint, or with another one); read the tables again, and continue from their step"
             )
         self.log.publish_all()
         since = self.log.first_step if since is None else since

@@ -98,8 +98,7 @@ class TableAccess:
         """
         self.core.check_whole()
         where, values = self.core.tables.checked(name, rows, ids, slots)
-        with self.core.still():
-            self.core.load(partial(self.core.tables.set_rows, name, where, values, self.global_step), {name: where})
+        self.core.load(partial(self.core.tables.set_rows, name, where, values), {name: where})
 
     def state_hash(self) -> str:
         """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
@@ -124,7 +123,7 @@ class TableAccess:
         """
         with self.core.still():
             tables = dict.fromkeys(self.core.config.table_names)
-            self.core.load(self.core.tables.reading(place("directory", directory), self.global_step), tables)
+            self.core.load(self.core.tables.reading(place("directory", directory)), tables)
 
     def warmup(self) -> int:
         """Compile every program that steps, lookups and checkpoints need; return their number.

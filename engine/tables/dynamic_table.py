@@ -201,19 +201,19 @@ class DynamicTable:
             values[absent] = self.initial(keys[absent])[part]
         return values
 
-    def write(self, keys: Int64, values: Mapping[int, Float32], step: int) -> None:
-        """Set rows of distinct keys, which are admitted without a filter. values : part → float32 (n, dim)
+    def admit(self, keys: Int64) -> Int64:
+        """Return the rows of distinct keys, which are admitted without a filter, at the clock of the last step.
 
         Raises CapacityError; nothing has changed then.
         """
-        plan = Plan(self.directory, keys, clock=self.clock_at(step, None), step=step, admit_all=True, run=self.run)
+        plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         if plan.num_rejected:
             plan.cancel()
             self._refuse(plan.num_rejected)
         self._plan = plan
         self.carry_out()
-        for part, rows in values.items():
-            self._table.write(plan.found, rows, part)
+        rows: Int64 = plan.found
+        return rows
 
     def valid_keys(self, keys: Any) -> Int64:
         """Return keys as int64, those of uint64 keys by their bits. Raises UsageError."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
+from penstock.errors import ConfigError
 from penstock.frames import Float32, Int64
 from penstock.pyx.initial_rows import draw
 
@@ -39,6 +42,25 @@ _Q = (
 )
 _WORDS_PER_BLOCK = 4  # of 64 bits, per Philox counter value
 _FLOATS_AT_ONCE = 1 << 14  # intermediate arrays fit in the L2 cache
+
+
+def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
+    """Return a table's initializer: (first, count) → rows. Raises ConfigError if it gives the wrong shape."""
+    start = spec.initializer
+    name, dim = spec.name, spec.dim
+    if isinstance(start, TruncatedNormal):
+        mean, stddev = start.mean, start.stddev
+        return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
+    if isinstance(start, Uniform):
+        low, high = start.minimum, start.maximum
+        return lambda first, count: uniform(seed, name, first, count, dim, low, high)
+    if isinstance(start, Constant):
+        value = start.value
+        return lambda first, count: np.full((count, dim), value, np.float32)
+    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
+    if rows.shape != (spec.vocabulary_size, dim):
+        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
+    return lambda first, count: rows[first : first + count]
 
 
 def truncated_normal(

@@ -7,7 +7,7 @@ export, while penstock's own checkpoints (docs/checkpoints.md) are for resuming 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.errors import InputError, UsageError
 from penstock.frames import Float32
 
 Tree = Mapping[str, Mapping[str, Float32]]
-WEIGHTS = "parameters"
+WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
 _MARKS = ("_CHECKPOINT_METADATA", "_METADATA")
 
 
@@ -51,21 +51,23 @@ def load_tree(path: str | os.PathLike[str]) -> Tree:
         checkpointer.close()
 
 
-def parts_of(tree: Tree, path: str | os.PathLike[str], table: str, shape: tuple[int, int], slots: list[str]) -> Tree:
-    """Return one table's weights and those of ``slots`` that exist, validated. Raises InputError.
+def parts_of(
+    tree: Tree, path: str | os.PathLike[str], table: str, shape: tuple[int, int], parts: Iterable[str]
+) -> Mapping[str, Float32]:
+    """Return those of one table's ``parts`` that exist, validated. Raises InputError, also if there are no weights.
 
     shape : (vocabulary_size, dim), expected of every array; path : for messages
     """
     if table not in tree or WEIGHTS not in tree[table]:
         has = ", ".join(tree) or "none"
         raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
-    found = {key: tree[table][key] for key in (WEIGHTS, *slots) if key in tree[table]}
+    found = {key: tree[table][key] for key in parts if key in tree[table]}
     for key, rows in found.items():
         if rows.shape != shape:
             raise InputError(f"table '{table}', {key}: expected shape {shape}, got {rows.shape}", source=str(path))
         if not np.isfinite(rows).all():
             raise InputError(f"table '{table}', {key}: holds values that are not finite", source=str(path))
-    return {table: found}
+    return found
 
 
 def _orbax() -> Any:

@@ -9,22 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
-from penstock.config.tables import Constant, TruncatedNormal, Uniform
-from penstock.errors import CapacityError, ConfigError, StateError, UsageError, listed
-from penstock.frames import Coalesced, Float32, Int64
+from penstock.errors import CapacityError, StateError, UsageError, listed
+from penstock.frames import Array, Coalesced, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
 from penstock.tables.dynamic_table import DynamicTable
-from penstock.tables.initializers import truncated_normal, uniform
-from penstock.tables.orbax import Tree, is_orbax, load_tree, parts_of
+from penstock.tables.initializers import start_of
+from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.bridge.device_tables import DeviceTable
 
-WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
+Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
 
 
 class Configured(Protocol):
@@ -126,7 +123,7 @@ class TableSet:
         """Return which rows of the table this process holds: (first row, stride)."""
         return 0, 1
 
-    def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+    def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return this process's share of the accumulated sums of all processes (``TableStore.get_state``)."""
         return sums
 
@@ -184,13 +181,10 @@ class TableSet:
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
-        for name, several in coalesced.items():
-            if self.specs[name].rule.non_lazy or (name in self.dynamic and self.dynamic[name].num_removed):
-                return True
-            for rows in several:
-                if rows.num_ids:
-                    return True
-        return False
+        return any(table.num_removed for table in self.dynamic.values()) or any(
+            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
+            for name, several in coalesced.items()
+        )
 
     def prepare_thread(self) -> None:
         """Allocate the file descriptors that steps on this thread need; call it once per thread.
@@ -262,22 +256,24 @@ class TableSet:
             values[parts[key]] = value
         return where, values
 
-    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32], step: int) -> None:
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
         """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them
 
-        step : the current one. Raises CapacityError if a dynamic table has no room; nothing has changed then.
+        Raises CapacityError if a dynamic table has no room; nothing has changed then.
         """
         if name in self.dynamic:
-            self.dynamic[name].write(ids, values, step)
-            return
-        for part, rows in values.items():
-            self.table(name).write(ids, rows, part)
+            ids = self.dynamic[name].admit(ids)
+        self.set_stored_rows(name, ids, values)
+
+    def set_stored_rows(self, name: str, rows: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table by their numbers: their ids, unless the table is dynamic."""
+        for part, block in values.items():
+            self.table(name).write(rows, np.ascontiguousarray(block), part)
 
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
         digest = hashlib.sha256()
-        for name in sorted(self._tables):
-            table = self._tables[name]
+        for name, table in sorted(self._tables.items()):
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
             blocks = self.dynamic[name].stream if name in self.dynamic else table.stream
             for part in range(table.num_parts):
@@ -298,46 +294,47 @@ class TableSet:
                 writer.write(name, table.layout.dim, slots, blocks, keys)
         return writer.written
 
-    def reading(self, directory: str | os.PathLike[str], step: int) -> Callable[[], None]:
+    def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
         """Return a callable that sets every row in the files of ``write``, or all rows from an Orbax checkpoint.
 
         Parquet files are checked for presence and columns now, and row by row when the callable runs.
-        step : the current one
         """
-        if is_orbax(directory):
+        path = Path(directory)
+        if is_orbax(path):
             for name in self.dynamic:
                 self.whole(name)
-            return partial(self._set_whole, self._rows_of_orbax(directory))
-        for name, table in self._tables.items():
-            check_table(Path(directory), name, table.layout.dim, self._columns(name))
-        return partial(self._read_parquet, Path(directory), step)
+            blocks: Iterable[Block] = list(self._orbax_tables(path))
+        else:
+            for name, table in self._tables.items():
+                check_table(path, name, table.layout.dim, self._columns(name))
+            blocks = self._parquet_blocks(path)
+
+        def read() -> None:
+            try:
+                for block in blocks:
+                    self.set_rows(*block)
+            except CapacityError as error:  # after other rows were set
+                raise StateError(f"{path}: {error}") from None
+
+        return read
 
     def _columns(self, name: str) -> list[str]:
         """Return the columns of a table's file, in the order of the table's parts."""
         return ["row", *list(self.parts(name))[1:]]
 
-    def _read_parquet(self, directory: Path, step: int) -> None:
+    def _parquet_blocks(self, directory: Path) -> Iterator[Block]:
         for name, table in self._tables.items():
             columns, dynamic = self._columns(name), self.dynamic.get(name)
             size = table.layout.vocabulary_size if dynamic is None else dynamic.id_range
             for ids, found in read_table(directory, name, size, table.layout.dim, columns):
-                values = {columns.index(column): rows for column, rows in found.items()}
-                try:
-                    self.set_rows(name, ids, values, step)
-                except CapacityError as error:  # after other rows were set
-                    raise StateError(f"{directory}: {error}") from None
+                yield name, ids, {columns.index(column): values for column, values in found.items()}
 
-    def _rows_of_orbax(self, directory: str | os.PathLike[str]) -> dict[str, Tree]:
+    def _orbax_tables(self, directory: Path) -> Iterator[Block]:
         tree = load_tree(directory)
-        return {
-            name: parts_of(tree, directory, name, (t.layout.vocabulary_size, t.layout.dim), list(self.parts(name)))
-            for name, t in self._tables.items()
-        }
-
-    def _set_whole(self, rows_of: Mapping[str, Tree]) -> None:
-        for name, found in rows_of.items():
-            for key, rows in found[name].items():
-                self._tables[name].write(np.arange(len(rows)), np.ascontiguousarray(rows), self.parts(name)[key])
+        for name, table in self._tables.items():
+            parts, size = self.parts(name), table.layout.vocabulary_size
+            found = parts_of(tree, directory, name, (size, table.layout.dim), list(parts))
+            yield name, np.arange(size), {parts[key]: np.ascontiguousarray(rows) for key, rows in found.items()}
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""
@@ -358,27 +355,8 @@ class TableSet:
         return given.astype(np.int64)
 
 
-def _as_stored(block: Float32, bfloat16: bool) -> npt.NDArray[Any]:
+def _as_stored(block: Float32, bfloat16: bool) -> Array:
     """Return rows as they are stored, little-endian: float32, or the upper 16 bits of each float32 for bfloat16."""
     if not bfloat16:
         return np.ascontiguousarray(block, "<f4")
     return (block.view(np.uint32) >> np.uint32(16)).astype("<u2")
-
-
-def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-    """Return a table's initializer: (first, count) → rows. Raises ConfigError if it gives the wrong shape."""
-    start = spec.initializer
-    name, dim = spec.name, spec.dim
-    if isinstance(start, TruncatedNormal):
-        mean, stddev = start.mean, start.stddev
-        return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
-    if isinstance(start, Uniform):
-        low, high = start.minimum, start.maximum
-        return lambda first, count: uniform(seed, name, first, count, dim, low, high)
-    if isinstance(start, Constant):
-        value = start.value
-        return lambda first, count: np.full((count, dim), value, np.float32)
-    rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
-    if rows.shape != (spec.vocabulary_size, dim):
-        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
-    return lambda first, count: rows[first : first + count]

@@ -1,17 +1,17 @@
 """The contents of a quarantine: one Arrow batch per frame, with each bad row as in the source and the reason.
 
-Defines columns and types only. ``rows`` finds bad rows; ``storage.quarantine`` writes them.
+Defines columns and types only. ``row_checks`` finds bad rows; ``storage.quarantine`` writes them.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.decoding.columns import Gradients, Int64, Lists
-from penstock.io.decoding.rows import REASONS, Decoded
-from penstock.io.decoding.schema import Roles
+from penstock.io.decoding.columns import Int64, Lists
+from penstock.io.decoding.row_checks import REASONS
+from penstock.io.decoding.rows import RowBatch, SampleGradients
+from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import arrow_errors
 
 MARK = b"penstock.quarantine"
@@ -47,87 +47,71 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
         return {str(one["values"]): one["counts"] for one in column.cast(pa.utf8()).value_counts().to_pylist()}
 
 
-def bad_rows(
-    batch: pa.RecordBatch,
-    decoded: Decoded,
-    roles: Roles,
-    place: tuple[str, int | None, int],
-    bad: npt.NDArray[np.uint8],
-    start: int,
-) -> list[pa.RecordBatch]:
-    """Return the bad ones among the rows from ``start`` on, in order.
-
-    batch : the source of ``decoded``; place : source, batch and the number of its first row
-    bad : their reason codes, 0 for a good row
-    """
-    rows = start + np.flatnonzero(bad)
-    codes = bad[bad != 0]
-    blocks = range(0, len(rows), _ROWS_AT_ONCE)
-    with arrow_errors("bad rows cannot be put aside", place[0], place[1]):
-        return [
-            _block(batch, decoded, roles, place, rows[at : at + _ROWS_AT_ONCE], codes[at : at + _ROWS_AT_ONCE])
-            for at in blocks
-        ]
+def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
+    """Return the bad rows of a batch, in order."""
+    with arrow_errors("bad rows cannot be put aside", batch.raw.source, batch.raw.index):
+        blocks = range(0, len(bad.rows), _ROWS_AT_ONCE)
+        return [_block(batch, bad.take(slice(at, at + _ROWS_AT_ONCE))) for at in blocks]
 
 
-def _block(
-    batch: pa.RecordBatch,
-    decoded: Decoded,
-    roles: Roles,
-    place: tuple[str, int | None, int],
-    rows: Int64,
-    codes: npt.NDArray[np.uint8],
-) -> pa.RecordBatch:
-    source, index, first_row = place
-    num_rows, at = len(rows), rows if decoded.examples is None else decoded.examples[rows]
+def _block(batch: SourceBatch, bad: BadRows) -> pa.RecordBatch:
+    order = np.argsort(bad.numbers, kind="stable")
+    parts = [_part(batch, number, bad.take(np.flatnonzero(bad.numbers == number))) for number in np.unique(bad.numbers)]
+    return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
+
+
+def _part(batch: SourceBatch, number: int, bad: BadRows) -> pa.RecordBatch:
+    """number : of the RowBatch that all of the rows belong to"""
+    decoded, origin, roles = batch.content.row_batches[number], batch.raw, batch.roles
+    rows, num_rows, steps = bad.rows, len(bad.rows), batch.content.frame_columns.steps
+    at, _ = decoded.origins(rows)
     ids, texts = _ids(decoded, rows)
-    steps = pa.nulls(num_rows, pa.int64()) if decoded.steps is None else pa.array(decoded.steps[rows])
     columns = [
-        pa.repeat(source.encode("utf-8", "backslashreplace").decode(), num_rows),
-        pa.array([index] * num_rows, pa.int64()),
-        pa.array(at if index is not None else first_row + at, pa.int64()),
+        pa.repeat(origin.source.encode("utf-8", "backslashreplace").decode(), num_rows),
+        pa.array([origin.index] * num_rows, pa.int64()),
+        pa.array(at if origin.index is not None else origin.first_row + at, pa.int64()),
         _tables(decoded, rows),
         ids,
         texts,
-        steps,
-        pa.array(REASONS, pa.utf8()).take(pa.array(codes)),
-        _as_they_came(batch.column(roles.gradient.name), rows, roles.bfloat16)
-        if isinstance(decoded.gradients, Lists)
-        else _made(decoded.gradients, rows),
+        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[at]),
+        pa.array(REASONS, pa.utf8()).take(pa.array(bad.codes)),
+        _source_gradients(origin.data.column(roles.gradient.name), rows, roles.bfloat16)
+        if decoded.examples is None
+        else _computed_gradients(decoded.gradients, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _ids(decoded: Decoded, rows: Int64) -> tuple[pa.Array, pa.Array]:
+def _ids(decoded: RowBatch, rows: Int64) -> tuple[pa.Array, pa.Array]:
     """Return the ids as int64; ids that do not fit are null, and also returned as text."""
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
     beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
-    texts = pa.array([str(one) if told else None for one, told in zip(raw, beyond, strict=True)], pa.utf8())
+    texts = pa.array([str(one) if too_large else None for one, too_large in zip(raw, beyond, strict=True)], pa.utf8())
     return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
 
 
-def _tables(decoded: Decoded, rows: Int64) -> pa.Array:
+def _tables(decoded: RowBatch, rows: Int64) -> pa.Array:
     names = pa.array(decoded.tables, pa.utf8())
     codes = np.zeros(len(rows), np.int64) if decoded.codes is None else decoded.codes[rows]
     return names.take(pa.array(codes, mask=codes < 0))
 
 
-def _made(gradients: Gradients, rows: Int64) -> pa.Array:
+def _computed_gradients(gradients: Lists | SampleGradients, rows: Int64) -> pa.Array:
     """Return a lookup's gradient in an example stream, its sample's times its gain, so that it can be repaired."""
     null = gradients.null
     values = [None if null is not None and null[row] else gradients.of_row(row) for row in rows.tolist()]
     return pa.array(values, pa.list_(pa.float32()))
 
 
-def _as_they_came(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
+def _source_gradients(column: pa.Array, rows: Int64, bfloat16: bool) -> pa.Array:
     """Convert to float32, of any length, with nulls."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    taken = column.take(pa.array(rows))
+    selected = column.take(pa.array(rows))
     if not bfloat16:
-        return taken.cast(pa.list_(pa.float32()))
-    lists = taken.cast(pa.list_(pa.uint16()))
+        return selected.cast(pa.list_(pa.float32()))
+    lists = selected.cast(pa.list_(pa.uint16()))
     holes = lists.values.is_null().to_numpy(zero_copy_only=False)
     values = (lists.values.fill_null(0).to_numpy().astype(np.uint32) << np.uint32(16)).view(np.float32)
     return pa.ListArray.from_arrays(lists.offsets, pa.array(values, mask=holes), mask=lists.is_null())

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,21 +33,6 @@ ROWS_OF_A_RUN = 256
 Look = tuple[Float32, Int64 | None, Float32 | None]  # of Rows: grads, which, gains
 
 
-class Gradients(Protocol):
-    """A gradient per row: ``Lists`` from the source, or an object that computes them on demand."""
-
-    @property
-    def null(self) -> Bool | None: ...
-    @property
-    def nbytes(self) -> int: ...
-    def look(self, rows: slice | Int64, dim: int) -> Look: ...
-    def of_row(self, row: int) -> Float32: ...
-    def length(self, row: int) -> int: ...
-    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = ...) -> Bool: ...
-    def all_of(self, dim: int, start: int, stop: int) -> bool: ...
-    def not_finite(self) -> Bool | None: ...
-
-
 @dataclass(eq=False)
 class Lists:
     """A column of lists: one flat float32 array and where each row lies in it.
@@ -66,60 +50,29 @@ class Lists:
     null: Bool | None
     runs: Runs | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Of the values."""
-        return self.values.nbytes
-
-    @cached_property
-    def starts(self) -> Int64 | None:
-        """int64 (n,); None where all rows are as wide."""
-        return None if self.offsets is None else self.offsets[:-1].astype(np.int64, copy=False)
-
-    @cached_property
-    def lengths(self) -> Int64 | None:
-        """int64 (n,); None where all rows are as wide."""
-        return None if self.offsets is None else np.diff(self.offsets).astype(np.int64, copy=False)
-
     def look(self, rows: slice | Int64, dim: int) -> Look:
-        """Return the values and the indices of the selected rows (None: all), without a copy. See ``take``.
+        """Return the values and the indices of the selected rows (None: all), without a copy.
 
+        rows : of length dim, not null, ascending; a slice has a start and a stop
         Returns float32 (m, dim), int64 (n,) or None, and None, since there is no factor.
-        """
-        if self.starts_together(rows, dim):
-            return self.take(rows, dim), None, None
-        if self.starts is None:
-            return self.values.reshape(self.num_rows, self.width), np.asarray(rows), None
-        # Rows of several lengths: every offset where one of this length could begin.
-        return np.lib.stride_tricks.sliding_window_view(self.values, dim), self.starts[rows], None
-
-    def starts_together(self, rows: slice | Int64, dim: int) -> bool:
-        """Return whether these rows, all of length dim, are contiguous."""
-        if self.offsets is None:
-            return isinstance(rows, slice)
-        if isinstance(rows, slice):
-            num_rows, first, last = rows.stop - rows.start, rows.start, rows.stop - 1
-        else:
-            num_rows = len(rows)
-            first, last = (rows[0], rows[-1]) if num_rows else (0, 0)
-        return num_rows == 0 or bool(self.offsets[last] - self.offsets[first] == (num_rows - 1) * dim)
-
-    def take(self, rows: slice | Int64, dim: int) -> Float32:
-        """Return float32 (n, dim); a view if the rows are a slice. Only for rows of length dim that are not null.
-
-        A slice has a start and a stop.
         """
         if self.offsets is None:
             whole = self.values.reshape(self.num_rows, self.width)
-            return whole[rows] if isinstance(rows, slice) else np.take(whole, rows, axis=0)  # 3x as fast as [rows]
-        num_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        if num_rows == 0:
-            return np.empty((0, dim), np.float32)
-        if self.starts_together(rows, dim):
-            first = int(self.offsets[rows.start if isinstance(rows, slice) else rows[0]])
-            return self.values[first : first + num_rows * dim].reshape(num_rows, dim)
-        assert self.starts is not None
-        return np.lib.stride_tricks.sliding_window_view(self.values, dim)[self.starts[rows]]
+            return (whole[rows], None, None) if isinstance(rows, slice) else (whole, rows, None)
+        starts = self.offsets[:-1][rows]
+        if not len(starts):
+            return np.empty((0, dim), np.float32), None, None
+        first, num_values = int(starts[0]), len(starts) * dim
+        if starts[-1] - first == num_values - dim:  # contiguous
+            return self.values[first : first + num_values].reshape(-1, dim), None, None
+        # Rows of several lengths: every offset where one of this length could begin.
+        windows = np.lib.stride_tricks.sliding_window_view(self.values, dim)
+        return windows, starts.astype(np.int64, copy=False), None
+
+    def take(self, rows: slice | Int64, dim: int) -> Float32:
+        """Return float32 (n, dim); a view if the rows are contiguous. rows : as in ``look``"""
+        values, row_index, _ = self.look(rows, dim)
+        return values if row_index is None else values[row_index]
 
     def all_of(self, dim: int, start: int, stop: int) -> bool:
         """Return whether the rows from start to stop have that length."""
@@ -139,9 +92,16 @@ class Lists:
     def length(self, row: int) -> int:
         return self.width if self.offsets is None else int(self.offsets[row + 1] - self.offsets[row])
 
-    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
+    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
         """Return which rows do not have that length; one value for all rows if both are constant."""
-        return np.asarray((self.width if self.lengths is None else self.lengths[rows]) != dim, np.bool_)
+        return np.asarray((self.width if self.offsets is None else np.diff(self.offsets)) != dim, np.bool_)
+
+    def first_unlike(self, dim: int) -> int | None:
+        """Return the first row that is not ``dim`` finite floats."""
+        unlike = np.zeros(self.num_rows, bool) | self.differ_from(dim)
+        for cause in (self.null, self.not_finite()):
+            unlike = unlike if cause is None else unlike | cause
+        return int(np.argmax(unlike)) if unlike.any() else None
 
     def not_finite(self) -> Bool | None:
         """Return which rows contain a NaN or an infinity, None if none do."""
@@ -152,10 +112,10 @@ class Lists:
 
     def rows_with(self, mask: Bool) -> Bool:
         """Return which rows have any True among their values."""
-        if self.starts is None or self.lengths is None:
+        if self.offsets is None:
             return np.asarray(mask.reshape(self.num_rows, self.width).any(axis=1))
-        before = np.concatenate([[0], np.cumsum(mask)])
-        return np.asarray(before[self.starts + self.lengths] > before[self.starts])
+        before = np.concatenate([[0], np.cumsum(mask)])[self.offsets]
+        return np.asarray(before[1:] > before[:-1])
 
 
 def validated(column: pa.Array) -> Runs | None:
@@ -179,8 +139,8 @@ def _code_runs(column: pa.DictionaryArray) -> Runs | None:
         return None
     column.dictionary.validate(full=True)
     runs = equal_runs(_numpy(column.indices), len(column) // ROWS_OF_A_RUN + 1)
-    known = len(column.dictionary)
-    return runs if runs is not None and all(0 <= code < known for _, _, code in runs) else None
+    num_values = len(column.dictionary)
+    return runs if runs is not None and all(0 <= code < num_values for _, _, code in runs) else None
 
 
 def _list_runs(column: pa.Array) -> Runs | None:

@@ -1,31 +1,29 @@
-"""The lookups of a batch of examples, and the gradient rows that they represent, which are never materialized.
+"""The gradient rows that a batch of examples represents, which are never materialized.
 
-A gradient row is one lookup of one feature of one example: its sample's gradient times its gain. The order of rows is
-example by example, then feature by feature in the configuration's order, for any batches. Good rows are read table
-by table; rows are numbered across the batch only if one of them may be bad.
+A gradient row is one lookup of one feature of one example: its sample's gradient times its gain. The rows of a table
+are in the order of its examples, then of its features in the configuration, for any batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.frames import Rows
-from penstock.io.decoding.columns import Bool, Codes, Float32, Int64, Look
-from penstock.io.decoding.rows import Broken, Decoded
-from penstock.tables.combiners import not_finite
+from penstock.io.decoding.columns import Bool, Float32, Int64
+from penstock.io.decoding.frame_columns import Broken
+from penstock.io.decoding.rows import Examples, RowBatch, SampleGradients
 
 
 @dataclass(frozen=True)
 class FeatureUses:
     """One feature's lookups of one batch, in order.
 
-    table : of the feature; lengths : int64, shape (examples,), lookups of each
+    table : of the feature; column : the number of its column among those in use
+    lengths : int64, shape (examples,), lookups of each
     raw_ids : any integers, shape (n,), 0 where ids_null
     gradients : float32, shape (m, dim), of samples; samples : int64, shape (n,), ascending: the sample of each lookup
     gains : float32, shape (n,), None: all 1
@@ -35,6 +33,7 @@ class FeatureUses:
     """
 
     table: str
+    column: int
     lengths: Int64
     raw_ids: npt.NDArray[Any]
     ids_null: Bool | None
@@ -45,238 +44,63 @@ class FeatureUses:
     truncated: Int64 | None
     broken: Broken | None
 
-    @property
-    def ids(self) -> Int64:
-        """Return int64 ids; ids that do not fit stay out of range of any table."""
-        raw = self.raw_ids
-        if raw.dtype == np.uint64:
-            raw = np.minimum(raw, np.uint64(2**63 - 1))
-        ids: Int64 = raw.astype(np.int64, copy=False)
-        return ids
 
-    @property
-    def may_be_bad(self) -> bool:
-        """Return whether a row may be bad, apart from ids out of range and values, which the summing kernel checks."""
-        return self.ids_null is not None or self.null is not None
-
-
-@dataclass(frozen=True)
-class TableUses:
-    """The lookups of one table's features, in the order of rows. As in FeatureUses.
-
-    ends : int64, shape (examples + 1,), lookups before each example
-    """
-
-    ids: Int64
-    gradients: Float32
-    samples: Int64
-    gains: Float32 | None
-    ends: Int64
-
-    def look(self, at: slice | Int64) -> Look:
-        return self.gradients, self.samples[at], None if self.gains is None else self.gains[at]
-
-    def rows(self, first: int, last: int) -> Rows:
-        """Return the rows of the examples first to last."""
-        at = slice(int(self.ends[first]), int(self.ends[last]))
-        return Rows(self.ids[at], *self.look(at))
-
-
-class ExampleBatch:
-    """A batch of examples as numpy. Steps and other values per example are arrays per example; see ``Content``.
-
-    uses : of every feature that has a column, in the configuration's order
-    ends : int64, shape (examples + 1,), gradient rows before each example
-    """
-
-    times: Int64 | None = None  # example streams have no column for it
-
-    def __init__(
-        self,
-        uses: Sequence[FeatureUses],
-        steps: Int64 | None,
-        contributors: tuple[Codes, list[Any]] | None,
-        rates: Float32 | None,
-        no_step: Broken | None,
-        no_rates: Broken | None,
-    ) -> None:
-        self.steps, self.contributors, self.rates = steps, contributors, rates
-        self.no_step, self.no_rates = no_step, no_rates
-        self._uses = uses
-        self.ends = _ends(sum(of.lengths for of in uses))
-        by_table: dict[str, list[FeatureUses]] = {}
-        for of in uses:
-            by_table.setdefault(of.table, []).append(of)
-        self._tables = {table: _joined(of_table) for table, of_table in by_table.items()}
-        cut = [of.truncated for of in uses if of.truncated is not None]
-        self._truncated: Int64 | None = np.sum(cut, axis=0) if cut else None
-
-    @property
-    def num_rows(self) -> int:
-        """Return the number of gradient rows."""
-        return int(self.ends[-1])
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of its samples' gradients."""
-        return sum(of.gradients.nbytes for of in self._uses)
-
-    @property
-    def may_be_bad(self) -> bool:
-        return any(of.may_be_bad for of in self._uses)
-
-    def truncated(self, units: slice) -> int:
-        """Count the ids dropped from those examples."""
-        return 0 if self._truncated is None else int(self._truncated[units].sum())
-
-    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
-        """Select rows by table: all of some neighbouring examples, or those of the listed examples."""
-        if not isinstance(rows, slice):
-            yield from self.by_row().by_table(rows, sizes)
-            return
-        first, last = np.searchsorted(self.ends, [rows.start, rows.stop]).tolist()
-        for name, table in self._tables.items():
-            block = table.rows(first, last)
-            if len(block.ids):
-                yield name, block
-
-    def by_row(self) -> Decoded:
-        """Convert to separate rows, as a batch of gradient rows is decoded."""
-        return self._by_row
-
-    @cached_property
-    def _by_row(self) -> Decoded:
-        tables, examples = tuple(self._tables), self.examples
-        table_of = np.array([tables.index(of.table) for of in self._uses], np.int64)
-        codes = table_of[self.feature_of]
-        raw_ids = self._ordered([of.raw_ids for of in self._uses])
-        null = self._ordered([_missing(of.ids_null, len(of.raw_ids)) for of in self._uses])
-        return Decoded(
-            num_rows=self.num_rows,
-            tables=tables,
-            codes=None if len(tables) == 1 else codes,
-            raw_ids=raw_ids,
-            ids=self._ordered([of.ids for of in self._uses]),
-            ids_null=null if null.any() else None,
-            gradients=self._gradients(codes),
-            steps=None if self.steps is None else self.steps[examples],
-            contributors=None,
-            rates=None,
-            examples=examples,
-        )
-
-    @cached_property
-    def examples(self) -> Int64:
-        """Return int64, shape (rows,): the example of each row."""
-        return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
-
-    @cached_property
-    def feature_of(self) -> Int64:
-        """Return int64, shape (rows,): the index of each row's feature, among those that have a column."""
-        return self._ordered([np.full(len(of.raw_ids), number) for number, of in enumerate(self._uses)])
-
-    @cached_property
-    def _places(self) -> list[Int64]:
-        """Return the positions of every feature's lookups among all rows."""
-        return _interleaved([of.lengths for of in self._uses])
-
-    def _ordered(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Merge one array per feature into one array, in the order of rows."""
-        kinds = {of.dtype for of in values}
-        # No integer type has both signs and all of uint64.
-        kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
-        out = np.empty(self.num_rows, kind)
-        for places, of in zip(self._places, values, strict=True):
-            out[places] = of
-        return out
-
-    def _gradients(self, codes: Int64) -> LookedUp:
-        # The position of each row among its table's.
-        at = np.empty(self.num_rows, np.int64)
-        for code, table in enumerate(self._tables.values()):
-            at[codes == code] = np.arange(len(table.ids))
-        null = self._ordered([_of_lookups(of.null, of.lengths) for of in self._uses])
-        return LookedUp(tuple(self._tables.values()), codes, at, null if null.any() else None)
-
-
-@dataclass(frozen=True)
-class LookedUp:
-    """A gradient per row, computed on demand (``Gradients``).
-
-    codes, at : int64, shape (rows,): the table of each row's lookup, and its position there
-    null : rows whose sample has no gradient; None: none
-    """
-
-    tables: tuple[TableUses, ...]
-    codes: Int64
-    at: Int64
-    null: Bool | None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the samples' gradients."""
-        return sum(table.gradients.nbytes for table in self.tables)
-
-    def look(self, rows: slice | Int64, dim: int) -> Look:
-        at = self.at[rows]
-        return self.tables[int(self.codes[rows][0])].look(at)
-
-    def of_row(self, row: int) -> Float32:
-        table, at = self.tables[int(self.codes[row])], int(self.at[row])
-        return Rows(table.ids, *table.look(slice(None))).gradient(at)
-
-    def length(self, row: int) -> int:
-        return int(self.tables[int(self.codes[row])].gradients.shape[1])
-
-    def differ_from(self, dim: int | np.int64 | Int64, rows: slice = slice(None)) -> Bool:
-        return np.asarray(False)  # an example whose gradient has another length stops the reading
-
-    def all_of(self, dim: int, start: int, stop: int) -> bool:
-        return True
-
-    def not_finite(self) -> Bool | None:
-        found = np.zeros(len(self.at), bool)
-        for code, table in enumerate(self.tables):
-            # In order, a table's rows are all of its lookups.
-            found[self.codes == code] = not_finite(table.gradients, table.samples, table.gains)
-        return found if found.any() else None
-
-
-def _joined(uses: Sequence[FeatureUses]) -> TableUses:
+def table_rows(uses: Sequence[FeatureUses]) -> RowBatch:
     """Merge the lookups of the features of one table."""
-    ends = _ends(sum(of.lengths for of in uses))
-    if len(uses) == 1:
-        (of,) = uses
-        return TableUses(of.ids, of.gradients, of.samples, of.gains, ends)
-    ids, samples = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
-    gains = None if all(of.gains is None for of in uses) else np.ones(ends[-1], np.float32)
-    before = 0
-    for places, of in zip(_interleaved([of.lengths for of in uses]), uses, strict=True):
-        ids[places], samples[places] = of.ids, of.samples + before
-        if gains is not None and of.gains is not None:
-            gains[places] = of.gains
-        before += len(of.gradients)
-    return TableUses(ids, np.concatenate([of.gradients for of in uses]), samples, gains, ends)
+    lengths = np.stack([of.lengths for of in uses])
+    positions = _positions(lengths) if len(uses) > 1 else []
+    gradients, samples, num_samples = [of.gradients for of in uses], [], 0
+    for of in uses:
+        samples.append(of.samples + num_samples if num_samples else of.samples)
+        num_samples += len(of.gradients)
+    raw_ids = _merged(positions, [of.raw_ids for of in uses])
+    ids = [of.raw_ids.astype(np.int64, copy=False) for of in uses]
+    return RowBatch(
+        num_rows=len(raw_ids),
+        tables=(uses[0].table,),
+        codes=None,
+        raw_ids=raw_ids,
+        ids=raw_ids if raw_ids.dtype == np.int64 else _merged(positions, ids),
+        ids_null=_optional(positions, [of.ids_null for of in uses], False),
+        gradients=SampleGradients(
+            gradients[0] if len(uses) == 1 else np.concatenate(gradients),
+            _merged(positions, samples),
+            _optional(positions, [of.gains for of in uses], np.float32(1)),
+            _optional(positions, [None if of.null is None else np.repeat(of.null, of.lengths) for of in uses], False),
+        ),
+        examples=Examples(lengths, np.array([of.column for of in uses])),
+    )
 
 
-def _interleaved(lengths: Sequence[Int64]) -> list[Int64]:
-    """Return the positions of every feature's lookups in the order of examples, then features."""
-    table = np.stack(lengths, axis=1)
-    starts = np.cumsum(table).reshape(table.shape) - table
-    places = []
-    for feature, of in enumerate(lengths):
-        shift = starts[:, feature] - (np.cumsum(of) - of)
-        places.append(np.repeat(shift, of) + np.arange(of.sum()))
-    return places
+def _positions(lengths: Int64) -> list[Int64]:
+    """Return the positions of every feature's lookups in the order of examples, then features.
+
+    lengths : int64, shape (features, examples)
+    """
+    starts = np.cumsum(lengths.T).reshape(lengths.T.shape).T - lengths
+    return [
+        np.repeat(first - (np.cumsum(own) - own), own) + np.arange(own.sum())
+        for own, first in zip(lengths, starts, strict=True)
+    ]
 
 
-def _ends(lengths: Any) -> Int64:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+def _merged(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Merge one array per feature into one, by the positions of their values."""
+    if len(arrays) == 1:
+        return arrays[0]
+    kinds = {of.dtype for of in arrays}
+    # No integer type has both signs and all of uint64.
+    kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
+    out = np.empty(sum(map(len, positions)), kind)
+    for at, of in zip(positions, arrays, strict=True):
+        out[at] = of
+    return out
 
 
-def _missing(null: Bool | None, number: int) -> Bool:
-    return np.zeros(number, bool) if null is None else null
-
-
-def _of_lookups(null: Bool | None, lengths: Int64) -> Bool:
-    return np.repeat(_missing(null, len(lengths)), lengths)
+def _optional(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any] | None], default: Any) -> Any:
+    """Merge one array per feature, the default for those without; None if no feature has one."""
+    if len(arrays) == 1 or all(of is None for of in arrays):
+        return arrays[0]
+    return _merged(
+        positions, [np.full(len(at), default) if of is None else of for at, of in zip(positions, arrays, strict=True)]
+    )

@@ -8,7 +8,9 @@ rows, so that frames and errors are those of the row stream. The arithmetic is i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,13 @@ import pyarrow.compute as pc
 
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
-from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, coded, float_lists, integers
-from penstock.io.decoding.example_gradients import ExampleBatch, FeatureUses
-from penstock.io.decoding.framing import Piece, Place
+from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
+from penstock.io.decoding.example_gradients import FeatureUses, table_rows
+from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import Broken, rates_of, steps_of, valid_column
+from penstock.io.decoding.rows import DecodedBatch, valid_column
 from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
+from penstock.io.sources.batch import Batch
 from penstock.tables.combiners import gains
 
 CHILDREN = ("ids", "weights", "gradient")
@@ -36,23 +39,10 @@ class ExampleRoles(Roles):
 
     features: tuple[FeatureSpec, ...] = ()
 
+    @cached_property
     def names(self) -> list[str]:
         fields = (self.step, self.contributor, self.learning_rates)
         return [feature.path for feature in self.features] + [f.name for f in fields if f is not None]
-
-
-@dataclass(eq=False)
-class ExamplePlace(Place):
-    """The location of a batch of examples."""
-
-    content: ExampleBatch
-    columns: tuple[str, ...]  # of its features
-
-    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
-        """row : a bad gradient row if there is a reason, else an example"""
-        if reason is not None:
-            row, column = int(self.content.examples[row]), self.columns[int(self.content.feature_of[row])]
-        return super().error(row, problem, column, reason)
 
 
 def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> ExampleRoles | None:
@@ -61,55 +51,48 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
     if not structs or {"id", "gradient"} <= set(schema.names):
         return None
     columns = {field.name for field in structs}
-    known = [feature for feature in options.features if feature.path in columns]
-    if not known:
+    features_in_use = [feature for feature in options.features if feature.path in columns]
+    if not features_in_use:
         paths = [feature.path for feature in options.features]
-        wanted = f"one of its features ({', '.join(paths)})" if paths else "any feature"
+        expected = f"one of its features ({', '.join(paths)})" if paths else "any feature"
         near = suggestion(structs[0].name, paths)
         if paths and not any(feature.name for feature in options.features):
             near += "; features without a name go by their key path; name them as their columns"
-        problem = f"an example stream, but the configuration does not know its columns as {wanted}{near}"
+        problem = f"an example stream, but the configuration does not know its columns as {expected}{near}"
         raise InputError(problem, source=source, column=structs[0].name)
-    for feature in known:
+    for feature in features_in_use:
         field_of(schema, source, feature.path, feature.path)  # one column has this name
         _check(feature, schema.field(feature.path), options, source)
-    first = schema.field(known[0].path)
+    first = schema.field(features_in_use[0].path)
     fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:-1]}
     return ExampleRoles(
         **fields,
         id=first,
         gradient=first,
         table=None,
-        default_table=known[0].table,
+        default_table=features_in_use[0].table,
         bfloat16=False,
-        features=tuple(known),
+        features=tuple(features_in_use),
     )
 
 
-def decode_examples(batch: pa.RecordBatch, roles: ExampleRoles, options: ReadOptions, place: Place) -> ExamplePlace:
+def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
-    where = {"source": place.source, "batch": place.batch}
-    columns = {name: valid_column(batch, name, where) for name in roles.names()}
-    uses = [_uses(columns[f.path], f, options.sizes[f.table][1]) for f in roles.features]
-    steps, no_step = steps_of(columns, roles)
-    rates, no_rates = rates_of(columns, roles, options.num_tags)
-    content = ExampleBatch(
-        uses,
-        steps,
-        None if roles.contributor is None else coded(columns[roles.contributor.name]),
-        rates,
-        min(filter(None, [no_step, *(of.broken for of in uses)]), key=lambda b: b.row, default=None),
-        no_rates,
-    )
-    return ExamplePlace(
-        place.source, place.batch, place.first_row, content, tuple(feature.path for feature in roles.features)
+    columns = {name: valid_column(batch, name)[0] for name in roles.names}
+    uses: dict[str, list[FeatureUses]] = {}
+    for number, feature in enumerate(roles.features):
+        of_feature = _uses(columns[feature.path], feature, number, options.sizes[feature.table][1])
+        uses.setdefault(feature.table, []).append(of_feature)
+    frames, every = frame_columns(columns, roles, options.num_tags), list(chain.from_iterable(uses.values()))
+    frames.no_step = _first(frames.no_step, *(of.broken for of in every))
+    cut = [of.truncated for of in every if of.truncated is not None]
+    return DecodedBatch(
+        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(cut, axis=0) if cut else None
     )
 
 
-def of_examples(piece: Piece, ends: Int64) -> Piece:
-    """Convert a piece of examples to a piece of their gradient rows. ends : ``ExampleBatch.ends``"""
-    start, stop = int(ends[piece.start]), int(ends[piece.stop])
-    return replace(piece, start=start, stop=stop, ends=ends, first=piece.start, last=piece.stop)
+def _first(*broken: Broken | None) -> Broken | None:
+    return min(filter(None, broken), key=lambda one: one.row, default=None)
 
 
 def _is_feature(kind: pa.DataType) -> bool:
@@ -124,24 +107,24 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
     for child, kind in kinds.items():
         fits = is_list(kind) and pa.types.is_integer(kind.value_type) if child == "ids" else is_float_list(kind)
         if child in CHILDREN and not fits:
-            wanted = "a list of integers" if child == "ids" else "a list of floats"
-            raise InputError(f"expected {wanted} in '{child}', got {kind}", source=source, column=field.name)
+            expected = "a list of integers" if child == "ids" else "a list of floats"
+            raise InputError(f"expected {expected} in '{child}', got {kind}", source=source, column=field.name)
     if feature.sequence_length and "weights" in kinds:
         raise InputError("a sequence feature takes no weights", source=source, column=field.name)
     if not feature.sequence_length and feature.combiner is None:
-        by = f"name: '{feature.name}'" if feature.path == feature.name else f"feature_id: {_index(feature, options)}"
+        by = (
+            f"name: '{feature.name}'"
+            if feature.path == feature.name
+            else f"feature_id: {options.features.index(feature)}"
+        )
         raise ConfigError(
-            f"feature '{feature.path}': the configuration does not say its combiner, which an example stream needs; "
+            f"feature '{feature.path}': the configuration has no combiner for it, which an example stream needs; "
             f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
         )
-    gradient, wanted_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
-    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != wanted_floats:
-        problem = f"expected {wanted_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
+    gradient, num_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
+    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != num_floats:
+        problem = f"expected {num_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
         raise InputError(problem, source=source, column=field.name)
-
-
-def _index(feature: FeatureSpec, options: ReadOptions) -> int:
-    return next(index for index, of in enumerate(options.features) if of.path == feature.path)
 
 
 def _combined(feature: FeatureSpec) -> str:
@@ -156,7 +139,7 @@ def _width(feature: FeatureSpec, dim: int) -> int:
     return dim * (feature.sequence_length or 1)
 
 
-def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses:
+def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int) -> FeatureUses:
     names = [child.name for child in column.type]
     # The fields of a null struct are null.
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
@@ -173,15 +156,17 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, dim: int) -> FeatureUses
         weights = None
         if "weights" in children:
             weights, mismatch = _weights(children["weights"], lengths, feature.path)
-            broken = min(filter(None, (broken, mismatch)), key=lambda b: b.row, default=None)
+            broken = _first(broken, mismatch)
         by = gains(samples, weights, len(column), feature.combiner or "")
     if null is not None and not (null & (lengths > 0)).any():
         null = None
-    return FeatureUses(feature.table, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken)
+    return FeatureUses(
+        feature.table, number, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
+    )
 
 
 def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:
-    """Of a sequence: which ids are kept, of which position each of those is, and how many are cut by example."""
+    """Truncate sequences: return a mask of the ids kept, the position of each, and the number dropped by example."""
     positions = np.arange(len(examples)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     kept = positions < most
     return kept, (examples * most + positions)[kept], np.maximum(lengths - most, 0)
@@ -214,7 +199,7 @@ def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Brok
 
 
 def _dense(lists: Lists, width: int, lengths: Int64, name: str) -> tuple[Float32, Bool | None, Broken | None]:
-    """float32 (examples, width); which are null; the first that looks something up and is of another length."""
+    """Return float32 (examples, width), which examples are null, and the first with lookups that has another length."""
     null = np.zeros(lists.num_rows, bool) if lists.null is None else lists.null
     wrong = np.broadcast_to(lists.differ_from(width), null.shape) | null
     if not wrong.any():

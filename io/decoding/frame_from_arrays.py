@@ -23,13 +23,13 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 def check_gradients(gradients: Any) -> None:
     """Raise UsageError for what is no mapping of pairs."""
-    wanted = "gradients: expected a mapping table → (ids, gradients)"
-    if not isinstance(gradients, dict | Mapping):  # a dict is found out at once, a Mapping is asked for
-        raise UsageError(f"{wanted}, got {type(gradients).__name__}")
+    expected = "gradients: expected a mapping table → (ids, gradients)"
+    if not isinstance(gradients, dict | Mapping):  # the check of a dict is quick, that of a Mapping is not
+        raise UsageError(f"{expected}, got {type(gradients).__name__}")
     for table, pair in gradients.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
-            raise UsageError(f"{wanted}, got {got} for '{table}'")
+            raise UsageError(f"{expected}, got {got} for '{table}'")
 
 
 def one_frame(
@@ -37,28 +37,37 @@ def one_frame(
     sizes: Mapping[str, tuple[int, int]],
     local_step: int | None,
     contributor: int | str | None = None,
+    *,
+    unvalidated: bool = True,
 ) -> Frame:
     """Convert table → (ids, gradients) to a Frame.
 
     ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
+    unvalidated : let the frame's audit check arrays that need no conversion to be summed
     Raises UsageError if gradients is not a mapping of pairs, and InputError as for a stream, or its audit does; the
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
+    frame = partial(one_frame, gradients, sizes, local_step, contributor, unvalidated=False)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
-        block = _as_they_are(ids, values, sizes.get(table))
-        if block is None:
-            return _checked(gradients, sizes, local_step, contributor)
-        if len(ids):
-            rows[table] = (block,)
-            num_rows += len(ids)
-    audit = partial(_checked, gradients, sizes, local_step, contributor)
+        if unvalidated:
+            block = _plain_rows(ids, values, sizes.get(table))
+            if block is None:
+                return frame()
+            blocks: tuple[Rows, ...] = (block,)
+        else:
+            blocks = _checked(table, ids, values, sizes)
+        length = sum([len(block.ids) for block in blocks])
+        if length:
+            rows[table] = blocks
+            num_rows += length
+    audit = frame if unvalidated else None
     return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
 
 
-def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
+def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
     if size is None or size[0] == ANY_UINT64 or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
         return None
@@ -67,41 +76,27 @@ def _as_they_are(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | 
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
     of_ids, of_values = ids.flags, values.flags
-    lies_so = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
-    return Rows(ids, values) if lies_so else None
+    is_plain = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
+    return Rows(ids, values) if is_plain else None
 
 
-def _checked(
-    gradients: Mapping[str, tuple[Any, Any]],
-    sizes: Mapping[str, tuple[int, int]],
-    local_step: int | None,
-    contributor: int | str | None,
-) -> Frame:
-    """Convert through Arrow, with a check of every value."""
-    check_gradients(gradients)
-    rows: dict[str, tuple[Rows, ...]] = {}
-    num_rows = 0
-    for table, (ids, values) in gradients.items():
-        if table not in sizes:
-            wanted = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
-            near = suggestion(str(table), list(sizes))
-            raise InputError(wanted + near, source="apply()", reason="unknown_table")
-        source = f"apply('{table}')"
-        columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
-        if len(columns["id"]) != len(columns["gradient"]):
-            lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
-            raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
-        batch = pa.RecordBatch.from_pydict(columns)
-        options = ReadOptions(sizes, table=table)
-        try:
-            for frame in FrameReader([batch], options):
-                rows[table] = frame.rows[table]
-                num_rows += frame.num_rows
-        except InputError as error:
-            raise InputError(
-                error.problem, source=source, row=error.row, column=error.column, reason=error.reason
-            ) from None
-    return Frame(rows, num_rows, local_step, contributor, source="apply()")
+def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> tuple[Rows, ...]:
+    """Convert a table's arrays through Arrow, with a check of every value."""
+    if table not in sizes:
+        problem = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
+        raise InputError(problem + suggestion(str(table), sizes), source="apply()", reason="unknown_table")
+    source = f"apply('{table}')"
+    columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
+    if len(columns["id"]) != len(columns["gradient"]):
+        lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
+        raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
+    try:
+        frames = list(FrameReader(pa.RecordBatch.from_pydict(columns), ReadOptions(sizes, table=table)))
+    except InputError as error:
+        raise InputError(
+            error.problem, source=source, row=error.row, column=error.column, reason=error.reason
+        ) from None
+    return frames[0].rows[table] if frames else ()
 
 
 def _ids(ids: Any, source: str) -> pa.Array:
@@ -135,12 +130,12 @@ def _gradients(values: Any, source: str) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
-def _array(given: Any, source: str) -> npt.NDArray[Any]:
+def _array(values: Any, source: str) -> npt.NDArray[Any]:
     """Convert to this machine's byte order: Arrow supports no other."""
-    if is_masked(given):
+    if is_masked(values):
         raise InputError(MASKED, source=source)
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
     except (TypeError, ValueError) as error:  # lists of several lengths
         raise InputError(f"expected an array: {error}", source=source) from None
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -25,7 +25,7 @@ class ReadOptions:
     on_bad_row : "error" (stop before the frame), "drop" (drop the row, count it) or "quarantine" (also pass it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
     needs_time : the clock of a dynamic table is the column ``time``
-    unseen : hand frames out before their ids' range and their values have been looked at: ``Frame.audit`` does it
+    unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -40,7 +40,7 @@ class ReadOptions:
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
     needs_time: bool = False
-    unseen: bool = False
+    unvalidated: bool = False
 
     def __post_init__(self) -> None:
         check_columns(self.columns)
@@ -51,8 +51,8 @@ class ReadOptions:
         }
         for name, (value, allowed) in choices.items():
             if value not in allowed:
-                wanted = ", ".join(repr(a) for a in allowed)
-                raise UsageError(f"{name}: expected one of {wanted}, got {value!r}")
+                expected = ", ".join(repr(a) for a in allowed)
+                raise UsageError(f"{name}: expected one of {expected}, got {value!r}")
         rows = self.contribution_rows
         if rows is not None and (not isinstance(rows, Integral) or rows < 1):
             raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")

@@ -9,24 +9,25 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import count
+from itertools import chain, repeat
 from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
-from penstock.io.decoding.examples import ExampleRoles, decode_examples, of_examples, resolve_examples
-from penstock.io.decoding.fast_path import PlainColumns, plain_columns
-from penstock.io.decoding.framing import FrameBuilder, Piece, Place, run_keys
+from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
+from penstock.io.decoding.framing import FrameBuilder, Piece
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import Content, Decoded, decode_rows, find_bad_rows, may_be_bad
+from penstock.io.decoding.rows import DecodedBatch, decode_rows, plain_columns
 from penstock.io.decoding.schema import Roles, column_hint, resolve
+from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
 
-__all__ = ["FrameReader", "ReadOptions", "run_keys"]
+__all__ = ["FrameReader", "ReadOptions"]
 
+Decoder = Callable[[Batch], DecodedBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -52,7 +53,7 @@ class FrameReader:
                 yield frame
 
     def numbered(self) -> Numbered:
-        """The frames, each with the number of its source."""
+        """Return the frames, each with the number of its source."""
         self._verified = []
         self.checksums = set()
         by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
@@ -84,29 +85,28 @@ class FrameReader:
 
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
-        builder = FrameBuilder(self.options)
-        builder.first_bad = self.first_bad
+        builder = FrameBuilder(self.options, self.first_bad)
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
-                plain = self._plain(roles)
-                with closing(part.batches(roles.names())) as batches:
+                decode, needs_step = self._decoder(roles), roles.step is None and self.options.contribution_rows is None
+                is_frame = needs_step and part.has_boundaries and not part.ends_are_marked
+                with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
-                        for piece in self._pieces(part, batch, roles, plain):
-                            yield from builder.add(piece)
-                        if batch.ends_frame or self._batch_is_frame(part, roles):
+                        if batch.data.num_rows:
+                            if needs_step and not part.has_boundaries:
+                                raise _unknown_frames(part)
+                            for piece in self._pieces(batch, roles, decode):
+                                yield from builder.add(piece)
+                        if batch.ends_frame or is_frame:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
-
-    def _batch_is_frame(self, part: Part, roles: Roles) -> bool:
-        means_something = part.has_boundaries and not part.ends_are_told
-        return roles.step is None and self.options.contribution_rows is None and means_something
 
     def _roles(self, part: Part) -> Roles:
         options = self.options
@@ -120,7 +120,7 @@ class FrameReader:
             )
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
-                "the rows do not say their table: no 'table' column, no 'penstock.table' in the schema's metadata, "
+                "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "
                 f"and the configuration has several ({listed(options.sizes)}); give --table"
                 + column_hint("table", part.schema),
                 source=part.name,
@@ -134,86 +134,67 @@ class FrameReader:
         return roles
 
     def _default_table(self, roles: Roles) -> str | None:
-        if roles.default_table is not None:
-            return roles.default_table
-        if self.options.table is not None:
-            return self.options.table
-        return next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
+        """Return the table of rows that name none."""
+        only = next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
+        return next((name for name in (roles.default_table, self.options.table) if name is not None), only)
 
-    def _plain(self, roles: Roles) -> PlainColumns | None:
-        """What batches are decoded by where they are plain, if they may be."""
-        if isinstance(roles, ExampleRoles) or not self.options.unseen:
-            return None
-        return plain_columns(roles, self._default_table(roles), self.options.sizes)
-
-    def _pieces(self, part: Part, batch: Batch, roles: Roles, plain: PlainColumns | None = None) -> Iterator[Piece]:
-        """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        if batch.data.num_rows == 0:
-            return
-        self._check_frames_are_known(part, roles)
-        place, ends = Place(part.name, batch.index, batch.first_row), None
-        decoded: Content
-        seen = None if plain is None else plain.decode(batch.data, lambda: self._decoded(part, batch, roles))
-        if seen is not None:
-            for start, stop, key in run_keys(seen):
-                yield Piece(seen, None, start, stop, key, roles, place, batch.data, True)
-            return
+    def _decoder(self, roles: Roles) -> Decoder:
+        options, table = self.options, self._default_table(roles)
         if isinstance(roles, ExampleRoles):
-            place = decode_examples(batch.data, roles, self.options, place)
-            decoded, ends, doubtful = place.content, place.content.ends, place.content.may_be_bad
-        else:
-            decoded = rows = self._decoded(part, batch, roles)
-            doubtful = may_be_bad(rows, self.options.sizes)
-        unseen = self.options.unseen and not doubtful
-        bad = None if unseen else find_bad_rows(decoded.by_row(), self.options.sizes)
-        unknown = decoded.no_step
-        for start, stop, key in run_keys(decoded, batch.data.num_rows if unknown is None else unknown.row):
-            piece = Piece(decoded, bad, start, stop, key, roles, place, batch.data, unseen)
-            yield piece if ends is None else of_examples(piece, ends)
-        if unknown is not None:
-            raise place.error(unknown.row, unknown.problem, unknown.column)
+            return lambda batch: decode_examples(batch, roles, options)
+        plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
 
-    def _decoded(self, part: Part, batch: Batch, roles: Roles) -> Decoded:
-        where = {"source": part.name, "batch": batch.index}
-        return decode_rows(batch.data, roles, self._default_table(roles), self.options.num_tags, where)
+        def decode(batch: Batch) -> DecodedBatch:
+            found = None if plain is None else plain.decode(batch.data)
+            return decode_rows(batch, roles, table, options.num_tags) if found is None else found
 
-    def _check_frames_are_known(self, part: Part, roles: Roles) -> None:
-        if roles.step is None and self.options.contribution_rows is None and not part.has_boundaries:
-            raise InputError(
-                f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
-                "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
-                + column_hint("step", part.schema),
-                source=part.name,
-            )
+        return decode
+
+    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
+        """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
+        content, sizes = decode(batch), self.options.sizes
+        unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
+        bad = None if unvalidated else find_all_bad_rows(content, sizes)
+        decoded = SourceBatch(batch, content, roles, bad, unvalidated)
+        for start, stop, key in content.frame_columns.runs(batch):
+            yield Piece(decoded, start, stop, key)
+
+
+def _unknown_frames(part: Part) -> InputError:
+    return InputError(
+        f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
+        "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
+        + column_hint("step", part.schema),
+        source=part.name,
+    )
 
 
 def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
-    """The frames of several sources in the order that ``merge`` says, each with the number of its source.
+    """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
-    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn, one
-        that has ended sits out; None: one source after the other
+    merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
+        without those that have ended; None: one source after the other
     """
     with ExitStack() as stack:
         for frames in sources:
             stack.enter_context(closing(frames))
+        numbered = [zip(repeat(number), frames, strict=False) for number, frames in enumerate(sources)]
         if merge == "step":
-            yield from heapq.merge(*map(_with_number, count(), sources), key=_by_step)
+            yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
         elif merge == "round":
-            going = dict(enumerate(sources))
-            while going:
-                for number, frames in list(going.items()):
-                    frame = next(frames, None)
+            while numbered:
+                for frames_left in list(numbered):
+                    frame = next(frames_left, None)
                     if frame is None:
-                        del going[number]
+                        numbered.remove(frames_left)
                     else:
-                        yield number, frame
+                        yield frame
         else:
-            for number, frames in enumerate(sources):
-                yield from _with_number(number, frames)
+            yield from chain.from_iterable(numbered)
 
 
 def sorted_by_step(frames: Frames) -> Frames:
-    """The same frames. Raises InputError at one that has no step, or an earlier one than the frame before it."""
+    """Yield the same frames. Raises InputError at a frame without a step, or with an earlier one than the last."""
     last: int | None = None
     with closing(frames):
         for frame in frames:
@@ -226,13 +207,3 @@ def sorted_by_step(frames: Frames) -> Frames:
                 )
             last = frame.local_step
             yield frame
-
-
-def _with_number(number: int, frames: Frames) -> Iterator[tuple[int, Frame]]:
-    for frame in frames:
-        yield number, frame
-
-
-def _by_step(numbered: tuple[int, Frame]) -> tuple[int | None, int]:
-    number, frame = numbered
-    return frame.local_step, number

@@ -1,95 +1,104 @@
-"""Convert a record batch to numpy: validate every column used before taking a pointer into it.
-
-Also explains why a row is bad. Does not depend on frames, which ``framing`` builds.
-"""
+"""Convert a batch of gradient rows to numpy: validate every column used before taking a pointer into it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.config.id_ranges import ANY_UINT64, expected, outside
-from penstock.errors import InputError, listed
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
     Bool,
     Codes,
     Float32,
-    Gradients,
     Int64,
+    Lists,
+    Look,
     Runs,
     coded,
     float_lists,
     integers,
     validated,
 )
-from penstock.io.decoding.schema import Roles, suggestion
-from penstock.io.sources.batch import RAISED
-from penstock.io.sources.batch import reason as reason_of
-
-# Why a row is bad; the index is its code, and if several apply, the first one is reported.
-REASONS = (
-    "",
-    "unknown_table",
-    "id_null",
-    "id_out_of_range",
-    "gradient_null",
-    "length_mismatch",
-    "gradient_not_finite",
-)
-MAX_TIME = 2**32 - 2
-CODE = {reason: code for code, reason in enumerate(REASONS)}
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A row whose frame or learning rates are unknown: an error for any value of on_bad_row."""
-
-    row: int
-    problem: str
-    column: str
-
-
-class Content(Protocol):
-    """One batch as numpy: the columns that delimit frames, one value per row, and its gradient rows."""
-
-    @property
-    def steps(self) -> Int64 | None: ...
-    @property
-    def contributors(self) -> tuple[Codes, list[Any]] | None: ...
-    @property
-    def rates(self) -> Float32 | None: ...
-    @property
-    def times(self) -> Int64 | None: ...
-    @property
-    def no_step(self) -> Broken | None: ...
-    @property
-    def no_rates(self) -> Broken | None: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]: ...
-    def by_row(self) -> Decoded: ...
-    def truncated(self, units: slice) -> int: ...
+from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
+from penstock.io.decoding.schema import Roles
+from penstock.io.sources.batch import RAISED, Batch, arrow_errors
+from penstock.pyx.arrow_c_data import plain_rows
+from penstock.tables.combiners import not_finite
 
 
 @dataclass(eq=False)
-class Decoded:
-    """One batch's columns as numpy.
+class Examples:
+    """The examples whose lookups the rows of a table are: example by example, then feature by feature.
+
+    lengths : int64, shape (features, examples), rows of each of the table's features
+    columns : int64, the numbers of their columns among those in use
+    """
+
+    lengths: Int64
+    columns: Int64
+
+    @cached_property
+    def ends(self) -> Int64:
+        """Return int64, shape (examples + 1,), the rows before each example."""
+        return np.concatenate([[0], np.cumsum(self.lengths.sum(axis=0))])
+
+    def origins(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return the example of each row, and the number of its feature's column."""
+        examples = np.searchsorted(self.ends, rows, side="right") - 1
+        before = np.cumsum(self.lengths[:, examples], axis=0)
+        return examples, self.columns[(before <= rows - self.ends[examples]).sum(axis=0)]
+
+
+@dataclass(eq=False)
+class SampleGradients:
+    """The gradient of each row of an example stream, computed on demand; has the methods of ``Lists``.
+
+    gradients : float32, shape (m, dim); samples : int64, shape (n,), the one of each row
+    gains : float32, shape (n,), its factor, None: all 1; null : shape (n,), rows without a gradient, None: none
+    """
+
+    gradients: Float32
+    samples: Int64
+    gains: Float32 | None
+    null: Bool | None
+
+    def look(self, rows: slice | Int64, dim: int) -> Look:
+        return self.gradients, self.samples[rows], None if self.gains is None else self.gains[rows]
+
+    def of_row(self, row: int) -> Float32:
+        return Rows(self.samples, self.gradients, self.samples, self.gains).gradient(row)
+
+    def length(self, row: int) -> int:
+        return int(self.gradients.shape[1])
+
+    def differ_from(self, dim: int | np.int64 | Int64) -> Bool:
+        return np.asarray(False)  # an example whose gradient has another length stops the reading
+
+    def all_of(self, dim: int, start: int, stop: int) -> bool:
+        return True
+
+    def not_finite(self) -> Bool | None:
+        found = not_finite(self.gradients, self.samples, self.gains)
+        return found if found.any() else None
+
+
+@dataclass(eq=False)
+class RowBatch:
+    """Gradient rows of a batch as numpy.
 
     tables : names; codes say which row is of which, -1 for a null. One name and codes None: all rows.
-    rates : float32, (n, number of tags), up to the first row that has none
-    no_step, no_rates : the first row without; the step before it says nothing of where its frame ends
-    examples : of an example stream, whose gradient row each is
+    ids : raw_ids as int64; one that does not fit is negative
+    known_runs : of the codes, where they are known to be few
+    examples : of an example stream, whose batches have a RowBatch for each table
     """
 
     num_rows: int
@@ -98,26 +107,38 @@ class Decoded:
     raw_ids: npt.NDArray[Any]
     ids: Int64
     ids_null: Bool | None
-    gradients: Gradients
-    steps: Int64 | None
-    contributors: tuple[Codes, list[Any]] | None
-    rates: Float32 | None
-    no_step: Broken | None = None
-    no_rates: Broken | None = None
-    times: Int64 | None = None  # -1 where it is null or no uint32 below the largest
-    examples: Int64 | None = None
-    told_runs: Runs | None = None  # of the codes, where they are known to be few
+    gradients: Lists | SampleGradients
+    known_runs: Runs | None = None
+    examples: Examples | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of its gradients."""
-        return self.gradients.nbytes
+    def span(self, start: int, stop: int) -> slice:
+        """Return the gradient rows of some neighbouring rows of the source."""
+        if self.examples is None:
+            return slice(start, stop)
+        return slice(int(self.examples.ends[start]), int(self.examples.ends[stop]))
 
-    def by_row(self) -> Decoded:
-        return self
+    def origins(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return the source's row of each gradient row, and the number of its column."""
+        return (rows, np.zeros_like(rows)) if self.examples is None else self.examples.origins(rows)
 
-    def truncated(self, units: slice) -> int:
-        return 0
+    def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
+        """Return whether a row may be bad, apart from its id's range and values, which the summing kernel checks."""
+        if self.ids_null is not None or self.gradients.null is not None:
+            return True
+        of_tables = [(0, -1) if name is None else sizes.get(name, (0, -1)) for name in self.tables]
+        dims = [dim for _, dim in of_tables]
+        # The kernel takes any int64 for a key of a dynamic table.
+        if -1 in dims or any(
+            size == ANY_UINT64 or (size == ANY_INT64 and self.raw_ids.dtype.kind != "i") for size, _ in of_tables
+        ):
+            return True
+        if self.codes is None:
+            return not self.gradients.all_of(dims[0], 0, self.num_rows)
+        if self.runs is not None:
+            return any(code < 0 or not self.gradients.all_of(dims[code], *rows) for *rows, code in self.runs)
+        if bool((self.codes < 0).any()):
+            return True
+        return bool(self.gradients.differ_from(np.array(dims, np.int64)[self.codes]).any())
 
     def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
         """Select rows, which must be good, table by table, each table's in their order."""
@@ -154,8 +175,8 @@ class Decoded:
     @cached_property
     def runs(self) -> Runs | None:
         """Return the runs of rows of one table, (start, stop, code), if they are few; else None."""
-        if self.told_runs is not None:
-            return self.told_runs
+        if self.known_runs is not None:
+            return self.known_runs
         assert self.codes is not None
         cuts = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
         if len(cuts) > self.num_rows // ROWS_OF_A_RUN:
@@ -175,199 +196,109 @@ def _as_slice(rows: Int64) -> slice | Int64:
     return rows
 
 
-def decode(
-    batch: pa.RecordBatch, roles: Roles, default_table: str | None, num_tags: int | None, place: Mapping[str, Any]
-) -> Decoded:
-    """Validate the columns used and turn them into numpy. As decode_rows, but a broken row is an error."""
-    decoded = decode_rows(batch, roles, default_table, num_tags, place)
-    for broken in filter(None, (decoded.no_step, decoded.no_rates)):
-        raise InputError(broken.problem, row=broken.row, column=broken.column, **place)
-    return decoded
+@dataclass(eq=False)
+class DecodedBatch:
+    """A batch as numpy: the columns that delimit frames, and its gradient rows.
+
+    truncated : int64, of an example stream: the ids dropped from each example; None: none
+    """
+
+    frame_columns: FrameColumns
+    row_batches: Sequence[RowBatch]
+    truncated: Int64 | None = None
+
+    def may_be_bad(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
+        return any(rows.may_be_bad(sizes) for rows in self.row_batches)
 
 
-def decode_rows(
-    batch: pa.RecordBatch, roles: Roles, default_table: str | None, num_tags: int | None, place: Mapping[str, Any]
-) -> Decoded:
-    """Validate the columns used and turn them into numpy.
+def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags: int | None) -> DecodedBatch:
+    """Validate the columns used and turn them into numpy. Raises InputError for damaged columns.
 
     default_table : of rows that do not say theirs
     num_tags : how many learning rates a row must carry; None does not look at them
-    place : source and batch, for messages
     """
     columns, runs = {}, {}
-    for name in roles.used:
-        columns[name], runs[name] = seen_column(batch, name, place)
+    for name in roles.names:
+        columns[name], runs[name] = valid_column(batch, name)
     raw_ids, ids_null = integers(columns[roles.id.name])
-    told = None if roles.table is None else runs[roles.table.name]
-    tables, codes = _tables(columns, roles, default_table, told)
-    steps, no_step = steps_of(columns, roles)
-    rates, no_rates = rates_of(columns, roles, num_tags)
-    return Decoded(
-        num_rows=batch.num_rows,
+    table_runs = None if roles.table is None else runs[roles.table.name]
+    tables, codes = _tables(columns, roles, default_table, table_runs)
+    rows = RowBatch(
+        num_rows=batch.data.num_rows,
         tables=tables,
         codes=codes,
         raw_ids=raw_ids,
-        # Narrowed only for use as an index: errors show ids that do not fit int64 from raw_ids.
         ids=raw_ids.astype(np.int64, copy=False),
         ids_null=ids_null,
         gradients=float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
-        steps=steps,
-        contributors=None if roles.contributor is None else coded(columns[roles.contributor.name]),
-        rates=rates,
-        no_step=no_step,
-        no_rates=no_rates,
-        told_runs=told,
-        times=times_of(columns, roles),
+        known_runs=table_runs,
     )
+    return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
 
 
-def may_be_bad(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether a row may be bad, apart from its id's range and values, which the summing kernel checks."""
-    gradients = decoded.gradients
-    if decoded.ids_null is not None or gradients.null is not None or decoded.raw_ids.dtype == np.uint64:
-        return True
-    known = [(0, -1) if name is None else sizes.get(name, (0, -1)) for name in decoded.tables]
-    dims = [dim for _, dim in known]
-    if -1 in dims or any(vocabulary == ANY_UINT64 for vocabulary, _ in known):
-        return True
-    if decoded.codes is None:
-        return not gradients.all_of(dims[0], 0, decoded.num_rows)
-    if decoded.runs is not None:
-        return any(code < 0 or not gradients.all_of(dims[code], *rows) for *rows, code in decoded.runs)
-    if bool((decoded.codes < 0).any()):
-        return True
-    return bool(gradients.differ_from(np.array(dims, np.int64)[decoded.codes]).any())
-
-
-def find_bad_rows(decoded: Decoded, sizes: Mapping[str, tuple[int, int]]) -> npt.NDArray[np.uint8] | None:
-    """Return the reason code of every row, or None if all are good. sizes : table → (vocabulary_size, dim)."""
-    known = [sizes.get(name, (0, -1)) if name is not None else (0, -1) for name in decoded.tables]
-    if decoded.codes is None:
-        vocabulary, dim = (np.int64(n) for n in known[0])
-    else:
-        # The last entry stands for code -1, a null.
-        lookup = np.array([*known, (0, -1)], np.int64)
-        vocabulary, dim = lookup[decoded.codes, 0], lookup[decoded.codes, 1]
-    causes = {
-        "gradient_not_finite": decoded.gradients.not_finite(),
-        "length_mismatch": decoded.gradients.differ_from(dim),
-        "gradient_null": decoded.gradients.null,
-        "id_out_of_range": outside(decoded.raw_ids, vocabulary),
-        "id_null": decoded.ids_null,
-        "unknown_table": np.asarray(dim < 0),
-    }
-    if not any(cause is not None and cause.any() for cause in causes.values()):
-        return None
-    codes = np.zeros(decoded.num_rows, np.uint8)
-    for reason, cause in causes.items():  # the strongest last: it overwrites
-        if cause is not None:
-            codes[np.broadcast_to(cause, codes.shape)] = CODE[reason]
-    return codes
-
-
-def explain(
-    decoded: Decoded, row: int, code: int, sizes: Mapping[str, tuple[int, int]], roles: Roles
-) -> tuple[str, str | None]:
-    """Explain why a row is bad, as (problem, column name)."""
-    reason, table = REASONS[code], decoded.table_of(row)
-    if reason == "unknown_table":
-        return _unknown_table(table, sizes, roles)
-    vocabulary, dim = sizes[table or ""]
-    if reason == "id_null":
-        return "expected an id, got null", roles.id.name
-    if reason == "id_out_of_range":
-        wanted = f"{'vocabulary_size' if vocabulary > 0 else 'key_type'} of table '{table}'"
-        return f"expected {expected(vocabulary)} ({wanted}), got {decoded.raw_ids[row]}", roles.id.name
-    gradients, column = decoded.gradients, roles.gradient.name
-    if reason == "gradient_null":
-        return f"expected {dim} floats, got null", column
-    if reason == "length_mismatch":
-        return f"expected {dim} floats (dim of table '{table}'), got {gradients.length(row)}", column
-    values = gradients.of_row(row)
-    at = int(np.flatnonzero(~np.isfinite(values))[0])
-    return f"expected values that are finite as float32, got {values[at]} at position {at}", column
-
-
-def _unknown_table(table: str | None, sizes: Mapping[str, tuple[int, int]], roles: Roles) -> tuple[str, str | None]:
-    near = suggestion(table, sizes) if table is not None else ""
-    got = "null" if table is None else f"'{table}'"
-    wanted = f"expected a table of the configuration ({listed(sizes)}), got {got}"
-    if roles.table is None:
-        return f"{wanted} from the schema's metadata, penstock.table{near}", None
-    return wanted + near, roles.table.name
-
-
-def seen_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> tuple[pa.Array, Runs | None]:
+def valid_column(batch: Batch, name: str) -> tuple[pa.Array, Runs | None]:
     """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
-    try:
-        column = batch.column(name)
+    with arrow_errors("corrupt Arrow data", batch.source, batch.index, name):
+        column = batch.data.column(name)
         runs = validated(column)
-    except RAISED as error:
-        raise InputError(f"corrupt Arrow data: {reason_of(error)}", column=name, **place) from error
-    if len(column) != batch.num_rows:
-        problem = f"corrupt Arrow data: {len(column)} values in a batch of {batch.num_rows} rows"
-        raise InputError(problem, column=name, **place)
+        if len(column) != batch.data.num_rows:
+            raise ValueError(f"{len(column)} values in a batch of {batch.data.num_rows} rows")
     return column, runs
-
-
-def valid_column(batch: pa.RecordBatch, name: str, place: Mapping[str, Any]) -> pa.Array:
-    """Validate a column and return it. Raises InputError."""
-    return seen_column(batch, name, place)[0]
 
 
 def _tables(
     columns: Mapping[str, pa.Array], roles: Roles, default: str | None, runs: Runs | None
 ) -> tuple[tuple[str | None, ...], Codes | None]:
     if roles.table is None:
-        return (roles.default_table or default,), None
+        return (default,), None
     codes, names = coded(columns[roles.table.name], runs)
     if len(names) == 1 and (codes >= 0).all():
         return tuple(names), None
     return tuple(names), codes
 
 
-def steps_of(columns: Mapping[str, pa.Array], roles: Roles) -> tuple[Int64 | None, Broken | None]:
-    """Return the step of every row, and the first row without one."""
-    if roles.step is None:
-        return None, None
-    raw, null = integers(columns[roles.step.name])
-    steps = raw.astype(np.int64, copy=False)
-    bad = np.zeros(len(raw), bool) if null is None else null
-    if raw.dtype == np.uint64:
-        bad = bad | (raw > np.uint64(2**63 - 1))
-    if not bad.any():
-        return steps, None
-    row = int(np.argmax(bad))
-    problem = "expected a step, got null" if null is not None and null[row] else f"expected an int64, got {raw[row]}"
-    return steps, Broken(row, problem, roles.step.name)
+class PlainColumns:
+    """Converts plain batches with a fraction of the calls of ``decode_rows``; a stream's schema is checked once.
+
+    Plain: one table, int64 ids, float32 gradients in lists of the table's dim, maybe an int64 step, no nulls. Most logs
+    are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
+    """
+
+    def __init__(self, roles: Roles, table: str) -> None:
+        self._tables, self._width = (table,), roles.gradient.type.list_size
+        self._names = roles.id.name, roles.gradient.name, None if roles.step is None else roles.step.name
+        self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
+
+    def decode(self, batch: pa.RecordBatch) -> DecodedBatch | None:
+        """Decode a batch; None if it is not plain, or damaged."""
+        if self._where is None:
+            at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
+            self._where = batch.num_columns, at[0], at[1], at[2]
+        try:
+            # Not in full: numbers need no more validation, and other columns are unused.
+            batch.validate()
+            found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
+        except RAISED:
+            return None
+        if found is None or (found[2] is None) != (self._names[2] is None):
+            return None
+        ids, values, steps = found
+        gradients = Lists(values.reshape(-1), len(ids), self._width, None, None)
+        return DecodedBatch(FrameColumns(steps), [RowBatch(len(ids), self._tables, None, ids, ids, None, gradients)])
 
 
-def times_of(columns: Mapping[str, pa.Array], roles: Roles) -> Int64 | None:
-    """Return the time of every row, -1 where it is null or outside of 0 to MAX_TIME."""
-    if roles.time is None:
+def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
+    """Return None if no batch of these roles is plain. table : of rows that name none"""
+    if roles.table is not None or roles.contributor is not None or roles.learning_rates is not None or roles.bfloat16:
         return None
-    raw, null = integers(columns[roles.time.name])
-    bad = (raw < 0) | (raw > MAX_TIME)
-    return np.where(bad if null is None else bad | null, -1, raw).astype(np.int64)
-
-
-def rates_of(
-    columns: Mapping[str, pa.Array], roles: Roles, num_tags: int | None
-) -> tuple[Float32 | None, Broken | None]:
-    if roles.learning_rates is None or num_tags is None:
-        return None, None
-    name = roles.learning_rates.name
-    lists = float_lists(columns[name])
-    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(num_tags)
-    for cause in (lists.null, lists.not_finite()):
-        bad = bad if cause is None else bad | cause
-    if not bad.any():
-        return lists.take(slice(0, lists.num_rows), num_tags), None
-    row = int(np.argmax(bad))
-    if lists.null is not None and lists.null[row]:
-        problem = f"expected {num_tags} learning rates, one per tag, got null"
-    elif lists.length(row) != num_tags:
-        problem = f"expected {num_tags} learning rates, one per tag, got {lists.length(row)}"
-    else:
-        problem = f"expected finite learning rates, got {lists.of_row(row).tolist()}"
-    return lists.take(slice(0, row), num_tags), Broken(row, problem, name)
+    if roles.time is not None:
+        return None
+    gradient = roles.gradient.type
+    numbers = [field.type for field in (roles.id, roles.step) if field is not None]
+    if any(kind != pa.int64() for kind in numbers) or not pa.types.is_fixed_size_list(gradient):
+        return None
+    vocabulary_size, dim = sizes.get(table or "", (0, -1))
+    if gradient.value_type != pa.float32() or dim != gradient.list_size or vocabulary_size == ANY_UINT64:
+        return None
+    assert table is not None
+    return PlainColumns(roles, table)

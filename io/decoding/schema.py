@@ -45,13 +45,9 @@ class Roles:
     bfloat16: bool  # the gradient's uint16 values are bfloat16
     time: pa.Field | None = None  # only where a table's clock needs it
 
+    @cached_property
     def names(self) -> list[str]:
         """Return the names of the columns that are used, each once: a column may play two roles."""
-        return self.used
-
-    @cached_property
-    def used(self) -> list[str]:
-        """The same, found out once."""
         fields = [getattr(self, role) for role in ROLES]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 
@@ -94,13 +90,15 @@ def _resolve(
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
     for role, found in fields.items():
         if found is not None and not _fits(role, found.type, bfloat16):
-            wanted = f"expected {WANTED[role]}, got {found.type}"
+            problem = f"expected {WANTED[role]}, got {found.type}"
             if role == "gradient" and gradient_dtype == "bfloat16" and is_float_list(storage_type(found.type)):
-                wanted = f"declared as bfloat16, which Arrow holds as uint16, but it is {found.type}: do not declare it"
-            raise InputError(wanted, source=source, column=found.name)
+                problem = (
+                    f"declared as bfloat16, which Arrow holds as uint16, but it is {found.type}: do not declare it"
+                )
+            raise InputError(problem, source=source, column=found.name)
     if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
-        wanted = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
-        raise InputError(wanted, source=source, column=gradient.name)
+        problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
+        raise InputError(problem, source=source, column=gradient.name)
     default = (schema.metadata or {}).get(TABLE_KEY)
     return Roles(
         **fields,
@@ -109,37 +107,37 @@ def _resolve(
     )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where something close is known, else nothing."""
-    near = _nearest(name, known)
+def suggestion(name: str, candidates: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` if a candidate is close, else nothing."""
+    near = _nearest(name, candidates)
     return f"; did you mean '{near}'?" if near is not None else ""
 
 
 def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
-    """``; did you mean --column role=x?`` where a column's name is close, else nothing."""
+    """Return ``; did you mean --column role=x?`` if a column's name is close, else nothing."""
     near = _nearest(role if name is None else name, schema.names)
     return f"; did you mean --column {role}={near}?" if near is not None else ""
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """Upper and lower case do not count."""
-    folded = {other.casefold(): other for other in known}
+def _nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the closest candidate; upper and lower case do not count."""
+    folded = {other.casefold(): other for other in candidates}
     near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
     return folded[near[0]] if near else None
 
 
 def field_of(schema: pa.Schema, source: str, role: str, name: str | None, required: bool = False) -> pa.Field | None:
     """Return the field that plays a role, by the default name or ``name``; None if one not required is absent."""
-    wanted = name if name is not None else role
-    found = schema.get_all_field_indices(wanted)
+    column = name if name is not None else role
+    found = schema.get_all_field_indices(column)
     if len(found) == 1:
         return schema.field(found[0])
     if len(found) > 1:
-        raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=wanted)
+        raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=column)
     if name is None and not required:
         return None
-    hint, has = column_hint(role, schema, wanted), ", ".join(schema.names) or "no columns"
-    raise InputError(f"no column '{wanted}' for the role '{role}'{hint} (the stream has: {has})", source=source)
+    hint, has = column_hint(role, schema, column), ", ".join(schema.names) or "no columns"
+    raise InputError(f"no column '{column}' for the role '{role}'{hint} (the stream has: {has})", source=source)
 
 
 def _declares_bfloat16(gradient: pa.Field) -> bool:

@@ -33,7 +33,7 @@ def flight_source(uri: str, token: str | None = None) -> Source:
     """
     address = Address.of(uri)
     if not address.path:
-        raise InputError("say which flight: grpc://HOST:PORT/PATH", source=uri)
+        raise InputError("name a flight: grpc://HOST:PORT/PATH", source=uri)
 
     def parts() -> Parts:
         client, options = dial(address, token)
@@ -78,12 +78,12 @@ def _part(client: flight.FlightClient, options: flight.FlightCallOptions, ticket
 
 
 def chunks_part(
-    reader: Any, name: str, read: Callable[[list[str]], Chunk] | None = None, ends_are_told: bool = False
+    reader: Any, name: str, read: Callable[[list[str]], Chunk] | None = None, ends_are_marked: bool = False
 ) -> Part:
     """Return the rest of a Flight reader.
 
     read : given the columns in use, returns the next chunk; None: as the reader returns it
-    ends_are_told : see Part
+    ends_are_marked : see Part
     """
     with flight_errors(name), arrow_errors("no stream of record batches", name):
         schema = reader.schema
@@ -97,10 +97,10 @@ def chunks_part(
         index = first_row = 0
         while (chunk := _next_chunk(read or unchecked, columns, name, index)) is not None:
             data = empty if chunk.data is None else chunk.data
-            yield Batch(data, index, first_row, chunk.ends)
+            yield Batch(name, data, index, first_row, chunk.ends)
             index, first_row = index + 1, first_row + data.num_rows
 
-    return Part(name, schema, True, batches, container="Flight stream", ends_are_told=ends_are_told)
+    return Part(name, schema, True, batches, container="Flight stream", ends_are_marked=ends_are_marked)
 
 
 def _next_chunk(read: Callable[[list[str]], Chunk], columns: list[str], name: str, index: int) -> Chunk | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +38,18 @@ RAISED = (
 
 @dataclass(eq=False)  # not frozen: there are thousands a second, and creating a frozen one takes four times as long
 class Batch:
-    """One record batch and its location."""
+    """One record batch and its location. source : the name of its part"""
 
+    source: str
     data: pa.RecordBatch
     index: int | None  # None: the source has no batches of its own (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
+
+    def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
+        """row : of the batch"""
+        at = row if self.index is not None else self.first_row + row
+        return InputError(problem, source=self.source, batch=self.index, row=at, column=column, reason=reason)
 
 
 Batches = Generator[Batch, None, None]
@@ -54,8 +60,8 @@ class Part:
     """One schema and its batches. Requesting the next part of the source closes the files of this one.
 
     has_boundaries : whether record batches delimit frames (else frames need columns or a number of rows)
-    ends_are_told : whether metadata marks the batches that end a frame, so that other batches end none
-    batches : given the columns wanted, yields them; raises InputError at a damaged or missing end
+    ends_are_marked : whether metadata marks the batches that end a frame, so that other batches end none
+    batches : given the columns in use, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
     has_checksums : whether the batches read so far carry checksums
     verified : whether it was read to its end, with checksums that all match
@@ -65,12 +71,11 @@ class Part:
     schema: pa.Schema
     has_boundaries: bool
     batches: Callable[[list[str]], Batches]
-    num_rows: int | None = None
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
     verified: bool = False
     has_checksums: bool = False
-    ends_are_told: bool = False
+    ends_are_marked: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -83,16 +88,29 @@ class Part:
 Parts = Generator[Part, None, None]
 
 
-@dataclass
 class Source:
-    """Parts in order. ``fraction`` of the bytes read so far, where the length is known.
+    """Parts in order.
 
-    parts : closing the generator closes what is open
+    open_parts : called for every reading; closing the generator closes what is open
     """
 
-    name: str
-    parts: Callable[[], Parts]
-    fraction: Callable[[], float | None] = field(default=lambda: None)
+    def __init__(self, name: str, open_parts: Callable[[], Parts], num_parts: int = 1) -> None:
+        self.name = name
+        self._open_parts, self._num_parts = open_parts, num_parts
+        self._num_read = 0  # parts before this one
+        self._part: Part | None = None
+
+    def parts(self) -> Parts:
+        with closing(self._open_parts()) as parts:
+            for self._num_read, self._part in enumerate(parts):
+                yield self._part
+
+    def fraction(self) -> float | None:
+        """Return the share of the bytes read so far, if the length is known."""
+        inside = 0.0 if self._part is None else self._part.fraction()
+        if inside is None and self._num_parts == 1:
+            return None
+        return (self._num_read + (inside or 0.0)) / self._num_parts
 
 
 def _read_names(field: pa.Field) -> None:
@@ -108,7 +126,7 @@ def _read_names(field: pa.Field) -> None:
 
 
 @contextmanager
-def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterator[None]:
+def arrow_errors(problem: str, source: str, batch: int | None = None, column: str | None = None) -> Iterator[None]:
     """Convert Arrow's errors about damaged bytes to InputError; penstock's errors and interrupts pass."""
     try:
         yield
@@ -116,7 +134,7 @@ def arrow_errors(problem: str, source: str, batch: int | None = None) -> Iterato
         raise
     except RAISED as error:
         interrupts.check()  # a signal ends Arrow's network calls with an error
-        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch) from error
+        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch, column=column) from error
 
 
 def reason(error: BaseException) -> str:

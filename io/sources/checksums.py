@@ -48,11 +48,11 @@ class RawBytes(Protocol):
     def last_read(self) -> bytes:
         """Return the 8 bytes before the file's position."""
 
-    def taken(self) -> Pieces:
+    def take(self) -> Pieces:
         """Return all bytes read since the last call, or since the start."""
 
     def forget(self) -> None:
-        """Stop keeping bytes for ``taken``."""
+        """Stop keeping bytes for ``take``."""
 
 
 class LogCheck:
@@ -72,13 +72,13 @@ class LogCheck:
     def is_data(self, metadata: Any, index: int) -> bool:
         """Check a batch that was just read; return False for the closing record. Raises InputError."""
         found = {} if metadata is None else dict(metadata)
-        pieces = self._raw.taken()
+        pieces = self._raw.take()
         if self.closed:
             raise self._error("a batch follows the log's closing record", index)
         if BATCH_KEY not in found or CRC_KEY not in found:
             raise self._error(_NO_RECORD, index)
         if found[BATCH_KEY] != str(index).encode():
-            raise self._error(_out_of_turn(found[BATCH_KEY], index), index)
+            raise self._error(_misplaced(found[BATCH_KEY], index), index)
         stated = found[CRC_KEY].removeprefix(PREFIX)
         try:
             self._crc = crc_of(pieces, *find_digits(pieces, stated), self._crc)
@@ -141,12 +141,12 @@ def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
     return crc
 
 
-def _out_of_turn(found: bytes, wanted: int) -> str:
+def _misplaced(found: bytes, expected: int) -> str:
     """Return the error message for a batch whose number differs from its position in the log."""
     if not found.isdigit() or len(found) > 18:
-        return f"expected batch {wanted} of the log, got {found.decode(errors='backslashreplace')}"
+        return f"expected batch {expected} of the log, got {found.decode(errors='backslashreplace')}"
     number = int(found)
-    if number < wanted:
-        return f"expected batch {wanted} of the log, got {number}: delivered again, or out of order"
-    missing = f"batch {wanted} is" if number == wanted + 1 else f"batches {wanted} to {number - 1} are"
-    return f"expected batch {wanted} of the log, got {number}: a gap, {missing} missing or out of order"
+    if number < expected:
+        return f"expected batch {expected} of the log, got {number}: delivered again, or out of order"
+    missing = f"batch {expected} is" if number == expected + 1 else f"batches {expected} to {number - 1} are"
+    return f"expected batch {expected} of the log, got {number}: a gap, {missing} missing or out of order"

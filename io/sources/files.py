@@ -13,11 +13,9 @@ import pyarrow.fs
 
 from penstock.errors import InputError
 from penstock.io.sources.batch import Part, arrow_errors
-from penstock.io.sources.checksums import Pieces
-from penstock.io.sources.decompression_limits import Messages
-from penstock.io.sources.ipc_file import ipc_file_part
-from penstock.io.sources.ipc_stream import ARROW_FILE, PARQUET, Forward, ipc_stream_part, open_stream
-from penstock.io.sources.parquet import parquet_part
+from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
+from penstock.io.sources.ipc_stream import Forward, Mapped, ipc_stream_part, open_stream
+from penstock.io.sources.parquet import PARQUET, parquet_part
 from penstock.io.storage.pipes import open_reader
 
 _REMOTE_READ_BYTES = 1 << 20
@@ -44,30 +42,8 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
     if head.startswith(PARQUET):
         return parquet_part(file, size, name)
     if local:
-        return ipc_stream_part(file, head, _Mapped(file, name), name, allow_missing_end, size)
+        return ipc_stream_part(file, head, Mapped(file, name), name, allow_missing_end, size)
     forward = Forward(pa.BufferedInputStream(file, _REMOTE_READ_BYTES), name)
     forward.expect_messages()
     ahead = stack.enter_context(pa.PythonFile(forward, mode="r"))
     return ipc_stream_part(ahead, head, forward, name, allow_missing_end, size)
-
-
-class _Mapped:
-    """The raw bytes of a mapped file, read in place."""
-
-    def __init__(self, file: pa.NativeFile, name: str) -> None:
-        self._file, self._messages, self._taken = file, Messages(name), 0
-
-    def check_next(self) -> None:
-        self._messages.check_next(self._file)
-
-    def last_read(self) -> bytes:
-        self._file.seek(self._file.tell() - 8)
-        return bytes(self._file.read(8))
-
-    def taken(self) -> Pieces:
-        start, self._taken = self._taken, self._file.tell()
-        self._file.seek(start)
-        return [self._file.read_buffer(self._taken - start)]
-
-    def forget(self) -> None:
-        """Do nothing: no bytes are kept."""

@@ -24,7 +24,10 @@ def reader_of_capsule(source: Any, name: str) -> pa.RecordBatchReader:
 
 def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -> Part:
     """Return the remaining batches of a reader as a part."""
-    next_batch = _next_of(reader)
+    has_metadata = isinstance(reader, pa.ipc.RecordBatchStreamReader)  # the only kind of reader with custom metadata
+
+    def next_batch() -> Any:
+        return reader.read_next_batch_with_custom_metadata() if has_metadata else (reader.read_next_batch(), None)
 
     def batches(columns: list[str]) -> Batches:
         first_row = index = 0
@@ -34,7 +37,7 @@ def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -
                     batch, metadata = next_batch()
             except StopIteration:
                 return
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
 
     with arrow_errors(_FAILED, name):
@@ -95,12 +98,6 @@ def _query_errors(name: str) -> Iterator[None]:
         raise InputError(f"the query failed: {str(error).strip().split(chr(10) * 2)[0]}", source=name) from error
 
 
-def _next_of(reader: pa.RecordBatchReader) -> Callable[[], tuple[pa.RecordBatch, Any]]:
-    if isinstance(reader, pa.ipc.RecordBatchStreamReader):  # the only kind of reader with custom metadata
-        return lambda: tuple(reader.read_next_batch_with_custom_metadata())
-    return lambda: (reader.read_next_batch(), None)
-
-
 def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None, None]:
     """Yield one part, or none if there is no batch and hence no schema."""
     incoming = iter(batches)
@@ -110,14 +107,14 @@ def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None,
     _check_batch(first, name, 0)
 
     def read(columns: list[str]) -> Batches:
-        yield Batch(first, 0, 0)
+        yield Batch(name, first, 0, 0)
         first_row = first.num_rows
         for index, batch in enumerate(incoming, 1):
             _check_batch(batch, name, index)
             if not batch.schema.equals(first.schema):
                 changed = f"the schema changed: expected {_one_line(first.schema)}; got {_one_line(batch.schema)}"
                 raise InputError(changed, source=name, batch=index)
-            yield Batch(batch, index, first_row)
+            yield Batch(name, batch, index, first_row)
             first_row += batch.num_rows
 
     yield Part(name, first.schema, True, read, container="record batches")

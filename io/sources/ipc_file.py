@@ -17,9 +17,9 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.sources.decompression_limits import BATCH, DICTIONARY, SCHEMA, Messages, message_kind
+from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, Messages, Table, message_kind
 
-MAGIC = b"ARROW1"
+ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
 _TAIL_BYTES = 10  # int32 length of the footer, magic
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
@@ -47,7 +47,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
                     _check_at(file, starts[index], messages)
                 batch, metadata = reader.get_batch_with_custom_metadata(index)
             num_done = index + 1
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows
 
     def fraction() -> float:
@@ -63,7 +63,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
     """
     with arrow_errors(_NOT_READ, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
-        if size < 2 * _TAIL_BYTES or not tail.endswith(MAGIC):
+        if size < 2 * _TAIL_BYTES or not tail.endswith(ARROW_FILE):
             raise TruncatedInputError(
                 "the Arrow IPC file has no footer: it was cut, its writer not closed, or bytes follow its end",
                 source=name,
@@ -144,21 +144,5 @@ def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.i
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
     """Return the blocks (message locations) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
-    table = _uint32(footer, 0)
-    vtable = table - struct.unpack_from("<i", footer, table)[0]
-    blocks = []
-    for number in (2, 3):  # Footer: version, schema, dictionaries, recordBatches
-        blocks.append(np.empty(0, _BLOCK))
-        slot = 4 + 2 * number
-        if vtable < 0 or slot + 2 > struct.unpack_from("<H", footer, vtable)[0]:
-            continue
-        offset = struct.unpack_from("<H", footer, vtable + slot)[0]
-        if offset:
-            vector = table + offset + _uint32(footer, table + offset)
-            blocks[-1] = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
-    return blocks
-
-
-def _uint32(data: bytes, at: int) -> int:
-    value: int = struct.unpack_from("<I", data, at)[0]
-    return value
+    root = Table(footer)  # version, schema, dictionaries, recordBatches
+    return [root.vector(number, _BLOCK) if root.field(number) else np.empty(0, _BLOCK) for number in (2, 3)]

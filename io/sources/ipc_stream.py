@@ -19,11 +19,11 @@ import pyarrow.ipc
 from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
-from penstock.io.sources.decompression_limits import Framing
-from penstock.io.sources.ipc_file import ipc_file_part
-from penstock.io.sources.parquet import parquet_part
+from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
+from penstock.io.sources.ipc_messages import Framing, Messages
+from penstock.io.sources.parquet import PARQUET, parquet_part
 
-ARROW_FILE, PARQUET, FEATHER_V1, GZIP, CONTINUATION = b"ARROW1", b"PAR1", b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
+FEATHER_V1, GZIP, CONTINUATION = b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
 END_MARKER = CONTINUATION + bytes(4)
 # A stream from before Arrow 0.15 begins with the length of its schema message and the offset of its root:
 # larger values are something else.
@@ -36,7 +36,7 @@ _OPEN_END = "it was cut, or its writer not closed (--allow-missing-end accepts t
 class Forward:
     """A binary stream for Arrow: reads are full, and the first and last bytes are remembered.
 
-    Keeps the bytes read, without a copy, until ``taken`` or ``forget``.
+    Keeps the bytes read, without a copy, until ``take`` or ``forget``.
     """
 
     def __init__(self, stream: Any, name: str) -> None:
@@ -52,13 +52,9 @@ class Forward:
         return self._ahead
 
     def read(self, num_bytes: int = -1) -> bytes:
-        if not self._ahead:
-            out = self._pull(num_bytes)
-        elif 0 <= num_bytes <= len(self._ahead):
-            out, self._ahead = self._ahead[:num_bytes], self._ahead[num_bytes:]
-        else:
-            ahead, self._ahead = self._ahead, b""
-            out = ahead + self._pull(num_bytes - len(ahead) if num_bytes >= 0 else -1)
+        ready = len(self._ahead) if num_bytes < 0 else num_bytes
+        out, self._ahead = self._ahead[:ready], self._ahead[ready:]
+        out += self._pull(max(num_bytes - len(out), 0) if num_bytes >= 0 else -1)
         self._at += len(out)
         self._last = out[-8:] if len(out) >= 8 else (self._last + out)[-8:]
         if self._kept is not None:
@@ -77,7 +73,7 @@ class Forward:
     def last_read(self) -> bytes:
         return self._last
 
-    def taken(self) -> Pieces:
+    def take(self) -> Pieces:
         pieces, self._kept = self._kept or [], []
         return pieces
 
@@ -89,15 +85,6 @@ class Forward:
 
     def close(self) -> None:
         self.closed = True  # the stream itself belongs to the caller
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
 
     def _pull(self, num_bytes: int) -> bytes:
         """Read that many bytes, fewer only at the end: a pipe or a socket delivers them in pieces."""
@@ -115,6 +102,28 @@ class Forward:
             pieces.append(bytes(piece))
             num_bytes -= len(piece) if num_bytes > 0 else 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Mapped:
+    """The raw bytes of a mapped file, read in place."""
+
+    def __init__(self, file: pa.NativeFile, name: str) -> None:
+        self._file, self._messages, self._taken = file, Messages(name), 0
+
+    def check_next(self) -> None:
+        self._messages.check_next(self._file)
+
+    def last_read(self) -> bytes:
+        self._file.seek(self._file.tell() - 8)
+        return bytes(self._file.read(8))
+
+    def take(self) -> Pieces:
+        start, self._taken = self._taken, self._file.tell()
+        self._file.seek(start)
+        return [self._file.read_buffer(self._taken - start)]
+
+    def forget(self) -> None:
+        """Do nothing: no bytes are kept."""
 
 
 def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
@@ -180,7 +189,7 @@ def ipc_stream_part(
             part.has_checksums = check is not None
             if check is not None and not check.is_data(metadata, index):
                 continue
-            yield Batch(batch, index, first_row, ends_frame(metadata))
+            yield Batch(name, batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
         beyond = file.tell() - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.
@@ -247,12 +256,8 @@ def _check_head(head: bytes, name: str) -> None:
         what = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
     elif len(head) < 8:
         what = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
-    elif 0 < _uint32(head[:4]) < _MAX_SCHEMA_BYTES and _uint32(head[4:]) < _MAX_ROOT:
+    elif 0 < int.from_bytes(head[:4], "little") < _MAX_SCHEMA_BYTES and int.from_bytes(head[4:], "little") < _MAX_ROOT:
         return
     else:
         what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
     raise InputError(what, source=name)
-
-
-def _uint32(data: bytes) -> int:
-    return int.from_bytes(data, "little")

@@ -22,7 +22,9 @@ from penstock.errors import InputError
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
-from penstock.io.sources.ipc_stream import ARROW_FILE, CONTINUATION, FEATHER_V1, PARQUET, open_stream
+from penstock.io.sources.ipc_file import ARROW_FILE
+from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
+from penstock.io.sources.parquet import PARQUET
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
 
@@ -52,8 +54,8 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
     if (scanned := scan_of(source)) is not None:
         return _one_part(name, lambda name, _: scanned(name))
     if callable(getattr(source, "read", None)):
-        known = getattr(source, "name", None)
-        return _stream_source(source, known if isinstance(known, str) else "<stream>", allow_missing_end)
+        stream_name = getattr(source, "name", None)
+        return _stream_source(source, stream_name if isinstance(stream_name, str) else "<stream>", allow_missing_end)
     if isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview | dict):
         return Source("<batches>", lambda: parts_of_batches(source, "<batches>"))
     raise InputError(
@@ -74,13 +76,11 @@ def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:
 
 
 def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
-    reading = _Reading(1)
-
     def parts() -> Parts:
         with ExitStack() as stack:
-            yield reading.begin(0, open_part(name, stack))
+            yield open_part(name, stack)
 
-    return Source(name, parts, reading.fraction)
+    return Source(name, parts)
 
 
 def _named_source(text: str, allow_missing_end: bool) -> Source:
@@ -98,24 +98,23 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=text)
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
-    reading = _Reading(len(files))
 
     def parts() -> Parts:
-        for number, (name, at) in enumerate(files):
+        for name, at in files:
             with ExitStack() as stack:
-                yield reading.begin(number, open_file(fs, at, name, stack, allow_missing_end))
+                yield open_file(fs, at, name, stack, allow_missing_end)
 
-    return Source(text, parts, reading.fraction)
+    return Source(text, parts, len(files))
 
 
 def _near(text: str) -> str:
     """Return a hint: a similar name in the same folder, or the kinds of source."""
     folder, name = os.path.split(text)
     try:
-        beside = [] if "://" in text else os.listdir(folder or ".")
+        names = [] if "://" in text else os.listdir(folder or ".")
     except OSError:
-        beside = []
-    near = difflib.get_close_matches(name, beside, 1, 0.75)
+        names = []
+    near = difflib.get_close_matches(name, names, 1, 0.75)
     if near:
         return f"; did you mean '{os.path.join(folder, near[0])}'?"
     return "; give an Arrow or Parquet file, a directory of them, or a URI"
@@ -137,21 +136,3 @@ def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str
     if not inside:
         raise InputError("the directory holds no files", source=name)
     return [(f"{name.rstrip('/')}/{f}", root + f) for f in inside]
-
-
-class _Reading:
-    """The progress of reading a source's parts."""
-
-    def __init__(self, num_parts: int) -> None:
-        self._num_parts, self._done = num_parts, 0
-        self._part: Part | None = None
-
-    def begin(self, number: int, part: Part) -> Part:
-        self._done, self._part = number, part
-        return part
-
-    def fraction(self) -> float | None:
-        inside = 0.0 if self._part is None else self._part.fraction()
-        if inside is None and self._num_parts == 1:
-            return None
-        return (self._done + (inside or 0.0)) / self._num_parts

@@ -15,7 +15,7 @@ from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
 from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
 
-MAGIC = b"PAR1"
+PARQUET = b"PAR1"
 _TAIL_BYTES = 8  # uint32 length of the footer, magic
 _READ_BYTES = 1 << 20
 _NOT_READ = "corrupt Parquet file"
@@ -44,12 +44,12 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
             if batch is None:
                 return
             first_row, num_done = num_done, num_done + batch.num_rows
-            yield Batch(batch, None, first_row)
+            yield Batch(name, batch, None, first_row)
 
     def fraction() -> float:
         return num_done / num_rows if num_rows else 1.0
 
-    return Part(name, schema, False, batches, num_rows, "Parquet file", fraction)
+    return Part(name, schema, False, batches, "Parquet file", fraction)
 
 
 def open_parquet(file: Any) -> pa.parquet.ParquetFile:
@@ -66,11 +66,11 @@ def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
     """Read the footer. Leaves the position at 0."""
     file.seek(max(0, size - _TAIL_BYTES))
     tail = bytes(file.read(_TAIL_BYTES))
-    if size < len(MAGIC) + _TAIL_BYTES or not tail.endswith(MAGIC):
+    if size < len(PARQUET) + _TAIL_BYTES or not tail.endswith(PARQUET):
         problem = "the Parquet file has no footer: it was cut, or its writer not closed"
         raise TruncatedInputError(problem, source=name)
     length = int.from_bytes(tail[:4], "little")
-    if not 0 < length <= size - _TAIL_BYTES - len(MAGIC):
+    if not 0 < length <= size - _TAIL_BYTES - len(PARQUET):
         raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
     file.seek(size - _TAIL_BYTES - length)
     footer = bytes(file.read(length))
@@ -88,8 +88,8 @@ def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool
     num_bytes : up to the footer
     """
     chunks = [chunk for group in groups for chunk in group.chunks]
-    unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(MAGIC))
-    seam, found, at = MAGIC * 2, False, 0
+    unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(PARQUET))
+    seam, found, at = PARQUET * 2, False, 0
     while at < unknown and not found:
         file.seek(at)
         found = seam in bytes(file.read(_READ_BYTES + len(seam)))

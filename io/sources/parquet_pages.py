@@ -1,8 +1,8 @@
-"""What a Parquet file says of its columns and pages, read before Arrow reads them.
+"""The columns and pages of a Parquet file, read before Arrow reads them.
 
-pyarrow does not show all of it, ends the process on some damaged footers, and makes room for whatever a page says that
-it unpacks to. So the few fields that are needed are read here: where the chunks of the columns lie, how many values
-they have, and how large their pages claim to be.
+pyarrow does not expose all of it, ends the process on some damaged footers, and allocates whatever size a page states.
+This module reads the few fields needed: the location of the columns' chunks, their numbers of values, and the sizes
+that their pages state.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.io.sources.decompression_limits import bomb, is_bomb
-from penstock.io.sources.thrift import measure_struct, read_struct
+from penstock.io.sources.ipc_messages import check_unpacked
+from penstock.io.sources.thrift import read_struct
 
 _MAX_ROWS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # 16 MiB of floats; reading holds several times that
@@ -48,10 +48,10 @@ class Group:
 
 
 def read_groups(footer: bytes) -> list[Group]:
-    """The row groups. Raises ValueError or IndexError where the footer is damaged."""
+    """Return the row groups. Raises ValueError or IndexError for a damaged footer."""
     return [
         Group(group.get(_NUM_ROWS, 0), tuple(_chunk(column.get(_META_DATA, {})) for column in group.get(_COLUMNS, [])))
-        for group in read_struct(footer, _FOOTER).get(_ROW_GROUPS, [])
+        for group in read_struct(footer, _FOOTER)[0].get(_ROW_GROUPS, [])
     ]
 
 
@@ -62,34 +62,32 @@ def _chunk(fields: dict[int, Any]) -> Chunk:
 
 
 def rows_at_once(groups: list[Group]) -> int:
-    """How many rows to ask for: fewer where they are long."""
+    """Return the number of rows per batch: fewer if they are long."""
     longest = max((c.num_values // max(1, g.num_rows) for g in groups for c in g.chunks), default=1)
     return max(1, min(_MAX_ROWS_AT_ONCE, _VALUES_AT_ONCE // max(1, longest)))
 
 
 def check_pages(file: pa.NativeFile, groups: list[Group], source: str) -> None:
-    """Raise InputError where a page, or a row, unpacks to far more than it is. Leaves the position at 0."""
+    """Raise InputError for a page, or a row, that unpacks to far more than its size. Leaves the position at 0."""
     for group in groups:
         for chunk in group.chunks:
             num_values = _walk(file, chunk, source)
             row_bytes = max(num_values, chunk.num_values) // max(1, group.num_rows) * _FLOAT_BYTES
-            if is_bomb(row_bytes, chunk.end - chunk.start):
-                raise bomb(row_bytes, chunk.end - chunk.start, source)
+            check_unpacked(row_bytes, chunk.end - chunk.start, source)
     file.seek(0)
 
 
 def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
-    """How many values the pages hold, as far as they can be followed: Arrow will say what is wrong behind."""
+    """Count the values of the pages, as far as they can be followed: Arrow reports what is wrong after that."""
     at, num_values = chunk.start, 0
     while 0 <= at < chunk.end:
         try:
             file.seek(at)
-            page, length = measure_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
+            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
             unpacked, packed = page[_UNPACKED], page[_PACKED]
         except (ValueError, LookupError, OSError, struct.error):
             break
-        if is_bomb(unpacked, packed):
-            raise bomb(unpacked, packed, source)
+        check_unpacked(unpacked, packed, source)
         if packed < 0:
             break
         for kind in (_DATA_V1, _DATA_V2):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 # The requested form of a value: int, a dict of field number → requested form, or such a dict in a list.
-Wanted = Any
+Requested = Any
 
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 _INTEGERS = (4, 5, 6)
@@ -17,22 +17,17 @@ _LENGTHS = {_BYTE: 1, _DOUBLE: 8}
 _MAX_DEPTH = 32
 
 
-def read_struct(data: bytes, wanted: dict[int, Wanted]) -> dict[int, Any]:
-    """Return the requested fields that exist; ValueError if one has another type."""
-    return measure_struct(data, wanted)[0]
-
-
-def measure_struct(data: bytes, wanted: dict[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """Return the fields as read_struct does, and the size of the struct in bytes."""
+def read_struct(data: bytes, requested: dict[int, Requested]) -> tuple[dict[int, Any], int]:
+    """Return the requested fields that exist, and the size of the struct; ValueError if a field has another type."""
     cursor = _Cursor(data)
-    return cursor.struct(wanted, 0), cursor.at
+    return cursor.struct(requested, 0), cursor.at
 
 
 class _Cursor:
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
-    def struct(self, wanted: dict[int, Wanted], depth: int) -> dict[int, Any]:
+    def struct(self, requested: dict[int, Requested], depth: int) -> dict[int, Any]:
         found: dict[int, Any] = {}
         number = 0
         while kind := self._byte():
@@ -40,22 +35,22 @@ class _Cursor:
             number = number + delta if delta else self._zigzag()
             if kind in (_TRUE, _FALSE):  # the value is in the type
                 continue
-            value = self._value(kind, wanted.get(number), depth + 1)
-            if number in wanted:
+            value = self._value(kind, requested.get(number), depth + 1)
+            if number in requested:
                 found[number] = value
         return found
 
-    def _value(self, kind: int, wanted: Wanted, depth: int) -> Any:
+    def _value(self, kind: int, requested: Requested, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deep")
-        if wanted is not None and kind not in _KINDS[type(wanted)]:
+        if requested is not None and kind not in _KINDS[type(requested)]:
             raise ValueError(f"a field is of type {kind}")
         if kind in _INTEGERS:
             return self._zigzag()
         if kind == _STRUCT:
-            return self.struct(wanted or {}, depth)
+            return self.struct(requested or {}, depth)
         if kind in (_LIST, _SET):
-            return self._list(wanted[0] if wanted else None, depth)
+            return self._list(requested[0] if requested else None, depth)
         if kind == _MAP:
             self._map(depth)
         elif kind == _BINARY:
@@ -66,7 +61,7 @@ class _Cursor:
             raise ValueError(f"no type {kind}")
         return None
 
-    def _list(self, wanted: Wanted, depth: int) -> list[Any]:
+    def _list(self, requested: Requested, depth: int) -> list[Any]:
         header = self._byte()
         length, kind = header >> 4, header & 15
         if length == 15:
@@ -76,8 +71,8 @@ class _Cursor:
             self._skip(length)
             return found
         for _ in range(length):
-            value = self._value(kind, wanted, depth + 1)
-            if wanted is not None:
+            value = self._value(kind, requested, depth + 1)
+            if requested is not None:
                 found.append(value)
         return found
 

@@ -6,8 +6,7 @@ ends earlier is repeated from scratch. ``delta_sink`` and ``quarantine`` define 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.io.storage import atomic_files
@@ -16,8 +15,8 @@ from penstock.io.storage import atomic_files
 IsCounted = Callable[[], bool] | None
 
 
-class GrowingFile:
-    """A file to append to until ``finish``. Raises OSError, which names the file.
+class GrowingFile(atomic_files.File):
+    """A file to append to until ``end``. Raises OSError, which names the file.
 
     path : the final name
     kept_bytes : the committed length, to be kept; None for a new file
@@ -25,51 +24,38 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path, kept_bytes: int | None = None, is_counted: IsCounted = None) -> None:
-        self._path, self._part = path, part_of(path)
         self.is_new = kept_bytes is None
         self._committed, self._is_counted = not self.is_new, is_counted
         atomic_files.make_folders(path.parent)
-        if kept_bytes is not None and not self._part.exists():
-            atomic_files.rename(path, self._part)
-        self.file = atomic_files.File(self._part, path, kept_bytes)
-
-    @property
-    def closed(self) -> bool:
-        return self.file.closed
-
-    @property
-    def gets_name(self) -> bool:
-        return not self.is_new or self._is_counted is None or self._is_counted()
+        part = part_of(path)
+        if kept_bytes is not None and not part.exists():
+            atomic_files.rename(path, part)
+        super().__init__(path, part, kept_bytes)
 
     def commit(self) -> None:
         """Make everything written so far durable."""
         with self.all_or_nothing():
-            self.file.sync()
+            self.sync()
             if not self._committed:
-                atomic_files.sync_folder(self._path.parent)
+                atomic_files.sync_folder(self.path.parent)
         self._committed = True
 
-    def finish(self) -> None:
-        """Complete the file: sync it and give it its name."""
+    def end(self, write_end: Callable[[], None]) -> None:
+        """Write the end of the contents and finish; give up if no commit refers to the file, do nothing if closed."""
+        if self.closed:
+            return
+        if self.is_new and self._is_counted is not None and not self._is_counted():
+            self.give_up()
+            return
         with self.all_or_nothing():
-            self.file.finish()
-            atomic_files.rename(self._part, self._path)
-            atomic_files.sync_folder(self._path.parent)
+            write_end()
+        self.finish()
 
     def give_up(self) -> None:
         """Close without a name. A part that a failed commit may still refer to stays as ``.FILE.part``."""
-        self.file.give_up()
+        self.abandon()
         if not self._committed:
-            atomic_files.discard(self._part)
-
-    @contextlib.contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """After an error in the block, write nothing more and keep only the committed part."""
-        try:
-            yield
-        except BaseException:
-            self.give_up()
-            raise
+            atomic_files.discard(self.part)
 
 
 def part_of(path: Path) -> Path:

@@ -133,14 +133,15 @@ class _Unbuffered(io.RawIOBase):
 
 
 class File(io.BufferedWriter):
-    """A binary file to write to. Data is durable only after ``sync`` or ``finish``.
+    """A binary file that gets its name, complete and durable, with ``finish``. Raises OSError, which names ``path``.
 
-    name : the final name, for errors, if it differs from the path
-    kept_bytes : length to which an existing file is truncated; None for a new file
+    part : its path until then
+    kept_bytes : length to which an existing part is truncated; None for a new file
     """
 
-    def __init__(self, path: Path, name: Path | None = None, kept_bytes: int | None = None) -> None:
-        self._unbuffered = _Unbuffered(path, name or path, kept_bytes)
+    def __init__(self, path: Path, part: Path | None = None, kept_bytes: int | None = None) -> None:
+        self.path, self.part = path, part or unfinished(path)
+        self._unbuffered = _Unbuffered(self.part, path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
 
     def write_along(self) -> None:
@@ -152,17 +153,41 @@ class File(io.BufferedWriter):
         self.flush()
         self._unbuffered.sync()
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """Sync, then close."""
         self.sync()
         self.close()
 
+    def appear(self) -> None:
+        """Give the complete file its name; durable after ``sync_folder``."""
+        rename(self.part, self.path)
+
+    def finish(self) -> None:
+        """Complete the file and give it its name, durably."""
+        with self.all_or_nothing():
+            self.complete()
+            self.appear()
+            sync_folder(self.path.parent)
+
     def give_up(self) -> None:
+        """Close without a name, and remove what was written."""
+        self.abandon()
+        discard(self.part)
+
+    def abandon(self) -> None:
         """Close, and discard the contents of the buffer."""
-        with suppress(OSError, ValueError):
-            self._unbuffered.close()
-        with suppress(OSError, ValueError):
-            self.close()
+        for stream in (self._unbuffered, self):
+            with suppress(OSError, ValueError):
+                stream.close()
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Give up after an error in the block."""
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
 
 
 def unfinished(path: Path) -> Path:
@@ -191,28 +216,10 @@ def _lives(process: int) -> bool:
 @contextmanager
 def appearing(path: Path) -> Iterator[File]:
     """Write a file that gets its name, complete and durable, when the block succeeds; else remove it."""
-    part = unfinished(path)
-    with written(part, path) as file:
+    file = File(path)
+    with file.all_or_nothing():
         yield file
-    try:
-        rename(part, path)
-        sync_folder(path.parent)
-    except BaseException:
-        discard(part)
-        raise
-
-
-@contextmanager
-def written(path: Path, name: Path | None = None) -> Iterator[File]:
-    """Write a file that is durable when the block succeeds, and is removed otherwise. name : for errors"""
-    file = File(path, name)
-    try:
-        yield file
-        file.finish()
-    except BaseException:
-        file.give_up()
-        discard(path)
-        raise
+    file.finish()
 
 
 def rename(old: Path, new: Path) -> None:
@@ -234,7 +241,7 @@ def remove(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file where that is possible: what is raised already counts more than what this would say."""
+    """Remove a file if possible: an error that is being raised already matters more than a failure here."""
     with suppress(OSError):
         operations.remove(path)
 
@@ -254,7 +261,7 @@ def make_folders(path: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor to lock."""
+    """Open a lock file, or create it; return its descriptor."""
     with _naming(path):
         return reserve.open(lambda: operations.open_lock(path))
 

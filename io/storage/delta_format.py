@@ -15,9 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import UsageError
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 # Key in the schema's metadata, and its values: for streams with deletes, whose checksums cover ``op``, and others.
 DELTAS_KEY, VERSION, VERSION_WITH_DELETES = b"penstock.deltas", b"1", b"2"
@@ -194,14 +192,14 @@ def checksum_begin(step: int, parent: int) -> int:
 
 def _checked(tables: Mapping[str, Shape], slots: bool | Sequence[str]) -> list[str]:
     """Return the requested slots, each once. Raises UsageError."""
-    known = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
+    existing = list(dict.fromkeys(slot for shape in tables.values() for slot in shape.slots))
     if isinstance(slots, bool):
-        return known if slots else []
+        return existing if slots else []
     try:
-        wanted = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
+        requested = [slots] if isinstance(slots, str) else list(dict.fromkeys(slots))
     except TypeError:
         raise UsageError(f"slots: expected True, False or names of slots, got {slots!r:.100}") from None
-    for slot in wanted:
-        if slot not in known:
-            raise UsageError(f"slots: no table has a slot '{slot}' (there are: {', '.join(known) or 'none'})")
-    return wanted
+    for slot in requested:
+        if slot not in existing:
+            raise UsageError(f"slots: no table has a slot '{slot}' (there are: {', '.join(existing) or 'none'})")
+    return requested

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -31,7 +31,7 @@ from penstock.io.storage.pipes import open_writer
 _TAIL_BYTES = 1 << 16
 
 
-class DeltaWriter(ABC):
+class DeltaWriter(AbstractContextManager["DeltaWriter"]):
     """The base of DeltaFile and DeltaStream. The end of the ``with`` block closes it, also after an error.
 
     is_new : a file that no commit refers to yet
@@ -57,9 +57,6 @@ class DeltaWriter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Complete the output."""
-
-    def __enter__(self) -> DeltaWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -91,7 +88,7 @@ class DeltaFile(DeltaWriter):
         committed: Mapping[str, Any] | None = None,
         is_counted: IsCounted = None,
     ) -> None:
-        self._path, self._part = path, part_of(path)
+        self._path = path
         if committed is None:
             check_new(path)
         else:
@@ -99,24 +96,17 @@ class DeltaFile(DeltaWriter):
         kept_bytes = committed["bytes"] if committed else None
         self._growing = GrowingFile(path, kept_bytes, is_counted)
         self.is_new = self._growing.is_new
-        log = LogWriter(self._growing.file, schema, committed if kept_bytes else None)
+        log = LogWriter(self._growing, schema, committed if kept_bytes else None)
         super().__init__(str(path), log, step)
 
     def commit(self) -> Mapping[str, Any]:
         self._growing.commit()
         state = self._log.state
-        tail = _tail(self._part, state["bytes"])
+        tail = _tail(self._growing.part, state["bytes"])
         return {**state, "tail": tail, "step": self._step, "name": self._path.name}
 
     def close(self) -> None:
-        if self._growing.closed:
-            return
-        if not self._growing.gets_name:
-            self._growing.give_up()
-            return
-        with self._all_or_nothing():
-            self._log.close()
-        self._growing.finish()
+        self._growing.end(self._log.close)
 
     def _all_or_nothing(self) -> AbstractContextManager[None]:
         return self._growing.all_or_nothing()
@@ -127,7 +117,7 @@ class DeltaFile(DeltaWriter):
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
-                "between went on without it; give another name, and take the tables anew where it is read"
+                "between went on without it; give another name, and read the tables again where it is followed"
             )
         try:
             same = _tail(file, committed["bytes"]) == committed["tail"]
@@ -135,14 +125,16 @@ class DeltaFile(DeltaWriter):
         except OSError as error:
             raise StateError(f"{self._path}: the deltas of the checkpoint cannot be read: {error.strerror}") from error
         if not same:
-            problem = "holds other deltas than the checkpoint says: give the file that it was made with"
+            problem = "holds other deltas than the checkpoint records: give the file that it was made with"
             raise StateError(f"{self._path}: {problem}")
         if not same_columns:
-            raise StateError(f"{self._path}: its deltas have other columns; go on with the slots they were made with")
+            raise StateError(
+                f"{self._path}: its deltas have other columns; continue with the slots that they were made with"
+            )
 
 
 class DeltaStream(DeltaWriter):
-    """Deltas into an open binary file, a pipe or an object: written at once, and never taken back."""
+    """Deltas into an open binary file, a pipe or an object: written immediately, and irrevocable."""
 
     def __init__(self, name: str, stream: Any, schema: pa.Schema, step: int, own: bool = True) -> None:
         self._stream, self._own, self._broken = stream, own, False
@@ -186,11 +178,11 @@ def open_deltas(
     text = os.fspath(target)
     path = Path(text)
     if not is_stream(text):
-        known = committed if _is_known(path, committed) else None
-        return DeltaFile(path, schema, step, known, is_counted)
+        resumed = committed if _is_known(path, committed) else None
+        return DeltaFile(path, schema, step, resumed, is_counted)
     if is_counted is not None:
         raise UsageError(
-            f"{text}: with a checkpoint deltas go into a file, which a later run can go on with; not into a stream"
+            f"{text}: with a checkpoint deltas go into a file, which a later run can continue; not into a stream"
         )
     if text == "-":
         return DeltaStream("<stdout>", sys.stdout.buffer, schema, step, own=False)

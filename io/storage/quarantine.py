@@ -18,6 +18,7 @@ import pyarrow.ipc
 from penstock.errors import StateError, UsageError
 from penstock.io.decoding.bad_rows import SCHEMA
 from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at
+from penstock.io.storage.arrow_output import ArrowOutput
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")
@@ -48,6 +49,7 @@ class QuarantineWriter:
     path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
     committed : the last return value of ``commit``, to resume from; None for a new file
     is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
+    is_new : a file that no commit refers to yet
 
     Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which
     names the file; after an OSError it writes nothing more, and close keeps only the committed part.
@@ -56,20 +58,16 @@ class QuarantineWriter:
     def __init__(self, path: Path, committed: Mapping[str, int] | None = None, is_counted: IsCounted = None) -> None:
         self._path = _checked(path)
         self._is_file = path.suffix in _FILES
-        self._sink = _Sink()
-        self.num_rows = 0
+        self._sink = ArrowOutput()
+        self._num_bytes = self._crc = self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
         if committed is None:
             check_new(path)
         else:
-            self._take_up(committed)
+            self._resume(committed)
         self._last = dict(committed or {})  # the durable part
-        self._growing = GrowingFile(path, None if committed is None else self._sink.num_bytes, is_counted)
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether no commit refers to the file yet."""
-        return self._growing.is_new
+        self._growing = GrowingFile(path, None if committed is None else self._num_bytes, is_counted)
+        self.is_new = self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append the bad rows of one frame as one batch: when read again, they are one frame."""
@@ -89,35 +87,39 @@ class QuarantineWriter:
 
     def close(self) -> None:
         """Complete the file and give it its name. After an error, keep only the committed part."""
-        if self._growing.closed:
-            return
-        if not self._growing.gets_name:
-            self._growing.give_up()
-            return
+        self._growing.end(self._write_end)
+
+    def _write_end(self) -> None:
         self._writer.close()
         self._write()
-        self._growing.finish()
 
     def _position(self) -> dict[str, int]:
-        return {"bytes": self._sink.num_bytes, "crc": self._sink.crc, "rows": self.num_rows}
+        return {"bytes": self._num_bytes, "crc": self._crc, "rows": self.num_rows}
 
     def _write(self) -> None:
         """Move Arrow's output to the file."""
         with self._growing.all_or_nothing():
-            for piece in self._sink.take():
-                self._growing.file.write(piece)
+            for piece in self._take():
+                self._growing.write(piece)
 
-    def _take_up(self, committed: Mapping[str, int]) -> None:
+    def _take(self) -> list[Any]:
+        """Return Arrow's output since the last call, counted."""
+        pieces = self._sink.take()
+        for piece in pieces:
+            self._num_bytes, self._crc = self._num_bytes + len(piece), zlib.crc32(piece, self._crc)
+        return pieces
+
+    def _resume(self, committed: Mapping[str, int]) -> None:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
         file = found_at(self._path, check_new)
-        wanted = {key: committed[key] for key in ("bytes", "crc", "rows")}
+        expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
-            if wanted["bytes"]:
-                self._feed(file, wanted["bytes"], wanted["crc"])
+            if expected["bytes"]:
+                self._feed(file, expected["bytes"], expected["crc"])
         except (OSError, pa.ArrowException, EOFError) as error:
             raise StateError(f"{self._path}: the quarantine of the checkpoint cannot be read: {error}") from error
-        if self._position() != wanted:
-            problem = "holds other rows than the checkpoint says: give the file that the checkpoint was made with"
+        if self._position() != expected:
+            problem = "holds other rows than the checkpoint records: give the file that the checkpoint was made with"
             raise StateError(f"{self._path}: the quarantine {problem}")
 
     def _feed(self, file: Path, num_bytes: int, crc: int) -> None:
@@ -128,36 +130,7 @@ class QuarantineWriter:
             for batch in pa.ipc.open_stream(data.slice(_FIRST_BYTES if self._is_file else 0)):
                 self._writer.write_batch(batch)
                 self.num_rows += batch.num_rows
-        self._sink.take()
-
-
-class _Sink:
-    """A binary file that buffers Arrow's output until it is taken."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.num_bytes = self.crc = 0
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        self.num_bytes += len(data)
-        self.crc = zlib.crc32(data, self.crc)
-        return len(data)
-
-    def take(self) -> list[bytes]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def tell(self) -> int:
-        return self.num_bytes
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Arrow closes its sinks."""
+        self._take()
 
 
 def _checked(path: Path) -> Path:

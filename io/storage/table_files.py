@@ -44,7 +44,7 @@ class TablesWriter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._unfinished: list[tuple[Path, Path]] = []
+        self._files: list[atomic_files.File] = []
         self.written: list[Path] = []
 
     def __enter__(self) -> TablesWriter:
@@ -64,39 +64,29 @@ class TablesWriter:
         keys : the ids of all rows, of a dynamic table; None: 0, 1, 2, …
         Raises OSError.
         """
-        path = table_path(self._directory, table)
-        unfinished = atomic_files.unfinished(path)
-        self._unfinished.append((unfinished, path))
+        file = atomic_files.File(table_path(self._directory, table))
+        self._files.append(file)
         rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
         metadata = {"penstock.table": table}
         if keys is not None:
             metadata["penstock.key_type"] = keys.dtype.name
         fields = [pa.field("id", pa.int64() if keys is None else pa.from_numpy_dtype(keys.dtype), nullable=False)]
         fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
-        with atomic_files.written(unfinished, path) as file:
-            _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
+        _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
+        file.complete()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                for unfinished, path in self._unfinished:
-                    atomic_files.rename(unfinished, path)
-                    self.written.append(path)
+                for file in self._files:
+                    file.appear()
+                    self.written.append(file.path)
                 atomic_files.sync_folder(self._directory)
                 for path in self.written:
                     atomic_files.discard_orphans(path)
         finally:
-            for unfinished, _path in self._unfinished:
-                atomic_files.discard(unfinished)
-
-
-def write_table(
-    directory: Path, table: str, dim: int, slots: Sequence[str], blocks: Iterable[tuple[Float32, ...]]
-) -> Path:
-    """Write one table; see ``TablesWriter``."""
-    with TablesWriter(directory) as writer:
-        writer.write(table, dim, slots, blocks)
-    return writer.written[0]
+            for file in self._files:
+                file.give_up()
 
 
 def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]], keys: Any) -> None:
@@ -127,9 +117,9 @@ def read_table(
     seen = _Seen(vocabulary_size)
     first = 0
     with ExitStack() as stack:
-        parquet, wanted = _opened(stack, directory, table, dim, columns)
+        parquet, present = _opened(stack, directory, table, dim, columns)
         with arrow_errors(_NOT_READ, name):
-            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *wanted])
+            batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *present])
         while True:
             interrupts.check()
             with arrow_errors(_NOT_READ, name):
@@ -138,7 +128,7 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in wanted}
+            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in present}
             first += len(ids)
 
 
@@ -174,20 +164,20 @@ def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
 
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
     """Return which of the columns exist."""
-    wanted = [c for c in columns if c in schema.names]
+    present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:
             raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
-    for name in ("id", *wanted):
+    for name in ("id", *present):
         if len(schema.get_all_field_indices(name)) > 1:
             raise InputError("more than one column has this name", source=source, column=name)
     if not pa.types.is_integer(schema.field("id").type):
         raise InputError(f"expected any integer type, got {schema.field('id').type}", source=source, column="id")
-    for name in wanted:
+    for name in present:
         kind = schema.field(name).type
         if not is_float_list(storage_type(kind)):
             raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
-    return wanted
+    return present
 
 
 class _Seen:
@@ -222,8 +212,9 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
     bad = outside(raw, vocabulary_size)
     if bad.any():
         row = int(np.argmax(bad))
-        wanted = f"{expected(vocabulary_size)} ({'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what})"
-        raise InputError(f"expected {wanted}, got {raw[row]}", source=source, row=first + row, column="id")
+        setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what}"
+        problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
+        raise InputError(problem, source=source, row=first + row, column="id")
     ids = raw.astype(np.int64, copy=False)
     again = seen.again(ids)
     if again.any():
@@ -234,12 +225,9 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
 
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
-    bad = np.zeros(lists.num_rows, bool) | lists.differ_from(dim)
-    for cause in (lists.null, lists.not_finite()):
-        bad = bad if cause is None else bad | cause
-    if not bad.any():
+    row = lists.first_unlike(dim)
+    if row is None:
         return lists.take(slice(0, lists.num_rows), dim)
-    row = int(np.argmax(bad))
     if lists.null is not None and lists.null[row]:
         got = "null"
     else:

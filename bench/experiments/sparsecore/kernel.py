@@ -13,7 +13,8 @@ collide. Once hardware has run it, ``apply`` can join ``penstock.bridge`` as a v
 ``programs.apply`` there.
 
     python -m pytest -n0 bench/experiments/sparsecore       the kernel, interpreted, and its square root
-    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile.py   by libtpu (make tpu-installed)
+    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile_steps.py
+                                                            its steps, compiled by libtpu (make tpu-installed)
 """
 
 from __future__ import annotations

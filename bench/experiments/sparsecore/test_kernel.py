@@ -1,15 +1,19 @@
 """The interpreted kernel has the bits of XLA's step, whatever the rule, the line format and the number of blocks."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.experiments.sparsecore import kernel
+from penstock.bench.experiments.sparsecore import compile_steps, kernel
 from penstock.bench.experiments.sparsecore.software_sqrt import root
+from penstock.bench.tpu import matrix
 from penstock.bridge import programs
 from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.program_cache import shapes
 from penstock.bridge.sharding import Layout
 from penstock.bridge.stacking import Stack, TableRows
 from penstock.pyx.update import rules
@@ -65,15 +69,21 @@ def test_rules_that_need_pow_are_not_possible():
 
 
 def test_every_line_is_moved_once_in_and_once_out():
-    from penstock.bench.tpu.matrix import dma_bytes
-    from penstock.bridge.program_cache import shapes
-
     mesh, rule = make_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("shard",))), UpdateRule("adam", 2)
     layout = Layout("t", 5000, 128, 2, 1, False, 128)
     traced = kernel.apply(mesh, rule, layout.line)
     jaxpr = traced.trace(*shapes("apply", mesh, layout.line, layout.lines_per_device, 128)).jaxpr
     number, gradient = 4, 128 * 4
-    assert dma_bytes(jaxpr, kernel.block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + number
+    assert matrix.dma_bytes(jaxpr, kernel.block_of(layout.line)) == 2 * 3 * 128 * 4 + gradient + number
+
+
+def test_the_kept_results_hold_every_case_within_its_bound():
+    rows = (Path(__file__).parent / "compiled.md").read_text().partition("|---")[2].splitlines()[1:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
+    cases = compile_steps.cases(small=False)
+    assert sorted(kept) == sorted((case.generation, case.optimizer, case.dim, case.variant) for case in cases)
+    assert all(float(ratio) <= matrix.MOST_BY_KERNEL for *_, ratio, _, _ in cells)
 
 
 # ---- its square root

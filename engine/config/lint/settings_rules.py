@@ -136,5 +136,5 @@ def _feature_of(
     if not settings.name or settings.name not in names:
         problem = ("no feature has that name", near(settings.name, filter(None, names)))
     elif names[settings.name] > 1:
-        problem = ("several features have that name", "name them apart, or say feature_id")
+        problem = ("several features have that name", "give them different names, or feature_id")
     return name, settings.name, problem

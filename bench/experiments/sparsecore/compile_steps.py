@@ -3,7 +3,7 @@
 The same checks as in bench/tpu/matrix.py, whose cases and bounds it takes: a step must compile, alias its whole table,
 copy none, need at most 1 MB of further memory, and move at most 1.25 times the floor. It says nothing about time.
 
-    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile.py [--small]
+    PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile_steps.py [--small]
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
-
-from penstock.bench.experiments.sparsecore import kernel
 from penstock.bench.tpu import matrix
-from penstock.bridge.program_cache import shapes
 
 GENERATIONS = ("v5p", "v6e", "tpu7x")
 
 
 def cases(small: bool) -> Iterator[matrix.Case]:
     """Yield the matrix's cases for the kernel. small : one for each generation"""
+    optimizers, dims = (("Adam",), (128,)) if small else (matrix.MAIN, matrix.DIMS)
     for generation in GENERATIONS:
-        for optimizer in ("Adam",) if small else matrix.MAIN:
-            yield from (matrix.Case(generation, optimizer, dim, "sparsecore") for dim in (128,) if small or matrix.DIMS)
+        for optimizer in optimizers:
+            yield from (matrix.Case(generation, optimizer, dim, "sparsecore") for dim in dims)
     if not small:
         others = sorted(set(matrix.optimizers()) - {*matrix.MAIN, "RowWiseAdagrad"})
         yield from (matrix.Case("v6e", optimizer, 128, "sparsecore") for optimizer in others)
 
 
 def compiled(compiler: matrix.Compiler, case: matrix.Case) -> matrix.Result:
+    from jax import set_mesh
+
+    from penstock.bench.experiments.sparsecore import kernel
+    from penstock.bridge.program_cache import shapes
+
     layout, rule, mesh = compiler.made(case)
     line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
     began = time.perf_counter()
-    traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, matrix.LINES))
-    program = traced.lower().compile()
+    with set_mesh(mesh):
+        traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, matrix.LINES))
+        program = traced.lower().compile()
     seconds, memory = time.perf_counter() - began, program.memory_analysis()
     moved, floor = matrix.dma_bytes(traced.jaxpr, kernel.block_of(line)), matrix.floor_of(line)
     failed = [*matrix.faults(case, layout, memory, program.as_text()), *matrix.too_many_bytes(case, moved, floor)]
@@ -49,8 +52,11 @@ def compiled(compiler: matrix.Compiler, case: matrix.Case) -> matrix.Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="one case for each generation")
+    args = parser.parse_args()
+    # The host has no TPU: libtpu must not look for one.
+    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
     compiler, results = matrix.Compiler(), []
-    for case in cases(parser.parse_args().small):
+    for case in cases(args.small):
         results.append(compiled(compiler, case))
         print(matrix.markdown_table(results[-1:]).splitlines()[-1], flush=True)
     return 1 if any(result.failed for result in results) else 0

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.decoding import reader
-from penstock.io.decoding.fast_path import plain_columns
+from penstock.io.decoding import reader, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.rows import plain_columns
 from penstock.io.decoding.schema import resolve
 
 VOCABULARY, DIM = 10, 2
 INT64 = pa.int64()
-OPTIONS = ReadOptions({"t": (VOCABULARY, DIM)}, unseen=True)
+OPTIONS = ReadOptions({"t": (VOCABULARY, DIM)}, unvalidated=True)
 
 
 def batch(rows, steps=False, id_type=INT64):
@@ -31,7 +31,7 @@ def batch(rows, steps=False, id_type=INT64):
 
 def is_plain(of: pa.RecordBatch) -> bool:
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    return columns is not None and columns.decode(of, lambda: pytest.fail("decoded the long way")) is not None
+    return columns is not None and columns.decode(of) is not None
 
 
 def outcome(batches, options):
@@ -108,12 +108,13 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
         ids = with_bitmap(range(num_rows), bits, INT64)
     of = pa.record_batch({"id": ids, "gradient": gradient}).slice(first)
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    seen = columns.decode(of, lambda: pytest.fail("decoded the long way"))
+    seen = columns.decode(of)
     holes = of.column("id").null_count + of.column("gradient").null_count
     # A hole in the floats of rows that the slice leaves out counts too: then the long way says that all is well.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
-        ((_, rows),) = seen.by_table(slice(0, seen.num_rows), OPTIONS.sizes) if seen.num_rows else ((None, None),)
+        (plain,) = seen.row_batches
+        ((_, rows),) = plain.by_table(slice(0, plain.num_rows), OPTIONS.sizes) if plain.num_rows else ((None, None),)
         assert rows is None or rows.ids.tolist() == of.column("id").to_pylist()
         assert rows is None or rows.grads.tolist() == of.column("gradient").to_pylist()
 
@@ -144,3 +145,12 @@ def test_batches_of_common_logs_are_plain():
 )
 def test_batches_that_are_not_plain_take_the_general_decoder(of):
     assert not is_plain(of)
+
+
+@pytest.mark.parametrize("tables", [["t", "u", "t"], ["t", "t", "u"]], ids=["alternating", "in runs"])
+def test_good_rows_of_several_tables_are_not_examined_one_by_one(monkeypatch, tables):
+    monkeypatch.setattr(source_batch, "find_bad_rows", lambda *_: pytest.fail("examined every row"))
+    of = batch([(1, 5, [1.0, 2.0]), (2, 5, [3.0, 4.0]), (3, 5, [5.0, 6.0])], steps=True)
+    of = of.append_column("table", pa.array(tables).dictionary_encode())
+    (frame,) = FrameReader([of], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
+    assert {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()} == {"t": 2, "u": 1}

@@ -1,0 +1,112 @@
+"""The bytes that a step for TPU moves from and to HBM.
+
+They are counted as follows:
+
+* the kernel: the bytes of its DMAs and of the blocks that Pallas loads, counted in the traced kernel;
+* XLA programs: the operands and results that the schedule keeps in HBM. On-chip memory does not count, and a scatter
+  counts as a read and a write of its lines: it fetches a tile before it changes a line in it.
+  ``cost_analysis()["bytes accessed"]`` is unsuitable: it charges gathers for tiles that their DMAs do not move.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
+
+
+def dma_bytes(jaxpr: Any, block: int = 1) -> int:
+    """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out.
+
+    block : lines per copy; a copy of another size is not one of lines, but of scalars
+    """
+    sites: dict[tuple[str, str], int] = {}
+    for eqn in walk(jaxpr):
+        if eqn.primitive.name != "dma_start":
+            continue
+        source, target, *_ = eqn.params["tree"].unflatten(eqn.invars)
+        (num_lines, *shape), dtype = _moved(source, target)
+        if block > 1 and num_lines != block:
+            continue
+        num_bytes = math.prod([num_lines, *shape]) * dtype.itemsize // block
+        # No two of a table's arrays have the same shape.
+        assert sites.setdefault((str(_whole(source)), str(_whole(target))), num_bytes) == num_bytes
+    return sum(sites.values())
+
+
+def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
+    """Return (shape, dtype) of the data that a copy moves: either end may be a whole buffer."""
+    for end in (source, target):
+        for transform in getattr(end, "transforms", ())[-1:]:
+            return transform.get_indexer_shape(), _whole(end).dtype
+    return source.aval.shape, source.aval.dtype
+
+
+def _whole(end: Any) -> Any:
+    """Return the type of the buffer that an end of a copy is in."""
+    return getattr(end, "ref", end).aval
+
+
+def walk(jaxpr: Any) -> Iterator[Any]:
+    """Yield every equation of a traced program, including nested ones."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from walk(inner)
+
+
+def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int, num_touched: int) -> int:
+    """Return the bytes that a compiled program moves from and to HBM; of a table, only the lines touched count."""
+    kinds: dict[str, str] = {}
+    total = 0
+    entry = text[text.index("ENTRY ") :]
+    for name, kind, operation, operands in instructions(entry):
+        kinds[name] = kind
+        if operation in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant") or "-done" in operation:
+            continue
+        moved = [kind] if "-start" in operation else [kind, *(kinds.get(operand, "") for operand in operands)]
+        arrays = [array for types in moved for array in ARRAY.findall(types)]
+        total += sum(_array_bytes(array, strips, num_lines, num_touched) for array in arrays)
+    return total
+
+
+ARRAY = re.compile(r"(\w+)\[([\d,]*)\]\{([^}]*)\}")
+
+
+def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yield (name, type, operation, operands) of every instruction of a computation in XLA's text form."""
+    for line in entry.splitlines()[1:]:
+        name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+        if not equals:
+            return
+        end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+        kind, rest = rest[:end], rest[end:].strip()
+        start = rest.index("(")
+        arguments = rest[start + 1 : _closing(rest, start)]
+        yield name, kind, rest[:start], re.findall(r"%[\w.\-]+", arguments)
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError(f"a parenthesis is not closed: {text[:80]}")
+
+
+def _array_bytes(
+    array: tuple[str, str, str], strips: Sequence[tuple[int, ...]], num_lines: int, num_touched: int
+) -> int:
+    kind, dims, form = array
+    if re.search(r"S\([1-9]", form):  # on the chip
+        return 0
+    shape = tuple(map(int, filter(None, dims.split(","))))
+    if shape[:1] == (num_lines,) and shape[1:] in strips:
+        shape = (num_touched, *shape[1:])
+    return math.prod(shape) * WIDTHS.get(kind, 4)

@@ -1,0 +1,82 @@
+"""A decoded batch with its origin, and its bad rows in the order of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.io.decoding.columns import Int64
+from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
+from penstock.io.decoding.rows import DecodedBatch
+from penstock.io.decoding.schema import Roles
+from penstock.io.sources.batch import Batch
+
+Codes = npt.NDArray[np.uint8]
+
+
+class BadRows(NamedTuple):
+    """Bad gradient rows, shape (n,) each: the number of their RowBatch in the batch, and there the row and its code."""
+
+    numbers: Int64
+    rows: Int64
+    codes: Codes
+
+    def take(self, at: slice | Int64) -> BadRows:
+        return BadRows(self.numbers[at], self.rows[at], self.codes[at])
+
+
+def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | None] | None:
+    """Return the reason codes of the rows of each RowBatch; None if all are good."""
+    bad = [find_bad_rows(rows, sizes) for rows in content.row_batches]
+    return bad if any(codes is not None for codes in bad) else None
+
+
+@dataclass(eq=False)
+class SourceBatch:
+    """A decoded batch and its origin.
+
+    raw : before decoding: a quarantine stores the rows as in the source
+    bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
+    unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
+    """
+
+    raw: Batch
+    content: DecodedBatch
+    roles: Roles
+    bad: Sequence[Codes | None] | None
+    unvalidated: bool
+    _validated: SourceBatch | None = field(default=None, init=False)
+
+    def validated(self, sizes: Sizes) -> SourceBatch:
+        """Return the batch after a check of every value."""
+        if not self.unvalidated:
+            return self
+        if self._validated is None:
+            self._validated = replace(self, bad=find_all_bad_rows(self.content, sizes), unvalidated=False)
+        return self._validated
+
+    def bad_rows(self, start: int, stop: int) -> BadRows | None:
+        """Return the bad ones among the gradient rows of the source's rows start to stop, in their order."""
+        found = []
+        assert self.bad is not None
+        for number, (rows, codes) in enumerate(zip(self.content.row_batches, self.bad, strict=True)):
+            if codes is not None:
+                span = rows.span(start, stop)
+                at = span.start + np.flatnonzero(codes[span])
+                found.append((np.full(len(at), number), at, codes[at], *rows.origins(at)))
+        numbers, at, codes, origins, columns = (np.concatenate(one) for one in zip(*found, strict=True))
+        return BadRows(numbers, at, codes).take(np.lexsort((columns, origins))) if len(at) else None
+
+    def error(self, bad: BadRows, number: int, sizes: Sizes) -> InputError:
+        """Describe one of the bad rows."""
+        rows, row, code = self.content.row_batches[bad.numbers[number]], int(bad.rows[number]), int(bad.codes[number])
+        problem, column = explain(rows, row, code, sizes, self.roles)
+        origins, columns = rows.origins(np.array([row]))
+        if rows.examples is not None:
+            column = self.roles.names[columns[0]]
+        return self.raw.error(int(origins[0]), problem, column, REASONS[code])

@@ -1,0 +1,252 @@
+"""The accumulator equals its NumPy twin bit for bit, and each of its edges has a test."""
+
+import numpy as np
+import pytest
+import reference
+from accumulate import add, drain, int64, is_valid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.frames import Rows
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.frame_accumulate import Intake
+
+INT64_MAX = 2**63 - 1
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def bits(array):
+    return np.asarray(array, np.float32).view(np.uint32).tolist()
+
+
+@st.composite
+def frame_lists(draw, dtype=np.float32):
+    dim = draw(st.integers(1, 9))
+    frames = []
+    for _ in range(draw(st.integers(0, 4))):
+        ids = draw(st.lists(st.integers(0, 12), max_size=30))
+        frames.append((int64(ids), draw(hnp.arrays(dtype, (len(ids), dim), elements=finite))))
+    return dim, frames
+
+
+PARTS = st.sampled_from([1, 2, 4])
+
+
+@given(frame_lists(), st.booleans(), PARTS, st.integers(1, 3), st.sampled_from([None, 13, 2**30]))
+def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts, threads, vocabulary):
+    dim, frames = dim_and_frames
+    frames = [(ids * 2**26 if vocabulary == 2**30 else ids, grads) for ids, grads in frames]
+    accumulator = Accumulator(dim, vocabulary_size=vocabulary)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = reference.coalesce(frames, dim, mean)
+        for number, (ids, grads) in enumerate(frames):
+            assert add(accumulator, [(ids, grads)], number, parts, threads, strict=False)
+        if vocabulary is not None:
+            assert accumulator.num_distinct == len(wanted[0])
+        got = drain(accumulator, mean, ascending=parts > 1)
+    order = np.argsort(wanted[0]) if parts > 1 else slice(None)  # else in order of first appearance
+    assert got[0].tolist() == wanted[0][order].tolist()
+    assert bits(got[1]) == bits(wanted[1][order])
+    assert got[2].tolist() == wanted[2][order].tolist()
+
+
+@given(frame_lists(np.float64), st.booleans(), PARTS)
+def test_coalescing_in_float64_and_by_ascending_id_equals_the_twin(dim_and_frames, mean, parts):
+    dim, frames = dim_and_frames
+    accumulator = Accumulator(dim, "float64")
+    ids, sums, counts = reference.coalesce(frames, dim, mean, np.float64)
+    for number, (some, grads) in enumerate(frames):
+        assert add(accumulator, [(some, grads)], number, parts, strict=False)
+    got, ascending = drain(accumulator, mean, ascending=True), np.argsort(ids)
+    assert got[1].dtype == np.float64
+    for a, b in zip(got, (ids, sums, counts), strict=True):
+        assert a.tobytes() == b[ascending].tobytes()
+
+
+@given(st.integers(1, 40), st.integers(0, 3000), PARTS, st.data())
+@settings(max_examples=40)
+def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
+    """Vectors of 8, 4 and 1, chunks of 1024, rows picked out of order, blocks of one frame."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 100)))
+    ids, grads = rng.integers(0, 500, num_rows), rng.standard_normal((num_rows + 7, dim), np.float32)
+    which = rng.permutation(num_rows + 7)[:num_rows]
+    at = num_rows // 3
+    blocks = [(ids[:at], grads[:at]), (ids[at:], grads, which[at:])]
+    accumulator = Accumulator(dim, vocabulary_size=500)
+    assert add(accumulator, blocks, 0, parts)
+    got = drain(accumulator, ascending=True)
+    wanted = reference.coalesce([(ids, np.concatenate([grads[:at], grads[which[at:]]]))], dim)
+    order = np.argsort(wanted[0])
+    assert got[0].tolist() == wanted[0][order].tolist()
+    assert bits(got[1]) == bits(wanted[1][order])
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4, 8, 12, 13, 32, 100])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_undoes_the_frame(dim, bad):
+    rng = np.random.default_rng(dim)
+    accumulator = Accumulator(dim, vocabulary_size=50)
+    for column in range(dim):
+        ids, grads = rng.integers(0, 50, 100), np.ones((100, dim), np.float32)
+        grads[rng.integers(100), column] = bad
+        assert not is_valid(accumulator, [(ids, grads)], 0, 2)
+        assert not add(accumulator, [(ids, grads)], 0, 2)
+        assert len(accumulator) == accumulator.num_distinct == 0
+    assert add(accumulator, [(ids, np.ones((100, dim), np.float32), None)], 0, 2)
+    assert accumulator.num_distinct == len(np.unique(ids))
+
+
+@pytest.mark.parametrize("bad", [-1, 50, INT64_MAX, -(2**63)])
+@pytest.mark.parametrize("vocabulary", [50, 2**30])
+def test_an_id_outside_the_vocabulary_undoes_the_frame(bad, vocabulary):
+    accumulator = Accumulator(1, vocabulary_size=vocabulary)
+    bad = vocabulary if bad == 50 else bad
+    for at in range(3):
+        ids = int64([3, 4, 5])
+        ids[at] = bad
+        assert not add(accumulator, [(ids, np.ones((3, 1), np.float32))], 0)
+        assert len(accumulator) == accumulator.num_distinct == 0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 30), max_size=20), st.sampled_from("addundrainrun")), max_size=20))
+@settings(max_examples=200)
+@pytest.mark.parametrize("vocabulary", [31, 2**30])
+def test_distinct_ids_are_those_added_in_this_run_whatever_was_drained_taken_back_or_held(vocabulary, acts):
+    accumulator, seen, held = Accumulator(1, vocabulary_size=vocabulary), set(), set()
+    for number, (ids, act) in enumerate(acts):
+        block = (int64(ids), np.ones((len(ids), 1), np.float32))
+        if act == "u" and not held:
+            intake = Intake()
+            intake.begin([accumulator], [[Rows(*block)]], number, [2])
+            intake.add()
+            intake.work()
+            intake.undo()
+        elif act == "r":
+            accumulator.start_counting()
+            seen = set()
+        elif act == "i":
+            accumulator.drain()
+            held = set()
+        else:
+            add(accumulator, [block], number, 2)
+            seen |= set(ids)
+            held |= set(ids)
+        assert accumulator.num_distinct == len(seen)
+        assert len(accumulator) == len(held)
+
+
+def test_indices_are_renumbered_before_they_exceed_32_bits():
+    rng = np.random.default_rng(0)
+    accumulators = [Accumulator(1, vocabulary_size=20) for _ in range(2)]
+    accumulators[0].map._give_out(2**32 - 45)
+    for number in range(12):
+        ids, grads = rng.integers(0, 20, 15), rng.standard_normal((15, 1), np.float32)
+        for accumulator in accumulators:
+            add(accumulator, [(ids, grads)], number)
+        drained = [drain(accumulator) for accumulator in accumulators if number % 3 == 2]
+        assert len({(ids.tobytes(), sums.tobytes()) for ids, sums, _ in drained}) <= 1
+        assert accumulators[0].num_distinct == accumulators[1].num_distinct
+
+
+@given(frame_lists(), st.data())
+def test_cutting_a_frame_into_batches_changes_nothing(dim_and_frames, data):
+    dim, frames = dim_and_frames
+    whole, cut = Accumulator(dim), Accumulator(dim)
+    for number, (ids, grads) in enumerate(frames):
+        add(whole, [(ids, grads)], number)
+        at = data.draw(st.integers(0, len(ids)))
+        add(cut, [(ids[:at], grads[:at])], number)
+        add(cut, [(ids[at:], grads[at:])], number)
+    for a, b in zip(drain(whole), drain(cut), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_first_row_is_copied_so_minus_zero_survives():
+    accumulator = Accumulator(1)
+    add(accumulator, [(int64([7]), np.array([[-0.0]], np.float32))], 0)
+    assert np.signbit(drain(accumulator)[1][0, 0])
+
+
+def test_mean_divides_by_frames_that_held_the_row_not_by_rows():
+    accumulator = Accumulator(1)
+    add(accumulator, [(int64([1, 1, 2]), np.array([[1], [2], [8]], np.float32))], 0)
+    add(accumulator, [(int64([1]), np.array([[3]], np.float32))], 1)
+    ids, sums, counts = drain(accumulator, mean=True)
+    assert dict(zip(ids.tolist(), sums[:, 0].tolist(), strict=True)) == {1: 3.0, 2: 8.0}
+    assert counts.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("ids", [[], [5], [5] * 1000, list(range(1000))], ids=["empty", "one", "equal", "distinct"])
+def test_sizes_at_the_edges(ids):
+    accumulator = Accumulator(3)
+    grads = np.ones((len(ids), 3), np.float32)
+    add(accumulator, [(int64(ids), grads)], 0)
+    wanted = reference.coalesce([(int64(ids), grads)], 3)
+    for a, b in zip(drain(accumulator), wanted, strict=True):
+        assert a.tolist() == b.tolist()
+
+
+def test_drained_arrays_are_never_written_again():
+    accumulator = Accumulator(1)
+    add(accumulator, [(int64([1, 2]), np.ones((2, 1), np.float32))], 0)
+    ids, sums, _ = drain(accumulator)
+    add(accumulator, [(int64([3, 4]), np.full((2, 1), 9, np.float32))], 1)
+    assert (ids.tolist(), sums[:, 0].tolist()) == ([1, 2], [1, 1])
+    assert drain(accumulator)[0].tolist() == [3, 4]
+
+
+def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_given_back():
+    accumulator = Accumulator(4)
+    add(accumulator, [(np.arange(10_000)[::-1].copy(), np.ones((10_000, 4), np.float32))], 0)
+    bulge = accumulator.nbytes
+    ids, sums, counts = drain(accumulator, ascending=True)
+    for _ in range(20):  # what is large is kept for a while
+        add(accumulator, [(np.arange(10), np.full((10, 4), 7, np.float32))], 0)
+        drain(accumulator)
+    add(accumulator, [(np.arange(10), np.full((10, 4), 9, np.float32))], 0)
+    assert (ids == np.arange(10_000)).all()
+    assert (sums == 1).all()
+    assert (counts == 1).all()
+    assert drain(accumulator, ascending=True)[1].tolist() == [[9.0] * 4] * 10
+    assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
+
+
+def test_a_restored_state_continues_the_same_sum():
+    rng = np.random.default_rng(3)
+    frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
+    unbroken, first, second = Accumulator(4), Accumulator(4), Accumulator(4)
+    for number, frame in enumerate(frames):
+        add(unbroken, [frame], number)
+        add(first if number < 2 else second, [frame], number)
+        if number == 1:
+            second.set_state(first.get_state())
+    for a, b in zip(drain(unbroken, True), drain(second, True), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_wrong_shape_is_refused_and_nothing_is_counted():
+    accumulator = Accumulator(2)
+    with pytest.raises(ValueError, match=r"expected shape \(3, 2\), got \(2, 2\)"):
+        add(accumulator, [(int64([1, 2, 3]), np.ones((2, 2), np.float32))], 0)
+    assert len(accumulator) == 0
+
+
+def test_another_dtype_is_refused_and_nothing_is_counted():
+    for dtype, other in ((np.float32, np.float64), (np.float64, np.float32)):
+        accumulator = Accumulator(2, dtype)
+        with pytest.raises(ValueError, match=f"expected {np.dtype(dtype)}, got {np.dtype(other)}"):
+            add(accumulator, [(int64([1]), np.ones((1, 2), other))], 0)
+        assert len(accumulator) == 0
+    with pytest.raises(ValueError, match="dtype must be float32 or float64, got float16"):
+        Accumulator(2, np.float16)
+
+
+def test_nbytes_counts_buffers_that_drain_hands_over():
+    accumulator = Accumulator(8)
+    add(accumulator, [(np.arange(10_000), np.ones((10_000, 8), np.float32))], 0)
+    before = accumulator.nbytes
+    assert before >= 10_000 * (8 * 4 + 8)
+    kept = drain(accumulator)  # the caller's now
+    assert accumulator.nbytes <= before - 10_000 * (8 * 4 + 8)
+    assert len(kept[0]) == 10_000
