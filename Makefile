@@ -47,7 +47,7 @@ checked: .venv/installed
 	PYTHONPATH=build/checked/lib $(BIN)/python -c \
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
 	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_accumulator_kernel.py \
-		tests/test_directory.py tests/test_initial_rows.py $(ARGS)
+		tests/test_directory.py tests/test_directory_twin.py tests/test_initial_rows.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break

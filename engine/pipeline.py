@@ -143,9 +143,8 @@ class TableStore:
         """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
         if not self.accumulates:
             return self._whole, None
-        if not len(self.accumulator):
-            return [], None
-        return [Coalesced(self.accumulator.sums())], self.accumulator.counts() if self._counts_frames else None
+        held = [Coalesced(self.accumulator.sums())] if len(self.accumulator) else []
+        return held, self.accumulator.counts() if self._counts_frames else None
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
@@ -278,9 +277,6 @@ class Pipeline:
         if state["last"] is not None:
             step, contributor, rates = state["last"]
             self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
-
-    def close(self) -> None:
-        self.team.close()
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
         """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.

@@ -8,7 +8,6 @@ from typing_extensions import disjoint_base
 from penstock.pyx.buffer_pool import Sums
 
 _Int64 = npt.NDArray[np.int64]
-_Floats = npt.NDArray[Any]
 
 @disjoint_base
 class Accumulator:
@@ -41,5 +40,3 @@ class Accumulator:
     def start_counting(self) -> None: ...
     def get_state(self) -> dict[str, npt.NDArray[Any]]: ...
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None: ...
-
-def divide(sums: _Floats, counts: _Int64) -> None: ...

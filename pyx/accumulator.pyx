@@ -11,11 +11,12 @@ import numpy as np
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy, memset
 
-from ._types cimport id_t, index_t, real_t
+from ._types cimport id_t, index_t
 from .gradient_blocks cimport GradientBlocks
 from .id_map cimport IdBits, IdMap
 from .id_table cimport Slot, table_free, table_init, table_reserve
 from .buffer_pool cimport Block, Pool, Sums
+from .buffer_pool import divide
 from .coalesce cimport Index, Mark, Part, part_add, part_carry, part_clear, part_undo
 
 cdef enum:
@@ -85,8 +86,7 @@ cdef class Accumulator:
 
     cdef Py_ssize_t num_bytes(self) noexcept:
         cdef Py_ssize_t p, slots = 0
-        cdef Py_ssize_t per_id = self.row_bytes + sizeof(id_t) + 1 + (sizeof(Mark) if self.count else 0)
-        per_id += sizeof(index_t) if self.count_rows else 0
+        cdef Py_ssize_t per_id = self.row_bytes + 9 + self.count * sizeof(Mark) + self.count_rows * sizeof(index_t)
         for p in range(self.num_parts):
             slots += self.parts[p].table.reserved
         return (self.held() * per_id + slots * sizeof(Slot) + (self.map.num_bytes if self.map is not None else 0)
@@ -163,11 +163,11 @@ cdef class Accumulator:
         for p in range(self.num_parts):
             sums = Sums.__new__(Sums)
             sums.num_ids, sums.dim, sums.dtype = self.parts[p].num_ids, self.dim, self.dtype
+            sums.counts_rows = self.count_rows
             if sums.num_ids:
                 sums.id_block, sums.sum_block = self._ids[p], self._sums[p]
                 if self.count_rows:
-                    sums.row_block = self._rows[p]
-                    sums.row_block.used = sums.num_ids * sizeof(index_t)
+                    sums.row_block, (<Block>self._rows[p]).used = self._rows[p], sums.num_ids * sizeof(index_t)
                 sums.id_block.used, sums.sum_block.used = sums.num_ids * sizeof(id_t), sums.num_ids * self.row_bytes
             parts.append(sums)
         return tuple(parts)
@@ -191,11 +191,9 @@ cdef class Accumulator:
     def get_state(self):
         """Return copies of the sums that are not drained yet."""
         held, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
-        arrays = {"ids": np.concatenate([part.ids for part in held]), "sums": np.concatenate([part.sums for part in held]),
-                  "counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}
-        if self.count_rows:
-            arrays["rows"] = np.concatenate([part.rows for part in held if part.num_ids])
-        return arrays
+        names = ("ids", "sums", "rows") if self.count_rows else ("ids", "sums")
+        arrays = {of: np.concatenate([getattr(part, of) for part in held]) for of in names}
+        return arrays | {"counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}
 
     def set_state(self, state):
         """Replace the sums by those of ``get_state``. Later frames have other numbers."""
@@ -219,8 +217,6 @@ cdef class Accumulator:
         if self.count_rows and len(ids):
             (<Block>self._rows[0]).array(np.int64, len(ids))[:] = state["rows"]
         part_carry(&self.parts[0])
-
-    # ---- inside
 
     cdef int _clear(self) except -1:
         """Hold nothing; what was counted stays so."""
@@ -302,12 +298,3 @@ cdef class Accumulator:
         if self._marks[p] is None:
             return np.tile(np.array([self.first_frame, 1], np.int64), (n, 1))
         return self._marks[p].array(np.int64, n, 2).copy()
-
-
-def divide(real_t[:, ::1] sums not None, const index_t[:] counts not None):
-    """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
-    # Not by NumPy: a division that finds no room for NumPy's buffers ends the process.
-    cdef Py_ssize_t i, c
-    for i in range(sums.shape[0]):
-        for c in range(sums.shape[1]):
-            sums[i, c] /= <real_t>counts[i]

@@ -35,5 +35,6 @@ cdef class Block:
 cdef class Sums:
     cdef Block id_block, sum_block   # None where there are no ids
     cdef Block row_block             # None also where rows are not counted
+    cdef bint counts_rows
     cdef readonly Py_ssize_t num_ids, dim
     cdef object dtype, _id_array, _sum_array

@@ -11,6 +11,8 @@ import numpy as np
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT
 
+from ._types cimport index_t, real_t
+
 cdef char* BYTES = "B"
 
 cdef enum:
@@ -105,7 +107,9 @@ cdef class Sums:
     @property
     def rows(self):
         """How many rows each id has: int64 (num_ids,); None if they were not counted."""
-        return None if self.row_block is None else self.row_block.array(np.int64, self.num_ids)
+        if self.row_block is None:
+            return np.empty(0, np.int64) if self.counts_rows else None
+        return self.row_block.array(np.int64, self.num_ids)
 
     @property
     def sums(self):
@@ -123,3 +127,12 @@ cdef class Sums:
 
     def __iter__(self):
         return iter((self.ids, self.sums))
+
+
+def divide(real_t[:, ::1] sums not None, const index_t[:] counts not None):
+    """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
+    # Not by NumPy: a division that finds no room for NumPy's buffers ends the process.
+    cdef Py_ssize_t i, c
+    for i in range(sums.shape[0]):
+        for c in range(sums.shape[1]):
+            sums[i, c] /= <real_t>counts[i]

@@ -7,9 +7,8 @@ from libc.stdlib cimport calloc, free
 
 from ._types cimport id_t
 from .directory cimport Directory
-from .shard_decisions cimport (
-    ADMITTED, CHUNK, Decision, Opening, change, count_chunk, decide, find_chunk, num_chunks, sort_by_shard, unstamp_chunk,
-)
+from .key_lookup cimport count_chunk, find_chunk, sort_by_shard, unstamp_chunk
+from .shard_decisions cimport ADMITTED, CHUNK, Decision, Opening, change, decide, num_chunks
 from .key_shards cimport MAX_CLOCK, key_unmix
 
 cdef extern from *:

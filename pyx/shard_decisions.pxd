@@ -1,8 +1,8 @@
 # What an opening does to each virtual shard: structs and functions that need no GIL.
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t
-from .key_shards cimport KeyRank, Shards
+from .key_shards cimport KeyRank, Shards, key_mix
 
 cdef enum:
     CHUNK = 1 << 14         # keys of a task
@@ -41,9 +41,13 @@ cdef inline Py_ssize_t num_chunks(const Opening* opening) noexcept nogil:
     return opening.num_keys // CHUNK + 1
 
 
-cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
-cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
-cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
-cdef void sort_by_shard(const Opening* opening) noexcept nogil
+cdef inline int64_t rows_of(const Opening* opening, Py_ssize_t i) noexcept nogil:
+    return 1 if opening.rows == NULL else opening.rows[i]
+
+
+cdef inline uint64_t mixed_of(const Opening* opening, Py_ssize_t i) noexcept nogil:
+    return key_mix(<uint64_t>opening.keys[i], opening.of.salt)
+
+
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil
 cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil

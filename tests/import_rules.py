@@ -160,7 +160,11 @@ ROOMS = [
         },
         {"numpy"},
     ),
-    ("penstock.tables.access", {"penstock.core", "penstock.frames", "penstock.validation"}, {"numpy", "pyarrow"}),
+    (
+        "penstock.tables.access",
+        {"penstock.core", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
+        {"numpy", "pyarrow"},
+    ),
     (
         "penstock.tables.dynamic_table",
         {
@@ -178,16 +182,28 @@ ROOMS = [
     ),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
     (
+        "penstock.tables.table_io",
+        {
+            "penstock.errors",
+            "penstock.frames",
+            "penstock.io.storage.table_files",
+            "penstock.tables.orbax",
+            "penstock.bridge.device_tables",
+            "penstock.tables.dynamic_table",
+        },
+        {"numpy"},
+    ),
+    (
         "penstock.tables.table_set",
         {
             "penstock.tables.orbax",
+            "penstock.tables.table_io",
             "penstock.config",
             "penstock.bridge",
             "penstock.errors",
             "penstock.frames",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
-            "penstock.io.storage.table_files",
             "penstock.validation",
             "penstock.updates",
         },

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.core import EngineCore
 from penstock.frames import Float32
+from penstock.tables.table_io import reading
 from penstock.validation import place
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class TableAccess:
         """
         with self.core.still():
             tables = dict.fromkeys(self.core.config.table_names)
-            self.core.load(self.core.tables.reading(place("directory", directory)), tables)
+            self.core.load(reading(self.core.tables, place("directory", directory)), tables)
 
     def warmup(self) -> int:
         """Compile every program that steps, lookups and checkpoints need; return their number.

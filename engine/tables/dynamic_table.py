@@ -217,21 +217,7 @@ class DynamicTable:
 
     def valid_keys(self, keys: Any) -> Int64:
         """Return keys as int64, those of uint64 keys by their bits. Raises UsageError."""
-        name = self.spec.name
-        if is_masked(keys):
-            raise UsageError(f"table '{name}', ids: {MASKED}")
-        try:
-            given = np.asarray(keys).reshape(-1)
-        except ValueError as error:
-            raise UsageError(f"table '{name}': expected integer ids: {error}") from None
-        if not given.size:
-            return _NO_KEYS
-        if not np.issubdtype(given.dtype, np.integer):
-            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
-        bad = outside(given, self.id_range)
-        if bad.any():
-            raise UsageError(f"table '{name}': expected {expected(self.id_range)}, got {given[bad][0]}")
-        return given.astype(np.int64)
+        return valid_ids(self.spec.name, keys, self.id_range)
 
     def as_given(self, keys: Int64) -> npt.NDArray[Any]:
         """Return keys in their type."""
@@ -281,3 +267,21 @@ class DynamicTable:
             return arrays[0]
         joined: Int64 = self.directory.array(np.int64, sum(map(len, arrays)))
         return np.concatenate([_NO_KEYS, *arrays], out=joined)
+
+
+def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
+    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
+
+    vocabulary_size : or ANY_INT64 or ANY_UINT64
+    """
+    if is_masked(ids):
+        raise UsageError(f"table '{table}', ids: {MASKED}")
+    try:
+        given = np.asarray(ids).reshape(-1)
+    except ValueError as error:
+        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
+    if given.size and (bad := outside(given, vocabulary_size)).any():
+        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
+    return given.astype(np.int64)

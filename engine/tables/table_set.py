@@ -9,19 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError, StateError, UsageError, listed
+from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Int64
-from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.tables.dynamic_table import DynamicTable
+from penstock.tables.dynamic_table import DynamicTable, valid_ids
 from penstock.tables.initializers import start_of
-from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
+from penstock.tables.orbax import WEIGHTS
+from penstock.tables.table_io import write_tables
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
-
-Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
 
 
 class Configured(Protocol):
@@ -286,73 +284,12 @@ class TableSet:
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write one Parquet file per table, all of them or none; return their paths."""
-        with TablesWriter(Path(directory)) as writer:
-            for name, table in self._tables.items():
-                slots, dynamic = list(self.parts(name))[1:], self.dynamic.get(name)
-                keys, stream = (None, table.stream) if dynamic is None else dynamic.sorted()
-                blocks = zip(*(stream(part) for part in range(table.num_parts)), strict=True)
-                writer.write(name, table.layout.dim, slots, blocks, keys)
-        return writer.written
-
-    def reading(self, directory: str | os.PathLike[str]) -> Callable[[], None]:
-        """Return a callable that sets every row in the files of ``write``, or all rows from an Orbax checkpoint.
-
-        Parquet files are checked for presence and columns now, and row by row when the callable runs.
-        """
-        path = Path(directory)
-        if is_orbax(path):
-            for name in self.dynamic:
-                self.whole(name)
-            blocks: Iterable[Block] = list(self._orbax_tables(path))
-        else:
-            for name, table in self._tables.items():
-                check_table(path, name, table.layout.dim, self._columns(name))
-            blocks = self._parquet_blocks(path)
-
-        def read() -> None:
-            try:
-                for block in blocks:
-                    self.set_rows(*block)
-            except CapacityError as error:  # after other rows were set
-                raise StateError(f"{path}: {error}") from None
-
-        return read
-
-    def _columns(self, name: str) -> list[str]:
-        """Return the columns of a table's file, in the order of the table's parts."""
-        return ["row", *list(self.parts(name))[1:]]
-
-    def _parquet_blocks(self, directory: Path) -> Iterator[Block]:
-        for name, table in self._tables.items():
-            columns, dynamic = self._columns(name), self.dynamic.get(name)
-            size = table.layout.vocabulary_size if dynamic is None else dynamic.id_range
-            for ids, found in read_table(directory, name, size, table.layout.dim, columns):
-                yield name, ids, {columns.index(column): values for column, values in found.items()}
-
-    def _orbax_tables(self, directory: Path) -> Iterator[Block]:
-        tree = load_tree(directory)
-        for name, table in self._tables.items():
-            parts, size = self.parts(name), table.layout.vocabulary_size
-            found = parts_of(tree, directory, name, (size, table.layout.dim), list(parts))
-            yield name, np.arange(size), {parts[key]: np.ascontiguousarray(rows) for key, rows in found.items()}
+        return write_tables(self, directory)
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""
         size = self.table(name).layout.vocabulary_size
-        if name in self.dynamic:
-            return self.dynamic[name].valid_keys(ids)
-        if is_masked(ids):
-            raise UsageError(f"table '{name}', ids: {MASKED}")
-        try:
-            given = np.asarray(ids).reshape(-1)
-        except ValueError as error:
-            raise UsageError(f"table '{name}': expected integer ids: {error}") from None
-        if given.size and not np.issubdtype(given.dtype, np.integer):
-            raise UsageError(f"table '{name}': expected integer ids, got {given.dtype}")
-        if given.size and (given.min() < 0 or given.max() >= size):
-            bad = given[(given < 0) | (given >= size)][0]
-            raise UsageError(f"table '{name}': expected 0 <= id < {size}, got {bad}")
-        return given.astype(np.int64)
+        return valid_ids(name, ids, self.dynamic[name].id_range if name in self.dynamic else size)
 
 
 def _as_stored(block: Float32, bfloat16: bool) -> Array:

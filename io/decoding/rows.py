@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
+from penstock.config.id_ranges import ANY_UINT64, checked_by_kernel
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
@@ -127,10 +127,7 @@ class RowBatch:
             return True
         of_tables = [(0, -1) if name is None else sizes.get(name, (0, -1)) for name in self.tables]
         dims = [dim for _, dim in of_tables]
-        # The kernel takes any int64 for a key of a dynamic table.
-        if -1 in dims or any(
-            size == ANY_UINT64 or (size == ANY_INT64 and self.raw_ids.dtype.kind != "i") for size, _ in of_tables
-        ):
+        if -1 in dims or not all(checked_by_kernel(size, self.raw_ids.dtype) for size, _ in of_tables):
             return True
         if self.codes is None:
             return not self.gradients.all_of(dims[0], 0, self.num_rows)
@@ -289,9 +286,8 @@ class PlainColumns:
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
     """Return None if no batch of these roles is plain. table : of rows that name none"""
-    if roles.table is not None or roles.contributor is not None or roles.learning_rates is not None or roles.bfloat16:
-        return None
-    if roles.time is not None:
+    others = (roles.table, roles.contributor, roles.learning_rates, roles.time)
+    if roles.bfloat16 or any(field is not None for field in others):
         return None
     gradient = roles.gradient.type
     numbers = [field.type for field in (roles.id, roles.step) if field is not None]

@@ -1,0 +1,9 @@
+# Keys and candidates of a saved directory.
+from libc.stdint cimport int32_t, uint32_t
+
+from ._types cimport id_t
+from .key_shards cimport Shards
+
+cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved)
+cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,
+                        const signed char[::1] generation)

@@ -1,0 +1,81 @@
+"""A saved directory: keys and candidates back into empty shards."""
+
+import numpy as np
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from ._types cimport id_t
+from .key_shards cimport (
+    Candidates, KeyEntry, Shard, Shards, candidates_reserve, find, key_find, key_mix, shard_of,
+)
+
+
+cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved):
+    """Insert distinct keys into empty shards; return their rows: ``saved``, if given."""
+    cdef Py_ssize_t i
+    cdef uint64_t mixed
+    cdef Shard* shard
+    cdef KeyEntry* entry
+    rows = np.empty(keys.shape[0], np.int32)
+    cdef int32_t[::1] row = rows
+    if last.shape[0] != keys.shape[0] or saved is not None and saved.shape[0] != keys.shape[0]:
+        raise ValueError("the saved arrays differ in length")
+    for i in range(keys.shape[0]):
+        mixed = key_mix(<uint64_t>keys[i], of.salt)
+        shard = &of.each[shard_of(of, mixed)]
+        entry = find(of, mixed)
+        if entry.value >= 0:
+            raise ValueError(f"key {keys[i]} occurs twice")
+        if shard.num_free == 0:
+            raise ValueError(f"a virtual shard of {shard.num_rows} rows would have more keys than rows; choose a capacity "
+                             f"of at least {2 * of.capacity}")
+        shard.num_free -= 1
+        entry.mixed, entry.last = mixed, last[i]
+        row[i] = of.free_rows[shard.first_row + shard.num_free] if saved is None else saved[i]
+        if not shard.first_row <= row[i] < shard.first_row + shard.num_rows:
+            raise ValueError(f"row {row[i]} is not of the shard of key {keys[i]}")
+        entry.value = row[i]
+        of.keys[row[i]] = keys[i]
+        of.newest = max(of.newest, <int64_t>last[i])
+    if saved is not None:
+        free_rest(of, rows)
+    return rows
+
+
+cdef int free_rest(Shards* of, const int32_t[::1] rows) except -1:
+    """Put all rows but these on the stacks."""
+    cdef Py_ssize_t i, s
+    cdef int32_t r, num_free
+    used_rows = np.zeros(of.capacity, np.uint8)
+    cdef unsigned char[::1] used = used_rows
+    for i in range(rows.shape[0]):
+        if used[rows[i]]:
+            raise ValueError(f"two keys have row {rows[i]}")
+        used[rows[i]] = 1
+    for s in range(of.num_shards):
+        num_free = 0
+        for r in range(of.each[s].first_row + of.each[s].num_rows - 1, of.each[s].first_row - 1, -1):
+            if not used[r]:
+                of.free_rows[of.each[s].first_row + num_free] = r
+                num_free += 1
+    return 0
+
+
+cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,
+                        const signed char[::1] generation):
+    cdef Py_ssize_t i, n = keys.shape[0]
+    cdef uint64_t mixed
+    cdef Shard* shard
+    cdef Candidates* some
+    cdef KeyEntry* entry
+    if count.shape[0] != n or last.shape[0] != n or generation.shape[0] != n:
+        raise ValueError("the saved arrays differ in length")
+    for i in range(n):
+        mixed = key_mix(<uint64_t>keys[i], of.salt)
+        shard = &of.each[shard_of(of, mixed)]
+        some = &shard.old if generation[i] else &shard.young
+        if candidates_reserve(some, some.size + 1, of.bits) < 0:
+            raise MemoryError("cannot allocate the candidates of a directory")
+        entry = key_find(some.entries, some.slots, of.bits, mixed)
+        some.size += entry.value < 0
+        entry.mixed, entry.value, entry.last = mixed, count[i], last[i]

@@ -1,0 +1,31 @@
+"""Openings of a directory, and what tests ask of them."""
+
+import numpy as np
+
+from penstock.pyx.directory_plan import Plan
+
+
+def int64(values):
+    return np.array(values, np.int64)
+
+
+def opened(directory, keys, step, clock=None, rows=None, frames=None, **options):
+    """Commit one opening; return the plan."""
+    counts = [None if some is None else int64(some) for some in (rows, frames)]
+    plan = Plan(directory, int64(keys), *counts, clock=step if clock is None else clock, step=step, **options)
+    plan.commit()
+    return plan
+
+
+def present(directory, keys):
+    return (directory.rows(int64(keys)) >= 0).tolist()
+
+
+def removals(plan):
+    _, keys, why = plan.removed()
+    return list(zip(keys.tolist(), why.tolist(), strict=True))
+
+
+def state_of(directory):
+    """Return everything that decides the future."""
+    return {name: array.tolist() for name, array in directory.get_state().items() if name != "row"}

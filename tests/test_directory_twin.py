@@ -1,0 +1,101 @@
+"""The directory equals its twin: the same keys, victims and order."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openings import opened, removals
+
+from penstock.pyx import reference_directory
+from penstock.pyx.directory import Directory
+
+EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]
+
+
+class Pair:
+    """A directory and its twin, which must agree on every opening."""
+
+    def __init__(self, capacity, *, period=1024, **policy):
+        self.directory = Directory(capacity, 7, "items", **policy)
+        self.directory._sweep_every(period)
+        self.twin = reference_directory.Directory(capacity, 7, "items", sweep_period=period, **policy)
+
+    def open(self, keys, rows, frames, clock, step, **options):
+        before = len(self.directory)
+        plan = opened(self.directory, keys, step, clock, rows, frames, **options)
+        admitted, removed, rejected = self.twin.step(keys, rows, frames, clock, step, **options)
+        assert sorted(plan.keys[plan.fresh].tolist()) == sorted(admitted)
+        assert removals(plan) == removed
+        assert plan.num_rejected == rejected
+        found = plan.found[plan.found >= 0]
+        assert len(set(found.tolist())) == len(found)
+        assert before + plan.num_admitted - plan.num_expired - plan.num_evicted == len(self.directory)
+        return plan
+
+    def compare(self):
+        state, waiting = self.directory.state(), self.directory.candidates()
+        twin = self.twin
+        records = {k: record for shard in twin.shards for k, record in shard.keys.items()}
+        assert state["key"].tolist() == sorted(records, key=twin.mixed)
+        assert state["last"].tolist() == [records[k].last for k in state["key"].tolist()]
+        if "count" in state:
+            assert state["count"].tolist() == [records[k].count for k in state["key"].tolist()]
+        assert len(set(state["row"].tolist())) == len(records)
+        young = {k: r for shard in twin.shards for k, r in shard.young.items()}
+        old = {k: r for shard in twin.shards for k, r in shard.old.items()}
+        held = zip(*(waiting[name].tolist() for name in ("key", "generation", "count", "last")), strict=True)
+        assert {(k, g): (count, last) for k, g, count, last in held} == {
+            (k, g): (r.count, r.last) for g, some in enumerate((young, old)) for k, r in some.items()
+        }
+
+
+POLICIES = st.fixed_dictionaries(
+    {
+        "period": st.sampled_from([0, 1, 4, 1024]),
+        "expire_after": st.sampled_from([None, 0, 1, 5, 40]),
+        "forget_after": st.sampled_from([None, 1, 3, 50]),
+    }
+)
+ADMISSION = st.one_of(
+    st.fixed_dictionaries({"min_count": st.integers(1, 5), "by_frames": st.booleans()}),
+    st.fixed_dictionaries({"probability": st.sampled_from([0.0, 0.1, 0.5, 1.0])}),
+)
+EVICTION = st.sampled_from([{}, {"evict": "lru"}, {"evict": "lfu", "half_life": 1}, {"evict": "lfu", "half_life": 7}])
+
+
+@given(POLICIES, ADMISSION, EVICTION, st.sampled_from([1, 2, 5, 17, 40]), st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_openings_equal_the_twin(policy, admission, eviction, capacity, by_time, data):
+    pair = Pair(capacity, **policy, **admission, **eviction)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    pool = np.unique(np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 60), np.arange(20)]))
+    step = clock = 0
+    for _ in range(25):
+        step += int(rng.integers(0, 3)) if rng.random() < 0.9 else 60
+        clock = max(0, clock + int(rng.integers(0, 3))) if by_time else step
+        keys = rng.choice(pool, int(rng.integers(0, 15)), replace=False).tolist()
+        rows = rng.integers(1, 4, len(keys)).tolist()
+        frames = [int(rng.integers(1, r + 1)) for r in rows]
+        pair.open(keys, rows, frames, clock, step, admit_all=bool(rng.random() < 0.1))
+    pair.compare()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"min_count": 3, "expire_after": 12, "evict": "lru"},
+        {"min_count": 2, "by_frames": True, "forget_after": 20, "expire_after": 9, "evict": "lfu", "half_life": 5},
+        {"probability": 0.3, "expire_after": 30, "evict": "lru"},
+    ],
+    ids=["lru", "lfu", "chance"],
+)
+def test_a_third_of_a_million_operations_on_several_shards_equal_the_twin(policy):
+    pair = Pair(16_384, period=8, **policy)
+    rng = np.random.default_rng(3)
+    for step in range(220):
+        ranks = np.unique(rng.zipf(1.15, 3600) % 60_000)
+        keys = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+        rows = rng.integers(1, 4, len(keys))
+        pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
+    pair.compare()
+    assert pair.directory.num_shards == 4
