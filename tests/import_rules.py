@@ -250,7 +250,12 @@ ROOMS = [
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     (
         "penstock.accumulators.storage",
-        {"penstock.frames", "penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"},
+        {
+            "penstock.frames",
+            "penstock.pyx.accumulator",
+            "penstock.pyx.buffer_pool",
+            "penstock.pyx.frame_accumulate",
+        },
         {"numpy"},
     ),
     (

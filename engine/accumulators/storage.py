@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.frames import Array, Int64, Rows
-from penstock.pyx.accumulator import Accumulator, divide
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.buffer_pool import divide
 from penstock.pyx.frame_accumulate import Intake
 
 State = dict[str, Array]
