@@ -76,3 +76,49 @@ def test_features_look_up_and_send_gradients_for_any_key():
     engine.send_gradients({"f": np.ones((3, 4), np.float32)}, deduplication_data=data)
     assert engine.keys("user").to_pylist() == [-5, 2**62]
     np.testing.assert_allclose(engine.lookup("user", [2**62]), activations["f"][:1] - 2, rtol=1e-6)
+
+
+# ---- commands
+
+
+def saved(tmp_path, name="run", steps=60, **options):
+    engine = engine_of(BITING, rows=32, **options)
+    engine.run([log_of(churning_steps(steps))], checkpoint=tmp_path / name)
+    return engine
+
+
+def test_export_writes_the_keys(tmp_path, call):
+    engine = saved(tmp_path)
+    engine.write_tables(tmp_path / "out")
+    call(0, "export", tmp_path / "run", tmp_path / "exported")
+    exported, written = (pq.read_table(tmp_path / folder / "user.parquet") for folder in ("exported", "out"))
+    assert exported == written
+    assert len(exported) == len(engine.keys("user"))
+
+
+def test_export_to_orbax_is_refused(tmp_path, refused):
+    saved(tmp_path)
+    line = refused(2, "export", tmp_path / "run", tmp_path / "tree", "--format", "orbax")
+    assert "table 'user' is dynamic, and an Orbax checkpoint has no keys; use parquet" in line
+
+
+def test_diff_compares_by_key(tmp_path, call):
+    engine = saved(tmp_path)
+    engine.write_tables(tmp_path / "out")
+    _, found = call(0, "diff", tmp_path / "run", tmp_path / "out", "--json")
+    assert found["equal"]
+    key = int(engine.keys("user")[3])
+    engine.load_parameters("user", np.full((1, 4), 7, np.float32), ids=[key], accumulators=np.ones((1, 4), np.float32))
+    engine.write_tables(tmp_path / "other")
+    _, found = call(1, "diff", tmp_path / "run", tmp_path / "other", "--json")
+    assert found["differences"]["user"]["parameters"]["rows"] == 1
+    assert found["differences"]["user"]["parameters"]["first"]["id"] == key
+    saved(tmp_path, "shorter", 50)
+    _, found = call(1, "diff", tmp_path / "run", tmp_path / "shorter", "--json")
+    assert found["differences"]["user"]["keys"]["only_in_a"] > 0
+
+
+def test_inspect_names_dynamic_tables(tmp_path, call):
+    saved(tmp_path)
+    text, _ = call(0, "inspect", tmp_path / "run")
+    assert "Adagrad, accumulators, dynamic" in text

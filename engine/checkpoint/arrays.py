@@ -9,7 +9,7 @@ import numpy as np
 from penstock.checkpoint.engine_state import rows_of
 from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
-from penstock.frames import Float32
+from penstock.frames import Array, Float32, Int64
 
 WEIGHTS = "parameters"
 
@@ -28,7 +28,8 @@ class SavedTables:
     def parts(self, name: str) -> dict[str, Float32]:
         """Return the weights and slots of one table by name, float32 (vocabulary_size, dim), with one copy in memory.
 
-        Raises StateError if the commit lacks a row.
+        Those of a dynamic table are (number of keys, dim), in the order of ``keys``. Raises StateError if the commit
+        lacks a row.
         """
         about = self.tables[name]
         keys = [WEIGHTS, *about["slots"]]
@@ -39,4 +40,26 @@ class SavedTables:
                 parts[:, ids], known[ids] = values, True
         if not known.all():
             raise StateError(f"{self._folder.path}: table '{name}' lacks row {int(np.argmin(known))}")
+        if (rows := self._keys_and_rows(name)[1]) is not None:
+            parts = parts[:, rows]
         return dict(zip(keys, parts, strict=True))
+
+    def keys(self, name: str) -> Array | None:
+        """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is
+        not dynamic."""
+        return self._keys_and_rows(name)[0]
+
+    def _keys_and_rows(self, name: str) -> tuple[Array, Int64] | tuple[None, None]:
+        settings = self.tables[name].get("dynamic")
+        if settings is None:
+            return None, None
+        state = next(
+            record.arrays
+            for record in self._folder.records(self.commit, self.commit.last_files)
+            if record.kind == "directory" and record.about["table"] == name
+        )
+        clock, after = int(state["numbers"][1]), settings["expire_after"]
+        present = np.ones(len(state["key"]), bool) if after is None else clock - state["last"].astype(np.int64) <= after
+        keys = state["key"][present].view(settings["key_type"])
+        order = np.argsort(keys)
+        return keys[order], state["row"][present][order].astype(np.int64)

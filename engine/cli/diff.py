@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,8 +17,9 @@ from penstock.checkpoint.arrays import WEIGHTS, SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.cli.options import add_command
 from penstock.cli.output import Output, count, several
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import MOST_LISTED, InputError
-from penstock.io.storage.table_files import read_shape, read_table
+from penstock.io.storage.table_files import read_keys, read_shape, read_table
 
 Float32 = npt.NDArray[np.float32]
 
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     for name in sorted(a.names | b.names):
         interrupts.check()
         if name in a.names & b.names:
-            different = _compare(a.parts(name), b.parts(name))
+            different = _compare_tables(a, b, name)
         else:
             different = {"missing_in": args.b if name in a.names else args.a}
         if different:
@@ -63,35 +65,60 @@ class _Tables:
     """The tables of a checkpoint or of an ``--out`` folder.
 
     parts : a function of a table's name that returns its weights and slots by name, float32 [num_rows, dim]
+    keys : a function of a table's name that returns the keys of the rows, ascending; None for a table without keys
     global_step : None if unknown
     """
 
-    def __init__(self, names: set[str], parts: Any, global_step: int | None) -> None:
-        self.names, self.parts, self.global_step = names, parts, global_step
+    def __init__(self, names: set[str], parts: Any, keys: Any, global_step: int | None) -> None:
+        self.names, self.parts, self.keys, self.global_step = names, parts, keys, global_step
 
 
 def open_tables(path: str) -> _Tables:
     """Open a checkpoint's last commit, or a folder of Parquet tables."""
     folder = Path(path)
     if not Folder(folder).numbers() and (files := sorted(folder.glob("*.parquet"))):
-        return _Tables({unquote(file.stem) for file in files}, lambda name: _parts_of_parquet(folder, name), None)
+        names = {unquote(file.stem) for file in files}
+        return _Tables(names, partial(_parts_of_parquet, folder), partial(read_keys, folder), None)
     saved = SavedTables(folder)
-    return _Tables(set(saved.tables), saved.parts, saved.commit.contents["global_step"])
+    return _Tables(set(saved.tables), saved.parts, saved.keys, saved.commit.contents["global_step"])
 
 
 def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     num_rows, dim, columns = read_shape(folder, name)
     parts = {column: np.zeros((num_rows, dim), np.float32) for column in columns}
-    for ids, values in read_table(folder, name, num_rows, dim, columns):
+    keys, first = read_keys(folder, name), 0
+    id_range = num_rows if keys is None else ANY_UINT64 if keys.dtype == np.uint64 else ANY_INT64
+    for ids, values in read_table(folder, name, id_range, dim, columns):
+        at = ids if keys is None else slice(first, first + len(ids))
         for column, rows in values.items():
-            parts[column][ids] = rows
+            parts[column][at] = rows
+        first += len(ids)
     if "row" not in parts:
         raise InputError("no column 'row'", source=str(folder / name))
     return {WEIGHTS: parts.pop("row"), **parts}
 
 
-def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32]) -> dict[str, Any]:
-    """Return part → its differences; empty if every bit is equal."""
+def _compare_tables(a: _Tables, b: _Tables, name: str) -> dict[str, Any]:
+    """Return part → its differences. Dynamic tables are compared by the keys that both have, and as ``keys``."""
+    mine, others = a.keys(name), b.keys(name)
+    parts, other_parts = a.parts(name), b.parts(name)
+    if mine is None and others is None:
+        return _compare(parts, other_parts, None)
+    mine = np.arange(len(parts[WEIGHTS])) if mine is None else mine
+    others = np.arange(len(other_parts[WEIGHTS])) if others is None else others
+    common, at, other_at = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
+    found = _compare(
+        {key: rows[at] for key, rows in parts.items()},
+        {key: rows[other_at] for key, rows in other_parts.items()},
+        common,
+    )
+    if len(common) < max(len(mine), len(others)):
+        found["keys"] = {"only_in_a": len(mine) - len(common), "only_in_b": len(others) - len(common)}
+    return found
+
+
+def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32], ids: Any) -> dict[str, Any]:
+    """Return part → its differences; empty if every bit is equal. ids : of the rows; None: 0, 1, 2, …"""
     found: dict[str, Any] = {}
     for key in [*a, *(key for key in b if key not in a)]:
         if key not in a or key not in b:
@@ -102,11 +129,11 @@ def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32]) -> dict[str, An
             # Compare bits, not values: -0.0 and 0.0 differ, and a NaN equals itself.
             different = a[key].view(np.int32) != b[key].view(np.int32)
             if different.any():
-                found[key] = _places(a[key], b[key], different)
+                found[key] = _places(a[key], b[key], different, ids)
     return found
 
 
-def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_], ids: Any) -> dict[str, Any]:
     rows = np.flatnonzero(different.any(axis=1))
     with np.errstate(invalid="ignore"):
         size = np.abs(a[rows].astype(np.float64) - b[rows])
@@ -115,20 +142,28 @@ def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_]) -> dict[st
     first = int(rows[0]), int(np.argmax(different[rows[0]]))
     return {
         "rows": len(rows),
-        "first": _place(a, b, *first),
-        "largest": _place(a, b, int(rows[row]), int(column)),
+        "first": _place(a, b, *first, ids),
+        "largest": _place(a, b, int(rows[row]), int(column), ids),
     }
 
 
-def _place(a: Float32, b: Float32, row: int, column: int) -> dict[str, Any]:
+def _place(a: Float32, b: Float32, row: int, column: int, ids: Any) -> dict[str, Any]:
     # Values are text, because JSON has no NaN; str() of a float32 round-trips exactly.
-    return {"id": row, "column": column, "a": str(a[row, column]), "b": str(b[row, column])}
+    return {
+        "id": row if ids is None else int(ids[row]),
+        "column": column,
+        "a": str(a[row, column]),
+        "b": str(b[row, column]),
+    }
 
 
 def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
     for key, what in different.items():
         if key == "missing_in":
             out.say(f"table {name}: not in {what}")
+            continue
+        if key == "keys":
+            out.say(f"table {name}: {count(what['only_in_a'])} keys only in A, {count(what['only_in_b'])} only in B")
             continue
         if "rows" not in what:
             out.say(f"table {name}, {key}: {what}")

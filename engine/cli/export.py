@@ -43,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
         if save is not None:
             _write_whole(saved, args.out, save)
         elif args.format == "orbax":
+            for name in saved.tables:
+                if saved.keys(name) is not None:
+                    raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys; use parquet")
             save_tree(args.out, {name: saved.parts(name) for name in saved.tables})
         else:
             files = _write_parquet(saved, args.out)
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_parquet(saved: SavedTables, directory: Path) -> list[Path]:
     with TablesWriter(directory) as writer:
         for name, about in saved.tables.items():
-            writer.write(name, about["dim"], about["slots"], _blocks(saved.parts(name)))
+            writer.write(name, about["dim"], about["slots"], _blocks(saved.parts(name)), saved.keys(name))
     return writer.written
 
 
@@ -67,7 +70,10 @@ def _blocks(parts: dict[str, Float32]) -> Iterator[tuple[Float32, ...]]:
 
 def _write_whole(saved: SavedTables, path: Path, save: Any) -> None:
     """Write one file of tensors named ``table/parameters`` and ``table/slot``. All tables are in memory at once."""
-    tensors = {f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()}
+    tensors: dict[str, Any] = {
+        f"{name}/{key}": rows for name in saved.tables for key, rows in saved.parts(name).items()
+    }
+    tensors |= {f"{name}/keys": keys for name in saved.tables if (keys := saved.keys(name)) is not None}
     atomic_files.make_folders(path.absolute().parent)
     with atomic_files.appearing(path) as file:
         file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))

@@ -111,7 +111,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
         size = f"{count(table['vocabulary_size'])} × {table['dim']}"
-        texts.append(f"{table['name']}: {size}, {table['optimizer']}, {slots}")
+        dynamic = ", dynamic" if table.get("dynamic") else ""
+        texts.append(f"{table['name']}: {size}, {table['optimizer']}, {slots}{dynamic}")
     out.say_tables("  table ", texts)
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")

@@ -162,6 +162,17 @@ def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
         return parquet.metadata.num_rows, schema.field("row").type.list_size, columns
 
 
+def read_keys(directory: Path, table: str) -> npt.NDArray[Any] | None:
+    """Return the ids of a dynamic table's file, in its order; None: the table is not dynamic. Raises InputError."""
+    path = table_path(directory, table)
+    with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
+        parquet = stack.enter_context(open_parquet(path))
+        if b"penstock.key_type" not in (parquet.schema_arrow.metadata or {}):
+            return None
+        keys: npt.NDArray[Any] = parquet.read(["id"])["id"].to_numpy()
+        return keys
+
+
 def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
     """Return which of the columns exist."""
     present = [c for c in columns if c in schema.names]
