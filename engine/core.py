@@ -187,8 +187,7 @@ class EngineCore:
             self.gate.check_may_open()
             self._opening = self.rates.at(self.global_step, self.pipeline.last_rates), counters
             with self._whole():
-                self.gate.open_early()
-            return True
+                return self.gate.open_early()
 
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""

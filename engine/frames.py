@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +129,7 @@ class Coalesced:
 
     def __init__(self, summed: tuple[Summed, ...]) -> None:
         self.summed = summed
-        self.num_ids = sum([one.num_ids for one in summed])
+        self.num_ids = sum(map(attrgetter("num_ids"), summed))
 
     @classmethod
     def of_no_rows(cls, dim: int) -> Coalesced:

@@ -62,7 +62,6 @@ class Gate:
         self._counted = counted
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
-        self._change = _Change(self)
         self._is_changing = False
         self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
         self._completions: list[Callable[[], object]] = []  # of Futures that the current change has served
@@ -94,7 +93,7 @@ class Gate:
         counted. Raises CancelledError if the gate is closed.
         """
 
-        with self._change:
+        def change() -> bool:
             self._check_open()
             if local_step is not None and self.is_stale(local_step):
                 drop()
@@ -104,15 +103,14 @@ class Gate:
             add()
             self.num_accumulated += 1
             count_by(self._contributors, contributor)
-            self._serve()
             return True
+
+        return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
         step = whole("global_step", global_step)
-        with self._change:
-            self.global_step = step
-            self._serve()
+        self._change(lambda: setattr(self, "global_step", step))
 
     def check_may_open(self) -> None:
         """Raise StateError if the global step is the largest int64."""
@@ -129,10 +127,19 @@ class Gate:
         """
         self._standing = standing
 
-    def open_early(self) -> None:
-        """Open the gate into its consumer now, as ``admit`` does once enough has arrived. Queued takers come first."""
-        with self._change:
+    def open_early(self) -> bool:
+        """Open the gate into its consumer now, as ``admit`` does once enough has arrived.
+
+        Returns False if nothing has arrived or takers are queued. Raises CancelledError if the gate is closed.
+        """
+
+        def change() -> bool:
+            self._check_open()
+            step = self.global_step
             self._serve(early=True)
+            return self.global_step > step
+
+        return self._change(change)
 
     def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
         """Queue for the next opening with at least num_required contributions.
@@ -145,11 +152,13 @@ class Gate:
         if num_required < 1:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         future: Future[T] = Future()
-        with self._change:
+
+        def change() -> None:
             self._check_open()
             self._queue[future] = _Ticket(num_required, produce, self._clock())
             future.add_done_callback(self._leave)
-            self._serve()
+
+        self._change(change)
         return future
 
     def close(self) -> None:
@@ -203,11 +212,13 @@ class Gate:
             stale = Stale.from_state(state["stale"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not the state of a gate: {type(error).__name__}: {error}") from None
-        with self._change:
+
+        def change() -> None:
             put()
             self.global_step, self.num_accumulated = step, num
             self._contributors, self._stale = contributors, stale
-            self._serve()
+
+        self._change(change)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
@@ -215,6 +226,27 @@ class Gate:
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
+
+    def _change(self, change: Callable[[], T]) -> T:
+        """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
+
+        No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
+        """
+        completions: list[Callable[[], object]] = []
+        try:
+            with self._lock:
+                if self._is_changing:
+                    raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+                try:
+                    self._is_changing, self._completions = True, completions
+                    result = change()
+                    self._serve()
+                    return result
+                finally:
+                    self._is_changing = False
+        finally:
+            for complete in completions:
+                complete()
 
     def _serve(self, early: bool = False) -> None:
         if self._closed:
@@ -227,7 +259,7 @@ class Gate:
             if future.set_running_or_notify_cancel():
                 self._give(future, ticket)
         due = early or (self.num_required and self.num_accumulated >= self.num_required)
-        if self._standing is not None and due:
+        if self._standing is not None and self.num_accumulated and due:
             self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()
@@ -257,37 +289,9 @@ class Gate:
             with self._lock:
                 if self._is_changing:
                     return  # cancelled from inside a change, which serves the queue when it ends
-            with self._change:
+
+            def change() -> None:
                 if self._queue.pop(future, None) is not None:
                     future.set_running_or_notify_cancel()
-                self._serve()
 
-
-class _Change:
-    """The context of every change of a gate: holds its lock, and completes the Futures served after the release.
-
-    A class and no generator, which would cost more than the lock.
-    """
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __enter__(self) -> None:
-        gate = self._gate
-        gate._lock.acquire()
-        if gate._is_changing:
-            gate._lock.release()
-            raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
-        gate._is_changing = True
-
-    def __exit__(self, *_: object) -> None:
-        gate = self._gate
-        try:
-            completions, gate._completions = gate._completions, []
-            gate._is_changing = False
-        finally:
-            gate._lock.release()
-        for complete in completions:
-            complete()
+            self._change(change)

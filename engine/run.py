@@ -124,8 +124,8 @@ class SourceRun:
         if deltas.emits:
             place("deltas", target)
 
-            def opened(committed: Mapping[str, Any] | None, is_counted: Callable[[], bool] | None) -> DeltaWriter:
-                return open_deltas(target, deltas.schema, core.changed_step, committed, is_counted)
+            def opened(committed: Mapping[str, Any] | None, is_committed: Callable[[], bool] | None) -> DeltaWriter:
+                return open_deltas(target, deltas.schema, core.changed_step, committed, is_committed)
 
             self._open_deltas = opened
         return self.run()

@@ -2,8 +2,7 @@
 
 An accumulator holds the sums of one table. Frames enter through ``frame_accumulate.Intake``, the only driver; ``drain``
 hands the sums over, and memory that was handed over is never written again while a reference to it exists. The ids are
-divided among parts, and each part walks all rows: parts may run on separate threads, and the sum of an id is one left
-fold however many there are.
+divided among parts, and each part walks all rows: parts may run on separate threads, and an id's sum is one left fold.
 """
 
 import numpy as np
@@ -199,8 +198,9 @@ cdef class Accumulator:
         """Replace the sums by those of ``get_state``. Later frames have other numbers."""
         cdef bint outside
         ids, sums = np.array(state["ids"], np.int64), np.array(state["sums"], self.dtype, order="C")
-        if len(np.unique(ids)) != len(ids):
-            raise ValueError("an id occurs twice in the state")
+        kept = np.stack([state["frames"], state["counts"]], axis=1).astype(np.int64, copy=False)
+        if not len(np.unique(ids)) == len(ids) == len(kept) or sums.shape != (len(ids), self.dim):
+            raise ValueError(f"expected different ids, as many counts, sums ({len(ids)}, {self.dim}), got {sums.shape}")
         self.undo()
         self.begin([(ids, sums, None, None)], -1, 1)
         with nogil:
@@ -212,8 +212,7 @@ cdef class Accumulator:
         self.end()
         if self.count:
             self._start_marks(0)
-            marks = self._marks[0].array(np.int64, len(ids), 2)
-            marks[:, 0], marks[:, 1] = state["frames"], state["counts"]
+            self._marks[0].array(np.int64, len(ids), 2)[:] = kept
         if self.count_rows and len(ids):
             (<Block>self._rows[0]).array(np.int64, len(ids))[:] = state["rows"]
         part_carry(&self.parts[0])
@@ -242,9 +241,10 @@ cdef class Accumulator:
         while self.num_parts > num_parts:
             self.num_parts -= 1
             table_free(&self.parts[self.num_parts].table)
+            for blocks in (self._ids, self._sums, self._first_seen, self._marks):
+                blocks[self.num_parts] = None  # back to the pool
         for p in range(num_parts):
-            self.parts[p].num_distinct = 0
-        self.parts[0].num_distinct = distinct
+            self.parts[p].num_distinct = 0 if p else distinct
         return 0
 
     cdef int _reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1:

@@ -16,10 +16,10 @@ from ._types cimport index_t, real_t
 cdef char* BYTES = "B"
 
 cdef enum:
-    ROOMY = 8   # a block is kept while at most this many times what was needed of late was ever written to it
+    MAX_OVERSIZE = 8  # free a returned block if more than this many times the recent need was ever written to it
 
 
-# No cycle can go through either, and each needs the other when it goes: not for the collector.
+# Neither type can be in a reference cycle, and deallocating one uses the other: the collector must not clear them.
 @cython.no_gc
 cdef class Pool:
     """Blocks to be used again. Used under the GIL."""
@@ -64,7 +64,7 @@ cdef class Pool:
         cdef Piece piece
         piece.memory, piece.size, piece.touched = block.memory, block.size, max(block.touched, block.used)
         self._wanted = max(block.used, self._wanted // 2)
-        if self._num_free < KEPT and piece.touched <= ROOMY * max(self._wanted, <Py_ssize_t>4096):
+        if self._num_free < KEPT and piece.touched <= MAX_OVERSIZE * max(self._wanted, <Py_ssize_t>4096):
             self._free[self._num_free] = piece
             self._num_free += 1
         else:

@@ -1,4 +1,4 @@
-"""Which shard and which row of it an id lives in, and rows as words of lines that several of them may share.
+"""Map ids to (shard, row), and pack rows into lines that several rows may share.
 
 Two strategies, exactly TensorFlow's (tpu_embedding_shape_util.cc): MOD deals ids round robin, DIV
 cuts the table into contiguous runs of which the first ``vocabulary_size % num_shards`` are one

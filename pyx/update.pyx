@@ -195,6 +195,9 @@ cdef class Step:
 
         Returns whether there is anything to do.
         """
+        cdef Plan plan = self.plans[number]
+        if values.shape[0] != plan.table.num_parts:
+            raise ValueError(f"expected room for {plan.table.num_parts} parts, got {values.shape[0]}")
         return self._copy(number, ids, values[0], READ, 0, values.shape[0], values.shape[1] * values.shape[2])
 
     cdef bint _copy(self, Py_ssize_t number, ids, values, Op op, int64_t first_part, int64_t num_parts,

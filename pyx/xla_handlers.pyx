@@ -1,7 +1,7 @@
 """The handlers that XLA calls for a step on a CPU: rows of any number of tables are updated in place, where they lie.
 
 A handler gets the array that a device's tables lie in, and one small constant array that names a ``Step`` of
-update.pyx. The equations stand in update_rules.h, the threads in parallel_for.h; here are the order of work and where
+update.pyx. The equations are in update_equations.h, the threads in parallel_for.h; here are the order of work and where
 a row lives (the arithmetic of partition.pyx). Nothing here calls Python.
 """
 

@@ -5,10 +5,15 @@ import socket
 import threading
 import traceback
 
+import numpy as np
+import pyarrow as pa
 from limits import HANG_S
 
+import penstock as ps
 from penstock.distributed.member import Member
 from penstock.distributed.peers import Peers
+
+THREE = {"num_required": 3}
 
 
 def connected(count):
@@ -60,3 +65,31 @@ def replayed(count, config, sources, mesh=None, engine=None, **arguments):
         return member.state_hash(), report
 
     return all_well(together(count, work))
+
+
+def alone(config, sources, engine=None, **arguments):
+    one = ps.Engine(config, **(engine or {}))
+    report = one.run(sources, merge="round", **arguments)
+    return one.state_hash(), report
+
+
+def gradients_of(rng, rows):
+    values = pa.array(rng.standard_normal(2 * rows).astype(np.float32))
+    return pa.FixedSizeListArray.from_arrays(values, 2)
+
+
+def made_of(frames):
+    """A source with a frame per list of ids; the gradients are the same whenever it is made."""
+    schema = pa.schema({"id": pa.int64(), "gradient": pa.list_(pa.float32(), 2)})
+    rng = np.random.default_rng(len(frames))
+    return pa.RecordBatchReader.from_batches(
+        schema,
+        [pa.record_batch([pa.array(ids, pa.int64()), gradients_of(rng, len(ids))], schema=schema) for ids in frames],
+    )
+
+
+def errors_of(count, config, sources, engine=None, **arguments):
+    def work(peers):
+        Member(peers, config, **(engine or {})).run(sources() if callable(sources) else sources, **arguments)
+
+    return together(count, work)

@@ -212,6 +212,16 @@ def test_rows_drained_by_ascending_id_are_never_written_again_and_a_bulge_is_giv
     assert accumulator.nbytes <= bulge - 10_000 * 4 * 4
 
 
+@pytest.mark.parametrize("wrong", [{"sums": np.zeros((2, 3), np.float32)}, {"counts": [1]}, {"ids": [5, 5]}])
+def test_a_state_that_does_not_fit_leaves_the_sums_held(wrong):
+    accumulator = Accumulator(4, vocabulary_size=10)
+    add(accumulator, [(int64([1, 2]), np.ones((2, 4), np.float32))], 0)
+    state = accumulator.get_state()
+    with pytest.raises(ValueError, match=r"expected different ids|same shape"):
+        accumulator.set_state(state | wrong)
+    assert (len(accumulator), accumulator.get_state()["sums"].tolist()) == (2, state["sums"].tolist())
+
+
 def test_a_restored_state_continues_the_same_sum():
     rng = np.random.default_rng(3)
     frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]

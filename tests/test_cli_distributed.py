@@ -228,7 +228,7 @@ def test_flags_that_do_not_go_together_are_a_usage_error(job, capsys, words, pro
         (["--", "inspect", "x"], "only replay can be supervised, not inspect"),
         (["--", "replay", "c", "a"], "give replay a --checkpoint DIR"),
         (["--", "replay", "c", "-", "--checkpoint", "d"], "standard input cannot be read again"),
-        (["--", "replay", "c", "a", "--checkpoint", "d", "--distributed"], "says --distributed and its flags itself"),
+        (["--", "replay", "c", "a", "--checkpoint", "d", "--distributed"], "sets --distributed and its flags itself"),
         (["--", "replay", "c", "a", "--unheard-of"], "unknown flag --unheard-of"),
     ],
 )

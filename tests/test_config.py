@@ -131,7 +131,7 @@ def test_an_optimizer_without_a_public_formula_is_kept_but_not_run(algorithm):
 
 def test_integer_storage_is_not_run():
     config = engine('table { name: "a" storage_dtype: INT32 }')
-    with pytest.raises(ConfigError, match="table 'a': storage_dtype INT32 is not yet supported"):
+    with pytest.raises(ConfigError, match="table 'a': storage_dtype INT32 is not supported"):
         config.table("a")
 
 

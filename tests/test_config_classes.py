@@ -266,6 +266,16 @@ def test_any_slot_can_start_elsewhere_in_an_engine_config():
     assert EmbeddingConfig.from_proto(message).table("a").slots == (("momenta", 0.5),)
 
 
+def test_a_subclass_of_an_initializer_is_written_as_its_base():
+    @dataclasses.dataclass(frozen=True)
+    class Named(penstock.Uniform):
+        note: str = "x"
+
+    table = penstock.TableConfig(4, 2, initializer=Named(-1.0, 1.0), name="t", optimizer=penstock.SGD())
+    spec = penstock.EmbeddingConfig.from_features([penstock.FeatureConfig(table)], batch_size=1).tables[0]
+    assert spec.initializer == penstock.Uniform(-1.0, 1.0)
+
+
 def test_a_row_id_initializer_fills_rows_with_their_id(tmp_path):
     start = RowIdInitializer(5)
     assert start((3, 2), "float32").tolist() == [[5, 5], [6, 6], [7, 7]]

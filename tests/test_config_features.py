@@ -242,5 +242,5 @@ def test_features_that_make_no_configuration_are_refused(features, optimizer, ma
 def test_integer_tables_are_kept_but_not_run():
     config = EmbeddingConfig.from_features(FeatureConfig(TableConfig(3, 4, name="a", dtype="int32")), 4, Adagrad())
     assert [finding.code for finding in config.lint()] == ["PS105"]
-    with pytest.raises(penstock.ConfigError, match="table 'a': storage_dtype INT32 is not yet supported"):
+    with pytest.raises(penstock.ConfigError, match="table 'a': storage_dtype INT32 is not supported"):
         _ = config.tables

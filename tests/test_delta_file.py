@@ -51,7 +51,7 @@ def test_an_existing_file_is_never_overwritten_with_deltas(tmp_path):
 
 
 def test_delta_options_need_deltas():
-    with pytest.raises(ps.UsageError, match="slots: says what deltas hold; give deltas="):
+    with pytest.raises(ps.UsageError, match="slots: sets what deltas hold; give deltas="):
         engine_of().run(LOG, slots=True)
 
 

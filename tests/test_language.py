@@ -1,6 +1,7 @@
-"""Pages, docstrings, comments and names of tests use none of the phrases of banned_phrases.txt."""
+"""Pages, docstrings, comments, messages and names of tests use none of the phrases of banned_phrases.txt."""
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -17,7 +18,7 @@ BANNED = [re.compile(rf"(?i)\b(?:{line})(?!\w)") for line in LINES if line and n
 PAGES_NOT_YET: list[str] = []
 CODE_NOT_YET = ["engine/distributed"]
 NAMES_NOT_YET = ["tests/test_cli_distributed.py", "tests/test_distributed.py", "tests/test_distributed_deltas.py"]
-NAMES_NOT_YET += ["tests/test_distributed_status.py"]
+NAMES_NOT_YET += ["tests/test_distributed_errors.py", "tests/test_distributed_status.py"]
 
 
 def pages():
@@ -50,9 +51,11 @@ def prose_of_page(text):
 
 
 def prose_of_module(text):
-    """Return a module's docstrings and comments."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    """Return a module's docstrings, comments and other strings."""
+    nodes = ast.walk(ast.parse(text))
+    found = [
+        inspect.cleandoc(node.value) for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     found += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
     return without_code(found)
@@ -112,7 +115,7 @@ def test_a_banned_phrase_is_found_in_prose_and_not_in_code(phrase):
     assert len(found) == 1
     assert found[0].search(prose_of_module(f'"""A module. {phrase}"""\n'))
     assert not found[0].search(prose_of_page(f"A page.\n```text\nDone. {phrase}\n```\n"))
-    assert not found[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
+    assert found[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
     for code in (f'cdef int f():\n    """Done. {phrase}"""\n', f"// Done.\n/* A kernel. {phrase} */\n"):
         assert found[0].search(prose_of_kernel(code))
 

@@ -205,8 +205,6 @@ def test_no_two_modules_share_a_name_without_a_reason():
 
 
 MOST_LINES = 300
-# Only until they are shorter.
-LONGER = {"tests/test_distributed.py"}
 
 
 def test_no_module_has_more_than_300_lines():
@@ -215,5 +213,4 @@ def test_no_module_has_more_than_300_lines():
     written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
     assert len(lengths) > 400
-    assert {name: n for name, n in lengths.items() if n > MOST_LINES and name not in LONGER} == {}
-    assert [name for name in LONGER if lengths.get(name, 0) <= MOST_LINES] == [], "take them off the list"
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}

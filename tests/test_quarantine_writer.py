@@ -66,7 +66,7 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
         writer.append(aside(ord(name[0])))
         committed = writer.commit()
         writer.close()
-    with pytest.raises(ps.StateError, match="other rows than the checkpoint says"):
+    with pytest.raises(ps.StateError, match="other rows than the checkpoint records"):
         QuarantineWriter(tmp_path / "a.arrows", committed)
     with pytest.raises(ps.StateError, match="cannot be read"):
         QuarantineWriter(tmp_path / "none.arrows", committed)

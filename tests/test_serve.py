@@ -115,9 +115,9 @@ def test_frames_sent_again_are_recognised_and_gaps_are_named():
         put(service, FRAMES[2:8], contributor="w0", first=3)
         assert client.position("w0") == 8
         assert service.engine.state_hash() == replayed(FRAMES[:8]).state_hash()
-        with pytest.raises(flight.FlightServerError, match="a gap: frame 11 comes where 9 is next; send from there on"):
+        with pytest.raises(flight.FlightServerError, match="a gap: got frame 11, expected 9; send from there"):
             put(service, FRAMES[10:], contributor="w0", first=11)
-        with pytest.raises(flight.FlightServerError, match=r"8 of its frames are here already: say the number"):
+        with pytest.raises(flight.FlightServerError, match=r"8 of its frames are here already: give the number"):
             put(service, FRAMES[8:], contributor="w0")
 
 

@@ -149,7 +149,7 @@ def test_a_slow_reader_is_disconnected_and_does_not_block_others():
         client.put([all_rows] * 60, "w0")  # 60 MB of deltas while nobody reads
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
-        with pytest.raises(flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables anew"):
+        with pytest.raises(flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables again"):
             list(stream)
         raw.close()
 

@@ -129,7 +129,7 @@ def test_deltas_that_are_no_longer_kept_and_steps_of_other_states_are_named():
         client.put(FRAMES, "w0")
         assert service.log.num_bytes <= 2000
         with pytest.raises(
-            ps.DeltasGoneError, match=r"deltas are kept from step \d+ on, not from 0; take the tables anew"
+            ps.DeltasGoneError, match=r"deltas are kept from step \d+ on, not from 0; read the tables again"
         ):
             list(client.deltas(0, lineage=lineage))
         with pytest.raises(ps.DeltasGoneError, match="step 13 is ahead of this service, which is at step 12"):

@@ -89,7 +89,7 @@ def test_base_and_deltas_make_the_tables_in_a_plain_reader(optimizer):
     assert plain.state_hash() == engine.state_hash()
 
 
-def test_a_step_of_an_optimizer_that_leaves_no_row_alone_is_the_whole_table():
+def test_a_non_lazy_step_emits_every_row():
     engine = engine_of(config_of(optimizer=o.Adam(0.1, lazy_adam=False)), num_required=1)
     delta = pa.Table.from_batches(engine.stage([batch(0)]))
     users = np.array(delta["table"].to_pylist()) == "user"

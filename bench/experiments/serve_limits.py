@@ -51,7 +51,7 @@ def frame(number: int) -> pa.RecordBatch:
 
 def with_reader(config: Path, frames: list[pa.RecordBatch], pause_s: float | None) -> float:
     """Return the seconds per step. pause_s : pause of the reader after each delta; None: no reader"""
-    said = "nobody reads" if pause_s is None else f"a reader that pauses {1000 * pause_s:.1f} ms after each delta"
+    said = "unread" if pause_s is None else f"a reader that pauses {1000 * pause_s:.1f} ms after each delta"
     with started(config) as service, connect(service.uri) as client:
         client.put(frames[:20], "warm")
         seen: list[str] = []

@@ -1,1 +1,1 @@
-"""The package that imports jax: the device layout of rows, and the programs that read and update them."""
+"""Everything on devices, by jax: the layout of rows, and the programs that read and update them."""

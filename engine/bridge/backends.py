@@ -4,7 +4,7 @@ The platform decides unless the environment overrides it.
 
 | variant | where | implementation |
 |---|---|---|
-| ffi | CPU, one row per line | FFI handlers, pyx/update.pyx (cpu_ffi.py) |
+| ffi | CPU, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
 | pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
 """

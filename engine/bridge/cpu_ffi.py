@@ -1,4 +1,4 @@
-"""Tables on a CPU: the FFI handlers of pyx/update update them in place and read the host's arrays without a copy.
+"""Tables on a CPU: the FFI handlers in pyx/xla_handlers.pyx update them in place and copy no host array.
 
 On a CPU the host's memory is the device's. All tables of an engine lie in one array, and a step is one call for all of
 them. A program gets that array and, per device, a small constant array with the address of the tables' Step: host

@@ -1,4 +1,4 @@
-"""The mapping from logical to physical rows: the device of an id's row, and its place there. No other module knows it.
+"""The mapping from logical to physical rows: the device of an id's row, and its place there.
 
 The logical table is (vocabulary_size, dim) with slots of the same shape. The configuration's strategy assigns rows to a
 fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of devices up to NUM_SHARDS

@@ -15,8 +15,8 @@ from penstock.io.storage.delta_sink import DeltaWriter
 from penstock.io.storage.quarantine import QuarantineWriter
 
 # OpenDeltas: committed state of a delta file, and whether a commit refers to a new one (None: no checkpoint) → writer.
-IsCounted = Callable[[], bool] | None
-OpenDeltas = Callable[[Mapping[str, Any] | None, IsCounted], DeltaWriter]
+IsCommitted = Callable[[], bool] | None
+OpenDeltas = Callable[[Mapping[str, Any] | None, IsCommitted], DeltaWriter]
 
 
 class RunFiles(NamedTuple):
@@ -57,23 +57,23 @@ class CountedFiles:
         open_deltas: OpenDeltas | None,
         resume: bool,
         counted: bool,
-        is_counted: IsCounted,
+        is_committed: IsCommitted,
     ) -> Iterator[RunFiles]:
         """Open the files of a run, and close them after the block, in which the run makes its last commit.
 
         resume : whether to continue the last files from their committed state
         counted : whether commits refer to these files
-        is_counted : returns whether this run has committed yet; None: it has no checkpoint
+        is_committed : returns whether this run has committed yet; None: it has no checkpoint
         """
         bad_rows, deltas = (self.bad_rows, self.deltas) if resume else (None, None)
         if counted:
             self.bad_rows = bad_rows
         with ExitStack() as stack:
             files = RunFiles(
-                deltas=None if open_deltas is None else stack.enter_context(open_deltas(deltas, is_counted)),
+                deltas=None if open_deltas is None else stack.enter_context(open_deltas(deltas, is_committed)),
                 bad_rows=None
                 if quarantine is None
-                else stack.enter_context(closing(QuarantineWriter(quarantine, bad_rows, is_counted))),
+                else stack.enter_context(closing(QuarantineWriter(quarantine, bad_rows, is_committed))),
             )
             if counted:
                 self._open = files

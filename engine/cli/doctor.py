@@ -17,7 +17,6 @@ from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.options import add_command, make_devices
 from penstock.cli.output import Output, count, nearest
 from penstock.errors import PenstockError
-from penstock.pyx.update import targets
 from penstock.threads import num_threads
 
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
@@ -77,6 +76,8 @@ def examine(place: Path) -> Iterator[Finding]:
     yield versions()
     yield optional()
     yield devices()
+    from penstock.pyx.update import targets  # here, so that what stands above is printed where kernels cannot load
+
     yield kernels(targets())
     yield threads(num_threads(None))
     yield memory()

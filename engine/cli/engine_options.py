@@ -17,7 +17,9 @@ def add_table_options(command: Parser) -> None:
     """Add the flags for the initial tables and for the folder that they are written to."""
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<table>.parquet at the end")
     command.add_argument("--init", type=Path, metavar="DIR", help="start from tables that --out wrote, or Orbax")
-    command.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the tables' random start (default 0)")
+    command.add_argument(
+        "--seed", type=whole(), default=0, metavar="N", help="of the tables' initial values (default 0)"
+    )
 
 
 def add_gate_options(command: Parser) -> Any:
@@ -52,20 +54,20 @@ def add_replay_gate_options(command: Parser) -> None:
         choices=("step", "round"),
         help="step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
     )
-    gate.add_argument("--flush", action="store_true", help="at the end apply what the gate holds")
+    gate.add_argument("--flush", action="store_true", help="apply the frames that wait in the gate at the end")
     gate.add_argument("--limit", type=whole(0), metavar="FRAMES", help="stop after that many frames")
     gate.add_argument(
         "--on-bad-row",
         default="error",
         metavar="error|drop|quarantine=FILE",
-        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also put "
-        "it into a new Arrow file, to be mended and replayed",
+        help="error (default): stop before the frame; drop: leave the row out and count it; quarantine=FILE: also "
+        "write it to a new Arrow file, to be repaired and replayed",
     )
     gate.add_argument(
         "--max-stale",
         type=number("a share from 0 to 1", 0, 1),
         metavar="SHARE",
-        help="0 to 1, of the rows read: exit 3 at the end, without --out, where stale frames held more (default: 1)",
+        help="exit 3 and do not write --out if stale frames held more than this share of the rows, 0 to 1 (default: 1)",
     )
 
 
@@ -87,7 +89,7 @@ def add_machine_options(command: Parser) -> Any:
         "--devices",
         type=whole(1, MAX_DEVICES),
         metavar="N",
-        help="devices that share the tables; on a CPU that many are made (default: all accelerators, or 1)",
+        help="devices that share the tables; on a CPU, create this many (default: all accelerators, or 1)",
     )
     machine.add_argument(
         "--threads",

@@ -41,19 +41,19 @@ SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
 LimitFlags = dict[str, tuple[str, str, str, str]]
 # Flag → the field of Limits, the unit, the help before and after the default.
 LIMITS: LimitFlags = {
-    "--max-calls": ("calls", "N", "at once", ""),
-    "--max-connections": ("connections", "N", "at once; beyond it those without a call are closed", ""),
+    "--max-calls": ("calls", "N", "concurrent calls", ""),
+    "--max-connections": ("connections", "N", "concurrent connections; above it, those without a call are closed", ""),
     "--idle-timeout": (
         "idle_s",
         "S",
         "seconds that a connection may stay without a call",
         "; 10 before the first call",
     ),
-    "--max-message": ("message_bytes", "MB", "of one record batch", ""),
-    "--max-queued-rows": ("queued_rows", "N", "of frames that are not whole yet, of all producers", ""),
-    "--queued-memory": ("queued_bytes", "MB", "that such frames keep, of all producers", ""),
+    "--max-message": ("message_bytes", "MB", "largest record batch", ""),
+    "--max-queued-rows": ("queued_rows", "N", "rows of incomplete frames, over all producers", ""),
+    "--queued-memory": ("queued_bytes", "MB", "memory of incomplete frames, over all producers", ""),
 }
-DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "of deltas kept for readers", "")}
+DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of the deltas kept for readers", "")}
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 

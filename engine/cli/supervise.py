@@ -87,7 +87,7 @@ class Job:
         if args.command != "replay":
             raise UsageError(f"supervise: only replay can be supervised, not {args.command}")
         if args.checkpoint is None:
-            raise UsageError("supervise: give replay a --checkpoint DIR, from which it goes on")
+            raise UsageError("supervise: give replay a --checkpoint DIR, to resume from")
         if "-" in args.sources:
             raise UsageError("supervise: standard input cannot be read again after a restart; give files")
         if any(word.partition("=")[0] in FLAGS for word in argv):

@@ -7,7 +7,7 @@ build_features.py converts features; lint/proto_rules.py checks the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import fields
 from typing import Any
 
 from penstock.config.dynamic import write_dynamic
@@ -36,6 +36,8 @@ from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfigur
 from penstock.errors import ConfigError
 
 Built = tuple[EngineConfig, PythonPart]
+
+INITIALIZER_TYPES = (RowIdInitializer, *INITIALIZERS.values())
 
 
 def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
@@ -71,7 +73,7 @@ def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts
     part = PythonPart({}, {}, {}, {})
     for index, (table, name, optimizer) in enumerate(tables):
         _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
-        if callable(table.initializer) and not isinstance(table.initializer, RowIdInitializer):
+        if callable(table.initializer) and not isinstance(table.initializer, INITIALIZER_TYPES):
             part.initializers[name] = table.initializer
         if isinstance(optimizer, UserDefinedProgram):
             part.programs[name] = optimizer.program
@@ -176,8 +178,8 @@ def _write_initializer(settings: TableSettings, table: TableConfig) -> None:
     for name, kind in INITIALIZERS.items():
         if isinstance(start, kind) and start != default_initializer(table.dim):
             message = getattr(settings, name)
-            for field, value in zip(message.DESCRIPTOR.fields, astuple(start), strict=True):
-                setattr(message, field.name, value)
+            for number, field in zip(fields(kind), message.DESCRIPTOR.fields, strict=True):
+                setattr(message, field.name, getattr(start, number.name))
 
 
 def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:

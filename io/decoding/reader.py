@@ -1,4 +1,4 @@
-"""Convert sources to frames, each validated in full before it is returned, or with an audit for the rest.
+"""Convert sources to frames, each validated in full, or returned with a function that validates it later.
 
 A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch
 is a frame if batches delimit frames, and a change of contributor ends one too;
@@ -90,18 +90,21 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
-                decode, needs_step = self._decoder(roles), roles.step is None and self.options.contribution_rows is None
-                is_frame = needs_step and part.has_boundaries and not part.ends_are_marked
+                decode, has_no_step = (
+                    self._decoder(roles),
+                    roles.step is None and self.options.contribution_rows is None,
+                )
+                batch_is_frame = has_no_step and part.has_boundaries and not part.ends_are_marked
                 with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
                         if batch.data.num_rows:
-                            if needs_step and not part.has_boundaries:
+                            if has_no_step and not part.has_boundaries:
                                 raise _unknown_frames(part)
                             for piece in self._pieces(batch, roles, decode):
                                 yield from builder.add(piece)
-                        if batch.ends_frame or is_frame:
+                        if batch.ends_frame or batch_is_frame:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)

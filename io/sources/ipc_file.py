@@ -25,13 +25,13 @@ _TAIL_BYTES = 10  # int32 length of the footer, magic
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 _MAX_GAP_BYTES = 64  # padding between two blocks, and an end marker before the footer
 _MAX_SCHEMA_BYTES = 1 << 24
-_NOT_READ = "corrupt Arrow IPC file"
+_CORRUPT = "corrupt Arrow IPC file"
 
 
 def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     dictionaries, starts = check_ipc_file(file, size, name)
     messages = Messages(name)
-    with arrow_errors(_NOT_READ, name):
+    with arrow_errors(_CORRUPT, name):
         for start in dictionaries:
             _check_at(file, start, messages)
         reader = pa.ipc.open_file(file)
@@ -42,7 +42,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
         nonlocal num_done
         first_row = 0
         for index in range(num_batches):
-            with arrow_errors(_NOT_READ, name, index):
+            with arrow_errors(_CORRUPT, name, index):
                 if index < len(starts):
                     _check_at(file, starts[index], messages)
                 batch, metadata = reader.get_batch_with_custom_metadata(index)
@@ -61,7 +61,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
 
     Returns the locations of the dictionaries and of the record batches.
     """
-    with arrow_errors(_NOT_READ, name):
+    with arrow_errors(_CORRUPT, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
         if size < 2 * _TAIL_BYTES or not tail.endswith(ARROW_FILE):
             raise TruncatedInputError(
@@ -71,7 +71,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         (length,) = struct.unpack("<i", tail[:4])
         start = size - _TAIL_BYTES - length
         if length <= 0 or start < _FIRST_BYTES:
-            raise InputError(f"{_NOT_READ}: a footer of {length} bytes in a file of {size}", source=name)
+            raise InputError(f"{_CORRUPT}: a footer of {length} bytes in a file of {size}", source=name)
         blocks = _blocks(_read(file, start, length))
         every = np.sort(np.concatenate(blocks), order="offset")
         ends = _ends_of_blocks(every, size)
@@ -87,7 +87,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
     gaps = every["offset"] - np.concatenate([[first], ends])[: len(every)]
     if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
         what = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
-        raise InputError(f"{_NOT_READ}: the footer {what}", source=name)
+        raise InputError(f"{_CORRUPT}: the footer {what}", source=name)
     return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
 
 

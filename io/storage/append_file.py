@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.io.storage import atomic_files
 
 # Whether a commit refers to a new file, called when it is closed; None: there is no checkpoint.
-IsCounted = Callable[[], bool] | None
+IsCommitted = Callable[[], bool] | None
 
 
 class GrowingFile(atomic_files.File):
@@ -20,12 +20,12 @@ class GrowingFile(atomic_files.File):
 
     path : the final name
     kept_bytes : the committed length, to be kept; None for a new file
-    is_counted : without a checkpoint a file gets its name however the run ends
+    is_committed : as above; without a checkpoint a file gets its name however the run ends
     """
 
-    def __init__(self, path: Path, kept_bytes: int | None = None, is_counted: IsCounted = None) -> None:
+    def __init__(self, path: Path, kept_bytes: int | None = None, is_committed: IsCommitted = None) -> None:
         self.is_new = kept_bytes is None
-        self._committed, self._is_counted = not self.is_new, is_counted
+        self._committed, self._is_committed = not self.is_new, is_committed
         atomic_files.make_folders(path.parent)
         part = part_of(path)
         if kept_bytes is not None and not part.exists():
@@ -44,7 +44,7 @@ class GrowingFile(atomic_files.File):
         """Write the end of the contents and finish; give up if no commit refers to the file, do nothing if closed."""
         if self.closed:
             return
-        if self.is_new and self._is_counted is not None and not self._is_counted():
+        if self.is_new and self._is_committed is not None and not self._is_committed():
             self.give_up()
             return
         with self.all_or_nothing():

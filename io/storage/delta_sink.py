@@ -24,7 +24,7 @@ import pyarrow.fs
 
 from penstock.errors import StateError, UsageError
 from penstock.io.log import LogWriter, schema_of_log
-from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at, part_of
+from penstock.io.storage.append_file import GrowingFile, IsCommitted, found_at, part_of
 from penstock.io.storage.pipes import open_writer
 
 # How much of the committed end of a file is verified before a run resumes it.
@@ -74,7 +74,7 @@ class DeltaFile(DeltaWriter):
     path : must not exist, for a new file
     committed : the last return value of ``commit``, to resume from; None for a new file
     step : of the last step that changed a row
-    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
+    is_committed : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
 
     Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which names
     the file; after an OSError it writes nothing more, and close keeps only the committed part.
@@ -86,7 +86,7 @@ class DeltaFile(DeltaWriter):
         schema: pa.Schema,
         step: int,
         committed: Mapping[str, Any] | None = None,
-        is_counted: IsCounted = None,
+        is_committed: IsCommitted = None,
     ) -> None:
         self._path = path
         if committed is None:
@@ -94,7 +94,7 @@ class DeltaFile(DeltaWriter):
         else:
             self._check_committed(committed, schema, step)
         kept_bytes = committed["bytes"] if committed else None
-        self._growing = GrowingFile(path, kept_bytes, is_counted)
+        self._growing = GrowingFile(path, kept_bytes, is_committed)
         self.is_new = self._growing.is_new
         log = LogWriter(self._growing, schema, committed if kept_bytes else None)
         super().__init__(str(path), log, step)
@@ -117,7 +117,7 @@ class DeltaFile(DeltaWriter):
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
-                "between went on without it; give another name, and read the tables again where it is followed"
+                "in between continued without it; give another name, and read the tables again where it is followed"
             )
         try:
             same = _tail(file, committed["bytes"]) == committed["tail"]
@@ -167,20 +167,20 @@ def open_deltas(
     schema: pa.Schema,
     step: int,
     committed: Mapping[str, Any] | None,
-    is_counted: IsCounted,
+    is_committed: IsCommitted,
 ) -> DeltaWriter:
     """Open a writer for a file, a pipe, "-" (standard output) or a URI that pyarrow.fs opens.
 
     committed : of the checkpoint to resume
-    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
+    is_committed : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
     Raises UsageError, StateError or OSError.
     """
     text = os.fspath(target)
     path = Path(text)
     if not is_stream(text):
         resumed = committed if _is_known(path, committed) else None
-        return DeltaFile(path, schema, step, resumed, is_counted)
-    if is_counted is not None:
+        return DeltaFile(path, schema, step, resumed, is_committed)
+    if is_committed is not None:
         raise UsageError(
             f"{text}: with a checkpoint deltas go into a file, which a later run can continue; not into a stream"
         )

@@ -17,7 +17,7 @@ import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
 from penstock.io.decoding.bad_rows import SCHEMA
-from penstock.io.storage.append_file import GrowingFile, IsCounted, found_at
+from penstock.io.storage.append_file import GrowingFile, IsCommitted, found_at
 from penstock.io.storage.arrow_output import ArrowOutput
 
 _MODE = "quarantine"
@@ -48,14 +48,16 @@ class QuarantineWriter:
 
     path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
     committed : the last return value of ``commit``, to resume from; None for a new file
-    is_counted : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
+    is_committed : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
     is_new : a file that no commit refers to yet
 
     Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which
     names the file; after an OSError it writes nothing more, and close keeps only the committed part.
     """
 
-    def __init__(self, path: Path, committed: Mapping[str, int] | None = None, is_counted: IsCounted = None) -> None:
+    def __init__(
+        self, path: Path, committed: Mapping[str, int] | None = None, is_committed: IsCommitted = None
+    ) -> None:
         self._path = _checked(path)
         self._is_file = path.suffix in _FILES
         self._sink = ArrowOutput()
@@ -66,7 +68,7 @@ class QuarantineWriter:
         else:
             self._resume(committed)
         self._last = dict(committed or {})  # the durable part
-        self._growing = GrowingFile(path, None if committed is None else self._num_bytes, is_counted)
+        self._growing = GrowingFile(path, None if committed is None else self._num_bytes, is_committed)
         self.is_new = self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:

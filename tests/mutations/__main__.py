@@ -1,4 +1,4 @@
-"""``python -m mutations``: 30 small changes of the code, each of which the tests of its package must notice.
+"""``python -m mutations``: 30 small changes to the code; the tests of their packages must notice at least 27.
 
 The mutations are drawn with a kept seed, the same number from every package of packages.py, from all that operators.py
 can make of the package's modules. A mutation in equivalent.txt changes nothing that a test could notice; the next one

@@ -14,7 +14,7 @@ collide. Once hardware has run it, ``apply`` can join ``penstock.bridge`` as a v
 
     python -m pytest -n0 bench/experiments/sparsecore       the kernel, interpreted, and its square root
     PYTHONPATH=build/tree build/tpu/bin/python bench/experiments/sparsecore/compile_steps.py
-                                                            its steps, compiled by libtpu (make tpu-installed)
+                                                            its steps, compiled by libtpu (make build/tpu/installed)
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
         yield about.finding(
             "PS105",
             "storage_dtype",
-            f"storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not yet supported by this version "
-            "(supported: FLOAT32, BFLOAT16)",
+            f"storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not supported (supported: FLOAT32, BFLOAT16)",
             "remove storage_dtype, or set it to FLOAT32 or BFLOAT16",
         )
 

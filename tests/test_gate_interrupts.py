@@ -1,0 +1,32 @@
+"""Ctrl-C while a gate takes a contribution."""
+
+import signal
+
+from limits import in_thread
+
+from penstock.gate import Gate
+
+AGAIN_S = 0.05  # the interrupt comes again where a callback of the garbage collector swallowed it
+
+
+def test_an_interrupt_anywhere_in_admit_leaves_the_gate_usable():
+    gate, caught = Gate(1 << 60), 0
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for microseconds in range(20, 420):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6, AGAIN_S)
+                while True:
+                    gate.admit(None, lambda: None)
+            except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                caught += 1
+            assert in_thread(lambda: gate.admit(None, lambda: None))()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert caught == 400
