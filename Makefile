@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
+KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
 .PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults bench docs dist proto clean \
 	tpu-matrix tpu-small
@@ -38,7 +38,8 @@ types: .venv/installed
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
 		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
 		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
-		penstock.pyx.update penstock.bench.memory_bandwidth
+		penstock.pyx.update penstock.pyx.initial_rows penstock.pyx.keys.directory penstock.pyx.keys.directory_plan \
+		penstock.bench.memory_bandwidth
 
 # The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.
 checked: .venv/installed
@@ -144,4 +145,4 @@ endef
 	touch .venv/running $@
 
 clean:
-	rm -rf .venv build dist *.egg-info pyx/*.so bench/*.so
+	rm -rf .venv build dist *.egg-info pyx/*.so pyx/keys/*.so bench/*.so

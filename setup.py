@@ -40,6 +40,7 @@ PACKAGE_DIR = {
     "penstock.io.sources": "io/sources",
     "penstock.io.storage": "io/storage",
     "penstock.pyx": "pyx",
+    "penstock.pyx.keys": "pyx/keys",
     "penstock.service": "engine/service",
     "penstock.tables": "engine/tables",
     "penstock.updates": "engine/updates",
@@ -52,25 +53,25 @@ KERNELS = [
     "arrow_c_data",
     "buffer_pool",
     "coalesce",
-    "directory",
-    "directory_plan",
-    "directory_state",
     "dirty_bits",
     "frame_accumulate",
     "gradient_blocks",
     "id_map",
     "id_table",
     "initial_rows",
-    "key_lookup",
-    "key_shards",
     "partition",
     "run_lengths",
     "scaled_rows",
-    "shard_decisions",
     "update",
     "xla_handlers",
+    "keys.directory",
+    "keys.directory_plan",
+    "keys.directory_state",
+    "keys.key_lookup",
+    "keys.key_shards",
+    "keys.shard_decisions",
 ]
-MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel}.pyx" for kernel in KERNELS}
+MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
 
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
@@ -86,8 +87,8 @@ COMPILE_ARGS = [
 HEADERS = [
     f"pyx/{h}.h"
     for h in (
+        "keys/key_table",
         "parallel_for",
-        "key_table",
         "pages",
         "philox",
         "row_kernels",
@@ -127,6 +128,7 @@ setup(
         "penstock.cli": ["*.html"],
         "penstock.config": ["*.proto", "*.pyi"],
         "penstock.pyx": ["*.pyi"],
+        "penstock.pyx.keys": ["*.pyi"],
     },
     exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.md", "*.sh"]},
     ext_modules=cythonize(

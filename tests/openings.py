@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.pyx.directory_plan import Plan
+from penstock.pyx.keys.directory_plan import Plan
 
 
 def int64(values):

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import reference_directory
 from openings import int64, opened, present, removals, state_of
 
-from penstock.pyx import reference_directory
-from penstock.pyx.directory import Directory
-from penstock.pyx.directory_plan import EVICTED, EXPIRED, Plan
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import EVICTED, EXPIRED, Plan
 
 EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]
 

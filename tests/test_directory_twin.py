@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+import reference_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openings import opened, removals
 
-from penstock.pyx import reference_directory
-from penstock.pyx.directory import Directory
+from penstock.pyx.keys.directory import Directory
 
 EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]
 

@@ -22,8 +22,9 @@ def modules():
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([package, *(p for p in parts if p != "__init__")]), path
-    for path in sorted(p for p in (ROOT / "pyx").iterdir() if p.suffix in CYTHON):  # a header is a module of its own
-        yield f"penstock.pyx.{path.stem}" + (".pxd" if path.suffix == ".pxd" else ""), path
+    for path in sorted(p for p in (ROOT / "pyx").rglob("*") if p.suffix in CYTHON):  # a header is a module of its own
+        module = ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts))
+        yield module + (".pxd" if path.suffix == ".pxd" else ""), path
 
 
 def imports(path):
@@ -198,7 +199,9 @@ SHARED_NAMES = {
 
 def test_no_two_modules_share_a_name_without_a_reason():
     paths = {path.relative_to(ROOT).with_suffix("") for _, path in modules()}
-    paths |= {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").glob("*.h")}
+    paths |= {
+        path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").rglob("*.h") if "vendor" not in path.parts
+    }
     found = Counter(path.name for path in paths)
     assert found["__init__"] > 1
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()

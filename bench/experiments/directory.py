@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 
 from penstock.bench.memory_bandwidth import touch_lines
-from penstock.pyx.directory import Directory
-from penstock.pyx.directory_plan import Plan
 from penstock.pyx.initial_rows import draw
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 from penstock.tables.initializers import start_key
 from penstock.threads import ThreadTeam
 

@@ -18,8 +18,8 @@ from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
-from penstock.pyx.directory import Directory
-from penstock.pyx.directory_plan import Plan
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 from penstock.tables.initializers import scattered_rows
 from penstock.validation import MASKED, is_masked

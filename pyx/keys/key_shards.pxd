@@ -1,9 +1,9 @@
 # Virtual shards: the memory of a directory, as structs and functions that need no GIL.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from ._types cimport id_t
+from penstock.pyx._types cimport id_t
 
-cdef extern from "key_table.h" nogil:
+cdef extern from "keys/key_table.h" nogil:
     ctypedef struct KeyEntry:
         uint64_t mixed
         int32_t value       # a row, or of a candidate: how often it occurred; below 0: empty

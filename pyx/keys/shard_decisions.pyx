@@ -6,7 +6,7 @@ A shard has one thread.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from .key_shards cimport (
+from penstock.pyx.keys.key_shards cimport (
     EVICT_LFU, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
     decayed, find, is_expired, key_find, key_remove, philox_block, philox_unit, rank_lowest,
 )

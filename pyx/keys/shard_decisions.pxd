@@ -1,8 +1,8 @@
 # What an opening does to each virtual shard: structs and functions that need no GIL.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from ._types cimport id_t
-from .key_shards cimport KeyRank, Shards, key_mix
+from penstock.pyx._types cimport id_t
+from penstock.pyx.keys.key_shards cimport KeyRank, Shards, key_mix
 
 cdef enum:
     CHUNK = 1 << 14         # keys of a task

@@ -7,7 +7,7 @@ threads and devices. Nothing grows but the candidates.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from ._types cimport id_t
+from penstock.pyx._types cimport id_t
 
 cdef extern from "pages.h":
     void* penstock_allocate(size_t size) noexcept nogil

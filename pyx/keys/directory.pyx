@@ -9,11 +9,11 @@ import numpy as np
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from ._types cimport id_t
-from .buffer_pool cimport Block, Pool
-from .id_table cimport prefetch
-from .directory_state cimport restore_candidates, restore_keys
-from .key_shards cimport (
+from penstock.pyx._types cimport id_t
+from penstock.pyx.buffer_pool cimport Block, Pool
+from penstock.pyx.id_table cimport prefetch
+from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys
+from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
     is_expired, key_mix, key_unmix, shards_free, shards_init,
 )

@@ -1,8 +1,8 @@
 # Keys and candidates of a saved directory.
 from libc.stdint cimport int32_t, uint32_t
 
-from ._types cimport id_t
-from .key_shards cimport Shards
+from penstock.pyx._types cimport id_t
+from penstock.pyx.keys.key_shards cimport Shards
 
 cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved)
 cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,

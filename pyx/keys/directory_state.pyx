@@ -4,8 +4,8 @@ import numpy as np
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from ._types cimport id_t
-from .key_shards cimport (
+from penstock.pyx._types cimport id_t
+from penstock.pyx.keys.key_shards cimport (
     Candidates, KeyEntry, Shard, Shards, candidates_reserve, find, key_find, key_mix, shard_of,
 )
 

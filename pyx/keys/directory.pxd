@@ -1,8 +1,8 @@
 # What a plan needs of a directory.
 from libc.stdint cimport int64_t
 
-from .buffer_pool cimport Pool
-from .key_shards cimport Shards
+from penstock.pyx.buffer_pool cimport Pool
+from penstock.pyx.keys.key_shards cimport Shards
 
 
 cdef class Directory:

@@ -1,5 +1,5 @@
 # The keys of an opening, chunk by chunk.
-from .shard_decisions cimport Opening
+from penstock.pyx.keys.shard_decisions cimport Opening
 
 cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
 cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil

@@ -5,11 +5,11 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from ._types cimport id_t
-from .directory cimport Directory
-from .key_lookup cimport count_chunk, find_chunk, sort_by_shard, unstamp_chunk
-from .shard_decisions cimport ADMITTED, CHUNK, Decision, Opening, change, decide, num_chunks
-from .key_shards cimport MAX_CLOCK, key_unmix
+from penstock.pyx._types cimport id_t
+from penstock.pyx.keys.directory cimport Directory
+from penstock.pyx.keys.key_lookup cimport count_chunk, find_chunk, sort_by_shard, unstamp_chunk
+from penstock.pyx.keys.shard_decisions cimport ADMITTED, CHUNK, Decision, Opening, change, decide, num_chunks
+from penstock.pyx.keys.key_shards cimport MAX_CLOCK, key_unmix
 
 cdef extern from *:
     """

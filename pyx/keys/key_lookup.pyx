@@ -6,10 +6,10 @@ second pass over memory; ``unstamp_chunk`` takes that back.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from .key_shards cimport (
+from penstock.pyx.keys.key_shards cimport (
     AHEAD, MAX_CLOCK, KeyEntry, Shards, decayed, find, home_of, is_expired, key_find_from, shard_of,
 )
-from .shard_decisions cimport ABSENT, CHUNK, Opening, mixed_of, num_chunks, rows_of
+from penstock.pyx.keys.shard_decisions cimport ABSENT, CHUNK, Opening, mixed_of, num_chunks, rows_of
 
 cdef extern from *:
     """

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from penstock.pyx.directory import Directory
+from penstock.pyx.keys.directory import Directory
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
