@@ -27,7 +27,8 @@ def test_a_table_whose_keys_all_fit_equals_a_static_table(optimizer, steps, num_
     deltas = []
     for engine in (static, dynamic):
         batches = list(engine.stage([log_of(steps)], numbered=False, slots=True, op=True))
-        deltas.append([batch.to_pylist() for batch in batches])
+        columns = [name for name in batches[0].schema.names if name != "clock"] if batches else []
+        deltas.append([batch.select(columns).to_pylist() for batch in batches])
         engine.flush()
     assert deltas[0] == deltas[1]
     touched = sorted({key for some in steps for key in some})
@@ -269,7 +270,7 @@ def test_the_time_of_frames_in_the_gate_is_committed(tmp_path):
     [
         ([5, None], "row 1, column 'time': expected seconds from 0 to 4294967294, constant within a frame, got null"),
         ([5, -1], "row 1, column 'time': expected seconds from 0 to 4294967294, constant within a frame, got -1"),
-        ([5, 1_700_000_000_000], "got 1700000000000; are these milliseconds or less?"),
+        ([5, 1_700_000_000_000], "got 1700000000000; these may be milliseconds: divide by 1000"),
         ([5, 6], "row 1, column 'time': the time changes inside a frame: 5, then 6"),
     ],
 )

@@ -23,6 +23,7 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
+from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
 
 
@@ -102,7 +103,8 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
 
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
-    """Print the memory that the tables need at least. Return the bytes of weights and slots by table."""
+    """Print the memory that the tables need at least. Return the bytes of weights and slots by table, and those of the
+    directories of dynamic tables."""
     memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
     weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
     text = f"at least {size_text(weights + slots)} over all devices"
@@ -111,6 +113,12 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
         most = max(memory, key=lambda name: sum(memory[name].values()))
         text += f"; most for '{most}', {size_text(sum(memory[most].values()))}"
     out.say(f"{'memory':8}  {text}")
+    dynamic = {spec.name: spec.dynamic.evict == "lfu" for spec in config.tables if spec.dynamic is not None}
+    for name, counts in dynamic.items():
+        memory[name]["directory"] = directory_bytes(config.sizes[name][0], counts)
+    if dynamic:
+        total = sum(memory[name]["directory"] for name in dynamic)
+        out.say(f"{'memory':8}  at least {size_text(total)} on the host: directories of {several(len(dynamic), 'dynamic table')}")
     return memory
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
-from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
+from penstock.frames import MAX_TIME, Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
-MAX_STEP = 2**32 - 2
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -75,8 +74,14 @@ class DynamicTable:
         """Return the keys now, and what became of keys since ``start_counting``."""
         directory = self.directory
         counts = {name: number - self._counted_before[name] for name, number in self._counted().items()}
-        num_bytes = directory.nbytes + directory.candidate_bytes
-        return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
+        return KeyReport(
+            len(directory),
+            directory.num_expired_now,
+            directory.num_waiting,
+            directory.nbytes + directory.candidate_bytes,
+            len(directory) / directory.capacity,
+            **counts,
+        )
 
     def _counted(self) -> dict[str, int]:
         directory = self.directory
@@ -95,9 +100,9 @@ class DynamicTable:
         """Return the clock of a step. Raises StateError if it does not fit."""
         if self.settings.clock == "time":
             return self.directory.clock if time is None else time
-        if not 0 <= step <= MAX_STEP:
+        if not 0 <= step <= MAX_TIME:
             raise StateError(
-                f"table '{self.spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
+                f"table '{self.spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_TIME}"
             )
         return step
 
