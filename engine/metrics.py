@@ -129,6 +129,7 @@ class Metrics(Collector):
 
     def _tables(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
         tables: Mapping[str, TableReport] = self._engine.core.table_reports()
+        keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
         updated = self._engine.watch.updated
         if several:
             tables, updated = summed(several)
@@ -145,7 +146,6 @@ class Metrics(Collector):
         )
         unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
         yield labelled("penstock_table_unique_ratio", Gauge, "updated rows over gradient rows", "table", unique)
-        keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
         for number, (metric, kind, documentation) in KEY_METRICS.items():
             values = {name: getattr(of, number) for name, of in keys.items()}
             if keys:

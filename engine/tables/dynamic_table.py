@@ -285,8 +285,11 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
         given = np.asarray(ids).reshape(-1)
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    if given.size and not np.issubdtype(given.dtype, np.integer):
+    if given.dtype.kind in "fO":  # of Python's integers beyond int64
+        exact = np.asarray(ids, object).reshape(-1)
+        given = exact if all(isinstance(one, int) for one in exact) else given.astype(float)
+    if given.size and given.dtype.kind not in "iuO":
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
     if given.size and (bad := outside(given, vocabulary_size)).any():
         raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
-    return given.astype(np.int64)
+    return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
