@@ -20,7 +20,6 @@ from penstock.service.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
-    from penstock.tables.dynamic_table import DynamicTable
 
 BLOCK_BYTES = 4 << 20
 # How often a table is read that changes faster than its deltas are retained, before its reader gets an error.
@@ -40,7 +39,7 @@ class Snapshots:
         Raises UsageError for an unknown table.
         """
         dim = self._engine.core.tables.table(name).layout.dim
-        dynamic = self._dynamic(name)
+        dynamic = self._engine.core.tables.dynamic.get(name)
         key_type = "int64" if dynamic is None else dynamic.settings.key_type
         fields = [
             pa.field("id", pa.type_for_alias(key_type), nullable=False),
@@ -54,7 +53,7 @@ class Snapshots:
 
     def num_rows(self, name: str) -> int:
         """Return the number of rows of a table; of a dynamic one, those in use."""
-        dynamic = self._dynamic(name)
+        dynamic = self._engine.core.tables.dynamic.get(name)
         return self._engine.core.tables.specs[name].vocabulary_size if dynamic is None else len(dynamic.directory)
 
     def read(self, name: str) -> Messages:
@@ -63,7 +62,7 @@ class Snapshots:
         for number in range(PASSES):
             before = self._log.created_bytes
             try:
-                if number and self._dynamic(name) is not None:  # keys may have gone that no delta tells of
+                if number and name in self._engine.core.tables.dynamic:  # keys may have gone that no delta lists
                     yield schema.empty_table().to_batches()[0], encoded({"changed": True, "anew": True})
                 end = yield from self._pass(name, schema, again=number > 0)
                 break
@@ -78,9 +77,6 @@ class Snapshots:
 
     # ---- inside
 
-    def _dynamic(self, name: str) -> DynamicTable | None:
-        return self._engine.core.tables.dynamic.get(name)
-
     def _pass(
         self, name: str, schema: pa.Schema, again: bool
     ) -> Generator[tuple[pa.RecordBatch, bytes], None, dict[str, int]]:
@@ -89,8 +85,9 @@ class Snapshots:
         Returns the step that all rows are of, and of a dynamic table the clock. Raises DeltasGoneError if the deltas
         since the first block are no longer retained.
         """
-        tables, dynamic = self._engine.core.tables, self._dynamic(name)
-        at_once, end = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim)), {}
+        tables = self._engine.core.tables
+        dynamic, end = tables.dynamic.get(name), dict[str, int]()
+        at_once = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim))
         with self._engine.gate.still():
             since = step = self._log.publish_all()
             if dynamic is None:
@@ -127,7 +124,8 @@ class Snapshots:
 
     def _block(self, name: str, schema: pa.Schema, ids: Int64) -> pa.RecordBatch:
         """Return the current rows of ids; of a dynamic table those that have one, and of keys that wait for their sweep."""
-        table, dynamic, columns = self._engine.core.tables.table(name), self._dynamic(name), []
+        tables, columns = self._engine.core.tables, list[pa.Array]()
+        dynamic = tables.dynamic.get(name)
         if dynamic is None:
             rows, given = ids, ids
         else:
@@ -135,7 +133,7 @@ class Snapshots:
             present = found["row"] >= 0
             rows, given = found["row"][present].astype(np.int64), dynamic.as_given(ids[present])
             columns = [pa.array(found["last"][present])] if "last" in schema.names else []
-        values = table.read(rows)
+        values = tables.table(name).read(rows)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
         return pa.RecordBatch.from_arrays([pa.array(given), lists, *columns], schema=schema)
 
