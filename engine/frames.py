@@ -160,7 +160,9 @@ def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
 
 def time_problem(value: int | None) -> str:
     """Return what is wrong with a time that is null or outside of 0 to MAX_TIME."""
-    problem = f"expected seconds from 0 to {MAX_TIME}, constant within a frame, got {'null' if value is None else value}"
+    problem = (
+        f"expected seconds from 0 to {MAX_TIME}, constant within a frame, got {'null' if value is None else value}"
+    )
     if value is not None and value > MAX_TIME:
         for unit, per_second in (("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
             if value // per_second <= MAX_TIME:

@@ -103,7 +103,11 @@ def run_sections(
         lines(drops_of(moments), "step", ""),
     )
     yield "Tables", "reuse: gradient rows for each row that the optimizer was applied to", _tables(report, updated)
-    yield "Keys of dynamic tables", "admitted, expired and evicted in this run; waiting: not admitted yet", _keys(report)
+    yield (
+        "Keys of dynamic tables",
+        "admitted, expired and evicted in this run; waiting: not admitted yet",
+        _keys(report),
+    )
     yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
     yield (
         "How often ids came",

@@ -164,7 +164,9 @@ def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
         texts.append(f"{name}: {sizes}, {count(of.expired_waiting)} expired and not swept yet")
         changes = ("admitted", "returned", "expired", "evicted", "rejected")
         counts = ", ".join(f"{count(getattr(of, change))} {change}" for change in changes)
-        texts.append(f"{name}: {counts}; {count(of.waiting)} waiting, {several(of.unadmitted_rows, 'row')} not admitted")
+        texts.append(
+            f"{name}: {counts}; {count(of.waiting)} waiting, {several(of.unadmitted_rows, 'row')} not admitted"
+        )
     return texts
 
 

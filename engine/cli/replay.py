@@ -29,7 +29,16 @@ from penstock.cli.options import (
     learning_rates_of,
     make_devices,
 )
-from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, input_text, keys_texts, writing
+from penstock.cli.output import (
+    Output,
+    ProgressLine,
+    check_writable,
+    count,
+    frames_text,
+    input_text,
+    keys_texts,
+    writing,
+)
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError

@@ -156,7 +156,9 @@ class SharedState(TableSet):
         self.specs = {spec.name: spec for spec in config.tables}
         for name, spec in self.specs.items():
             if spec.dynamic is not None:
-                raise UsageError(f"table '{name}' is dynamic, which a job of several processes cannot hold; run one process")
+                raise UsageError(
+                    f"table '{name}' is dynamic, which a job of several processes cannot hold; run one process"
+                )
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)

@@ -23,7 +23,16 @@ from penstock.io.decoding.example_gradients import FeatureUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.rows import DecodedBatch, valid_column
-from penstock.io.decoding.schema import ROLES, Roles, check_types, field_of, is_float_list, is_list, storage_type, suggestion
+from penstock.io.decoding.schema import (
+    ROLES,
+    Roles,
+    check_types,
+    field_of,
+    is_float_list,
+    is_list,
+    storage_type,
+    suggestion,
+)
 from penstock.io.sources.batch import Batch
 from penstock.tables.combiners import gains
 
