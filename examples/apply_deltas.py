@@ -99,7 +99,7 @@ class Follower:
 
 
 def pieces_of(batch):
-    """Yield the rows of every table in a batch, in which they are adjacent: (table, ids, deleted, counted, column → rows).
+    """Yield (table, ids, deleted, counted, column → rows) of every table in a batch, in which its rows are adjacent.
 
     deleted : which ids have no row; counted : the arrays between the ids and the rows in the checksum
     """

@@ -151,7 +151,7 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
         if "dynamic" in mine and "dynamic" not in its:  # its ids become keys; loading finds out how many there are
             if commit.contents["gate"]["num_accumulated"]:
                 raise StateError(
-                    f"{where}: table '{name}' becomes dynamic, which frames in the gate do not allow: --flush the run first"
+                    f"{where}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
                 )
             its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):

@@ -117,7 +117,7 @@ def add_delta_options(command: Parser) -> None:
     deltas.add_argument(
         "--deltas-last",
         action="store_true",
-        help="with the clock when each key of a dynamic table occurred last, which tells a reader whether it has expired",
+        help="with the clock when each key of a dynamic table occurred last, which tells whether it has expired",
     )
     deltas.add_argument(
         "--deltas-per",

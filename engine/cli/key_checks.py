@@ -110,8 +110,8 @@ class _TableKeys:
         share = 1 - 4 / math.sqrt(of.capacity / of.num_shards) if of.num_shards > 1 else 1.0
         if dynamic.evict is None and len(of) > share * of.capacity:
             problem = (
-                f"{count(len(of))} keys leave too little room in {count(of.capacity)} rows, because virtual shards fill "
-                f"unevenly; set vocabulary_size to at least {count(math.ceil(len(of) / share))}, or evict"
+                f"{count(len(of))} keys leave too little room in {count(of.capacity)} rows, because virtual shards "
+                f"fill unevenly; set vocabulary_size to at least {count(math.ceil(len(of) / share))}, or evict"
             )
             return [{"severity": "warning", "problem": problem}]
         return []

@@ -124,9 +124,8 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
         memory[name]["directory"] = directory_bytes(config.sizes[name][0], counts)
     if dynamic:
         total = sum(memory[name]["directory"] for name in dynamic)
-        out.say(
-            f"{'memory':8}  at least {size_text(total)} on the host: directories of {several(len(dynamic), 'dynamic table')}"
-        )
+        tables = several(len(dynamic), "dynamic table")
+        out.say(f"{'memory':8}  at least {size_text(total)} on the host: directories of {tables}")
     return memory
 
 

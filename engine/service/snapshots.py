@@ -1,4 +1,4 @@
-"""A whole table for a reader, at a single step that no crash undoes, without a copy of it and without a pause of the steps.
+"""A whole table for a reader, at a single step that no crash undoes. It is not copied, and the steps do not pause.
 
 The table is read in blocks between steps, followed by the rows that changed meanwhile.
 """
@@ -123,7 +123,7 @@ class Snapshots:
             self._log.publish_all()
 
     def _block(self, name: str, schema: pa.Schema, ids: Int64) -> pa.RecordBatch:
-        """Return the current rows of ids; of a dynamic table those that have one, and of keys that wait for their sweep."""
+        """Return the current rows of ids, of a dynamic table those that have one, expired or not."""
         tables, columns = self._engine.core.tables, list[pa.Array]()
         dynamic = tables.dynamic.get(name)
         if dynamic is None:

@@ -30,7 +30,7 @@ def make_directory(spec: TableSpec, seed: int) -> Directory:
 
 
 def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:
-    """Return the clock of a step. time : the largest of any frame so far. Raises StateError if the step does not fit."""
+    """Return the clock of a step. time : the largest of any frame so far. Raises StateError for a large step."""
     assert spec.dynamic is not None
     if spec.dynamic.clock == "time":
         return directory.clock if time is None else time

@@ -104,7 +104,7 @@ def _resolve(
 
 
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:
-    """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient's values are declared so"""
+    """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient is declared to be that"""
     for role, found in fields.items():
         if found is not None and not _fits(role, found.type, bfloat16):
             raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)

@@ -40,8 +40,8 @@ class Delta(NamedTuple):
 class TableAt(NamedTuple):
     """A table at one step. rows : float32 (vocabulary_size, dim); lineage : to be passed with the step
 
-    keys : of a dynamic table, the keys of the rows, ascending, int64 or uint64 (n,); the rows are (n, dim) then. Expired
-        keys are among them until their sweep
+    keys : of a dynamic table, the keys of the rows, ascending, int64 or uint64 (n,); the rows are (n, dim) then.
+        Expired keys are among them until their sweep
     last : int64 (n,), the clock when each key occurred last, if the service runs with --delta-last
     clock : of a dynamic table
     """

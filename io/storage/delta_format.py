@@ -172,8 +172,8 @@ class DeltaForm:
     def checksum(self, crc: int, pieces: Sequence[Piece]) -> int:
         """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
 
-        In a stream with a dynamic table, a byte per id follows the ids, which is 1 for a delete, then of a dynamic table
-        the clock, and ``last`` of every upsert, if it is included.
+        In a stream with a dynamic table, a byte per id follows the ids, which is 1 for a delete, then of a dynamic
+        table the clock, and ``last`` of every upsert, if it is included.
         """
         for piece in pieces:
             crc = zlib.crc32(piece.table.encode() + b"\0", crc)
@@ -215,8 +215,9 @@ def _clocks(pieces: Sequence[Piece], with_last: bool) -> Iterator[pa.Array]:
     static = np.concatenate([np.full(len(piece.ids), piece.keys is None) for piece in pieces])
     yield pa.array(np.concatenate(clocks), mask=static)
     if with_last:
-        lasts = [at if piece.keys is None else piece.keys.last for piece, at in zip(pieces, clocks, strict=True)]
-        yield pa.array(np.concatenate(lasts), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
+        lasts = [None if piece.keys is None else piece.keys.last for piece in pieces]
+        found = [np.zeros(len(of.ids), np.int64) if at is None else at for of, at in zip(pieces, lasts, strict=True)]
+        yield pa.array(np.concatenate(found), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
 
 
 def checksum_begin(step: int, parent: int) -> int:
