@@ -170,27 +170,54 @@ def test_frames_carry_the_time():
         assert client.connection.opened()[0].get_schema(descriptor).schema.field("time").type == pa.int64()
 
 
-@pytest.mark.parametrize("resume_rows", [9])
-def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp_path, resume_rows):
-    configs = []
-    for rows in (2, resume_rows):
-        configs.append(tmp_path / f"rows{rows}.pbtxt")
-        config_of(rows=rows).save(configs[-1])
+def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp_path):
+    small, large = (tmp_path / f"rows{rows}.pbtxt" for rows in (2, 9))
+    config_of(rows=2).save(small)
+    config_of(rows=9).save(large)
     frames = [log_of([*([[]] * step), keys]) for step, keys in enumerate([[1, 2], [1], [3], [4]])]
-    service = Process(configs[0], "--checkpoint", tmp_path / "c", "--every", 1)
-    with connect(service.uri, patience_s=0.5) as client, pytest.raises(ps.ServiceError):
-        client.put(frames, "w0")
-    _, err = service.process.communicate(timeout=HANG_S)
-    assert service.process.returncode == 6
+    saving = ("--checkpoint", tmp_path / "c", "--every", 1)
+    with Process(small, *saving) as service, connect(service.uri, patience_s=0.5) as client:
+        with pytest.raises(ps.ServiceError):
+            client.put(frames, "w0")
+        code, _, err = service.wait()
+    assert code == 6
     assert "table 'user': no room for 1 new keys: 2 of 2 rows are in use; set a larger vocabulary_size" in err
     assert err.count("\n") == 1
-    again = Process(configs[1], "--checkpoint", tmp_path / "c", "--resume", "--json")
-    with connect(again.uri, patience_s=HANG_S) as client:
+    with Process(large, *saving, "--resume", "--json") as service, connect(service.uri, patience_s=HANG_S) as client:
         done = client.position("w0")
         client.put(frames[done:], "w0", first=done + 1)
         client.drain()
-    out, err = again.process.communicate(timeout=HANG_S)
-    assert again.process.returncode == 0, err
-    straight = engine_of(rows=resume_rows)
+        code, out, err = service.wait()
+    assert code == 0, err
+    straight = engine_of(rows=9)
     straight.run(iter(frames))
     assert f'"state_hash": "{straight.state_hash()}"' in out
+
+
+def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
+    config_of(BITING, rows=32).save(tmp_path / "c.pbtxt")
+    saving = ("--checkpoint", tmp_path / "c", "--every", 4, "--resume", "--delta-last", "--json")
+    with Process(tmp_path / "c.pbtxt", *saving) as service, connect(service.uri, patience_s=HANG_S) as client:
+        client.put(FRAMES[:22], "w0")
+        with client.producer("w0", first=23) as producer:
+            for each in FRAMES[22:37]:
+                producer.send(each)
+            until(lambda: client.status()["committed_step"] > 22)
+            service.process.kill()
+            service.wait()
+            again = Process(tmp_path / "c.pbtxt", *saving, "--listen", service.uri)
+            for each in FRAMES[37:45]:
+                producer.send(each)
+    with again, connect(again.uri, patience_s=HANG_S) as client:
+        at = client.table("user")
+        reader = Reader(at.step)
+        reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
+        assert reader.rows == physical(replayed(FRAMES[: at.step]))
+        client.put(FRAMES[45:], "w0")
+        for delta in client.deltas(at.step, lineage=at.lineage):
+            reader.follow(delta.batches)
+        client.drain()
+        code, out, err = again.wait()
+    assert reader.rows == physical(replayed(FRAMES))
+    assert code == 0, err
+    assert f'"state_hash": "{replayed(FRAMES).state_hash()}"' in out
