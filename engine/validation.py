@@ -30,7 +30,7 @@ def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
     names = sorted(known)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
+            near = difflib.get_close_matches(name, names, 1, cutoff=0.65)
             hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
             raise UsageTypeError(f"{call}: unknown argument '{name}'; {hint}")
 

@@ -69,5 +69,7 @@ class SavedTables:
 
 def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Array]]:
     """Return the saved directory of every dynamic table by name, in the form of ``Directory.get_state``."""
+    if not any(table.get("dynamic") for table in commit.contents["tables"]):
+        return {}  # without reading files
     records = folder.records(commit, commit.last_files)
     return {record.about["table"]: record.arrays for record in records if record.kind == "directory"}

@@ -199,7 +199,7 @@ class Sequencer(CommitListener):
                 taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
         except CapacityError as error:  # the frame is in the gate, which cannot open: no frame can follow it
             self._fail(error)
-            self._check_open()
+            self._check_open()  # raises
         except BaseException as error:
             if self._engine.core.failed is not None:  # else nothing of the frame was applied
                 self._fail(error)

@@ -206,7 +206,7 @@ class DynamicTable:
 
     def sorted(self) -> tuple[npt.NDArray[Any], Callable[[int], Iterator[Float32]]]:
         """Return the keys, ascending, without expired ones, and a function that yields one part of their rows."""
-        state = self.directory.state(expired=False)
+        state = self.directory.state(expired=False, ordered=False)
         keys = self.as_given(state["key"])
         order = np.argsort(keys)
         return keys[order], partial(self._blocks, state["row"][order].astype(np.int64))

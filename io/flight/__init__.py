@@ -228,7 +228,9 @@ class _Keys:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        self._batches = [] if metadata.get("anew") else [*self._batches, batch]
+        if metadata.get("anew"):
+            self._batches.clear()
+        self._batches.append(batch)
 
     def table(self, end: dict[str, Any]) -> TableAt:
         found = pa.Table.from_batches(self._batches, self._schema)
