@@ -21,14 +21,14 @@ from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
-from penstock.tables.initializers import scattered_rows
+from penstock.tables.initializers import Run, scattered_rows
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
 
-Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
+_FLOATS_AT_ONCE = 1 << 20  # of new rows
 MAX_STEP = 2**32 - 2
 _NO_KEYS = np.zeros(0, np.int64)
 
@@ -158,14 +158,22 @@ class DynamicTable:
         plan = self._plan
         assert plan is not None
         fresh = plan.fresh
-        if len(fresh):
-            rows = plan.found[fresh]
-            for part, values in enumerate(self.initial(plan.keys[fresh])):
-                self._table.write(rows, values, part)
+        self._start(plan.found[fresh], plan.keys[fresh])
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
         self._plan = None
+
+    def _start(self, rows: Int64, keys: Int64) -> None:
+        """Write the initial weights and slots of keys to their rows, in blocks that fit in a cache."""
+        spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
+        starts = [np.full((min(size, len(keys)), spec.dim), start, np.float32) for _, start in spec.slots]
+        for first in range(0, len(keys), size):
+            its = rows[first : first + size]
+            weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
+            scattered_rows(spec.initializer, self._seed, spec.name, keys[first : first + size], weights, self.run)
+            for part, values in enumerate([weights, *starts]):
+                self._table.write(its, values[: len(its)], part)
 
     def _planned(self, plan: Plan) -> Plan:
         if plan.num_rejected and (self.settings.on_full == "error"):
@@ -186,7 +194,8 @@ class DynamicTable:
     def initial(self, keys: Int64) -> list[Float32]:
         """Return the initial weights and slots of keys: float32 (n, dim) each."""
         spec = self.spec
-        weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
+        weights = np.empty((len(keys), spec.dim), np.float32)
+        scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
         return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
 
     def read(self, keys: Int64, part: int = 0) -> Float32:

@@ -5,6 +5,7 @@ A shard has one thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from penstock.pyx.keys.key_shards cimport (
     EVICT_LFU, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
@@ -13,6 +14,13 @@ from penstock.pyx.keys.key_shards cimport (
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
+    BUCKETS = 512           # of scores
+
+cdef extern from *:
+    """
+    #define PENSTOCK_STAYS 0xffffffffu
+    """
+    const uint32_t STAYS "PENSTOCK_STAYS"   # in place of a score; scores end below
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
@@ -75,40 +83,87 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
     cdef const Shard* shard = &of.each[s]
     cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
-    cdef Py_ssize_t j, short, room, num_expired = its.num_returned, num_victims = 0
-    cdef bint scans = wanted > shard.num_free + its.num_returned or is_due(opening, s)
+    cdef Py_ssize_t j, short, num_expired = its.num_returned, num_low = 0, num_victims = 0
+    cdef uint32_t* scores = NULL
+    cdef uint32_t most = 0
     cdef size_t at
-    if scans and of.policy.expire_after >= 0:
-        num_expired = 0
-        for at in range(of.slots):
-            num_expired += entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock)
-    short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
-    room = shard.num_rows - shard.num_free if short else num_expired
-    if room == 0:
-        return 0
-    its.removed = <KeyRank*>malloc(room * sizeof(KeyRank))
-    if its.removed == NULL:
-        return -1
-    if scans:
-        for at in range(of.slots):
-            if entries[at].value < 0:
-                continue
-            if is_expired(of, &entries[at], opening.clock):
-                fill(&its.removed[its.num_expired], &entries[at], 0)
-                its.num_expired += 1
-            elif short and not is_touched(opening, &entries[at]):
-                fill(&its.removed[num_expired + num_victims], &entries[at], score(opening, &entries[at]))
-                num_victims += 1
-    else:
+    if wanted > shard.num_free + its.num_returned or is_due(opening, s):
+        scores = <uint32_t*>malloc(of.slots * sizeof(uint32_t))
+        if scores == NULL:
+            return -1
+        num_expired = score_all(opening, entries, scores)
+        short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
+        if short:
+            its.num_evicted = short + shard.num_rows // SPARE
+            num_low = lowest_scores(scores, of.slots, its.num_evicted, &most)
+            its.num_evicted = min(its.num_evicted, num_low)
+    if num_expired + num_low:
+        its.removed = <KeyRank*>malloc((num_expired + num_low) * sizeof(KeyRank))
+        if its.removed == NULL:
+            free(scores)
+            return -1
+    if scores == NULL:
         for j in range(opening.first[s], opening.first[s + 1]):
             if opening.found[opening.order[j]] != ABSENT:
                 fill(&its.removed[its.num_expired], find(of, mixed_of(opening, opening.order[j])), 0)
                 its.num_expired += 1
+    elif num_expired + num_low:
+        for at in range(of.slots):
+            if num_expired and entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock):
+                fill(&its.removed[its.num_expired], &entries[at], 0)
+                its.num_expired += 1
+            elif num_low and scores[at] <= most:
+                fill(&its.removed[num_expired + num_victims], &entries[at], scores[at])
+                num_victims += 1
+    free(scores)
     rank_lowest(its.removed, num_expired, num_expired)
-    if short:
-        its.num_evicted = min(num_victims, short + shard.num_rows // SPARE)
-        rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
+    rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
     return 0
+
+
+cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
+    """Score the entries of a shard by what evictions go by; STAYS: the entry is empty, expired, or of a key that occurs.
+    Returns how many are expired."""
+    cdef size_t at
+    cdef Py_ssize_t num_expired = 0
+    for at in range(opening.of.slots):
+        scores[at] = STAYS
+        if entries[at].value < 0:
+            continue
+        if is_expired(opening.of, &entries[at], opening.clock):
+            num_expired += 1
+        elif opening.of.policy.evict and not is_touched(opening, &entries[at]):
+            scores[at] = score(opening, &entries[at])
+    return num_expired
+
+
+cdef Py_ssize_t lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, uint32_t* most) noexcept nogil:
+    """Return how many scores are at most ``most``, which is set so that it is ``wanted`` or, in coarse steps, a few more; or
+    that it is all of them.
+
+    Sorting all entries to find a sixteenth of them took longer than the rest of an eviction.
+    """
+    cdef Py_ssize_t[BUCKETS] counts
+    cdef Py_ssize_t n = 0, bucket = 0
+    cdef uint32_t low = STAYS, high = 0
+    cdef int shift = 0
+    cdef size_t at
+    for at in range(slots):
+        if scores[at] != STAYS:
+            low, high = min(low, scores[at]), max(high, scores[at])
+    if low > high:
+        return 0
+    while (high - low) >> shift >= BUCKETS:
+        shift += 1
+    memset(counts, 0, sizeof(counts))
+    for at in range(slots):
+        if scores[at] != STAYS:
+            counts[(scores[at] - low) >> shift] += 1
+    while n < wanted and bucket < BUCKETS:
+        n += counts[bucket]
+        bucket += 1
+    most[0] = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)
+    return n
 
 
 cdef void fill(KeyRank* rank, const KeyEntry* entry, uint32_t score) noexcept nogil:
