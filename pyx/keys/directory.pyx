@@ -114,7 +114,7 @@ cdef class Directory:
         if of.policy.expire_after >= 0:
             with nogil:
                 for at in range(of.num_shards * <Py_ssize_t>of.slots):
-                    n += of.entries[at].value >= 0 and is_expired(of, &of.entries[at], of.clock)
+                    n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
         return n
 
     def rows(self, const id_t[::1] keys not None, bint expired=False):

@@ -5,22 +5,16 @@ A shard has one thread.
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
 
+from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport (
-    EVICT_LFU, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
-    decayed, find, is_expired, key_find, key_remove, philox_block, philox_unit, rank_lowest,
+    AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
+    find, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
 )
+from penstock.pyx.keys.victims cimport lowest_scores, score_all
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
-    BUCKETS = 512           # of scores
-
-cdef extern from *:
-    """
-    #define PENSTOCK_STAYS 0xffffffffu
-    """
-    const uint32_t STAYS "PENSTOCK_STAYS"   # in place of a score; scores end below
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
@@ -33,6 +27,8 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(opening.of, shard, opening.of.generation)
     for j in range(begin, end):
         i = opening.order[j]
+        if j + AHEAD < end:
+            prefetch(opening.found + opening.order[j + AHEAD])
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
         its.num_returned += opening.found[i] != ABSENT
@@ -121,65 +117,8 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
     return 0
 
 
-cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
-    """Score the entries of a shard by what evictions go by; STAYS: the entry is empty, expired, or of a key that occurs.
-    Returns how many are expired."""
-    cdef size_t at
-    cdef Py_ssize_t num_expired = 0
-    for at in range(opening.of.slots):
-        scores[at] = STAYS
-        if entries[at].value < 0:
-            continue
-        if is_expired(opening.of, &entries[at], opening.clock):
-            num_expired += 1
-        elif opening.of.policy.evict and not is_touched(opening, &entries[at]):
-            scores[at] = score(opening, &entries[at])
-    return num_expired
-
-
-cdef Py_ssize_t lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, uint32_t* most) noexcept nogil:
-    """Return how many scores are at most ``most``, which is set so that it is ``wanted`` or, in coarse steps, a few more; or
-    that it is all of them.
-
-    Sorting all entries to find a sixteenth of them took longer than the rest of an eviction.
-    """
-    cdef Py_ssize_t[BUCKETS] counts
-    cdef Py_ssize_t n = 0, bucket = 0
-    cdef uint32_t low = STAYS, high = 0
-    cdef int shift = 0
-    cdef size_t at
-    for at in range(slots):
-        if scores[at] != STAYS:
-            low, high = min(low, scores[at]), max(high, scores[at])
-    if low > high:
-        return 0
-    while (high - low) >> shift >= BUCKETS:
-        shift += 1
-    memset(counts, 0, sizeof(counts))
-    for at in range(slots):
-        if scores[at] != STAYS:
-            counts[(scores[at] - low) >> shift] += 1
-    while n < wanted and bucket < BUCKETS:
-        n += counts[bucket]
-        bucket += 1
-    most[0] = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)
-    return n
-
-
 cdef void fill(KeyRank* rank, const KeyEntry* entry, uint32_t score) noexcept nogil:
     rank.mixed, rank.score, rank.value = entry.mixed, score, entry.value
-
-
-cdef uint32_t score(const Opening* opening, const KeyEntry* entry) noexcept nogil:
-    if opening.of.policy.evict == EVICT_LFU:
-        return decayed(opening.of, opening.of.counts[entry.value], entry.last, opening.clock)
-    return entry.last
-
-
-cdef bint is_touched(const Opening* opening, const KeyEntry* entry) noexcept nogil:
-    if opening.marked:
-        return opening.of.touched[entry.value >> 3] >> (entry.value & 7) & 1
-    return entry.last == opening.clock
 
 
 cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
@@ -239,9 +178,10 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef const Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
     cdef KeyEntry* entry
-    cdef Py_ssize_t i, j, k, num_removed = its.num_expired + its.num_evicted
+    cdef Py_ssize_t i, j, k, begin = opening.first[s], end = opening.first[s + 1]
+    cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
     cdef uint64_t mixed
-    if opening.first[s] == opening.first[s + 1] and num_removed == 0:
+    if begin == end and num_removed == 0:
         return
     age(of, shard, opening.generation)
     for k in range(num_removed):
@@ -249,8 +189,13 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     for k in range(num_removed - its.num_admitted):
         of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
     shard.num_free += <int32_t>(num_removed - its.num_admitted)
-    for j in range(opening.first[s], opening.first[s + 1]):
+    for j in range(begin, end):
         i = opening.order[j]
+        if j + 2 * AHEAD < end:
+            prefetch(opening.keys + opening.order[j + 2 * AHEAD])
+            prefetch(opening.found + opening.order[j + 2 * AHEAD])
+        if j + AHEAD < end:
+            prefetch(entries + key_home(mixed_of(opening, opening.order[j + AHEAD]), of.bits, of.slots))
         mixed = mixed_of(opening, i)
         if opening.fate[j] == ADMITTED:
             entry = key_find(entries, of.slots, of.bits, mixed)
