@@ -202,7 +202,7 @@ class Turnover(Ours):
         if not policies:
             capacity, dynamic = roomy(capacity + num_steps * self._new), Dynamic()
         self.engine = turnover_engine(capacity, self._size.dim, threads, dynamic)
-        self._steps, self._rng, self._known = steps, np.random.default_rng(0), 0
+        self._gradients, self._rng, self._known = steps[0].parts["table"][1], np.random.default_rng(0), 0
         # The first keys, a step apart, until evictions are near.
         full = self._size.vocabulary_size * 15 // 16
         while self._known < full:
@@ -218,14 +218,15 @@ class Turnover(Ours):
         new = np.resize(np.arange(known, known + num_new), self._rows - len(old))
         ids = self._rng.permutation(np.concatenate([new, old]))
         self._known = known + num_new
-        step = self._steps[0]
-        self._batches = Step(step.workload, hashed(ids), step.values).batches
+        self._next = hashed(ids), self._gradients
 
     def run(self, steps: Sequence[int]) -> None:
-        report = self.engine.run(iter(self._batches), contribution_rows=self._rows)
-        if report.steps != 1 or report.rows != self._rows:
-            raise RuntimeError(f"expected one step of {self._rows} rows, got {report}")
-        self.keys = report.tables["table"].keys
+        if not self.engine.apply({"table": self._next}):
+            raise RuntimeError("the step was not taken")
+
+    @property
+    def num_evicted(self) -> int:
+        return int(self.engine.core.tables.dynamic["table"].directory.num_evicted)
 
     def seen(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, hashed(ids))
