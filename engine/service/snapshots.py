@@ -95,7 +95,7 @@ class Snapshots:
             else:
                 # A key that a delta both admits and removes is not listed there: no delta may have begun before.
                 self._log.cut()
-                ids, end["clock"] = dynamic.directory.state(ordered=False)["key"], dynamic.directory.clock
+                ids, end["clock"] = dynamic.directory.state()["key"], dynamic.directory.clock
         for first in range(0, len(ids), at_once):
             some = ids[first : first + at_once]
             with self._engine.gate.still():

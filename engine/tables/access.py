@@ -56,7 +56,7 @@ class TableAccess:
 
         with self.core.still():
             table = self.core.tables.dynamic_table(name)
-            return pa.array(np.sort(table.as_given(table.directory.state(expired=False, ordered=False)["key"])))
+            return pa.array(np.sort(table.as_given(table.directory.state(expired=False)["key"])))
 
     def records(self, name: str, keys: Any) -> dict[str, npt.NDArray[Any]]:
         """Return the records of keys of a dynamic table, as arrays (n,) by name.

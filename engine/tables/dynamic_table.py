@@ -20,15 +20,15 @@ from penstock.errors import StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
-from penstock.tables.initializers import scattered_rows
+from penstock.tables.initializers import Run, scattered_rows
 from penstock.tables.key_directory import clock_at, key_counts, key_report, make_directory, no_room
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
 
-Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
+_FLOATS_AT_ONCE = 1 << 20  # of new rows
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -140,10 +140,7 @@ class DynamicTable:
         plan = self._plan
         assert plan is not None
         fresh = plan.fresh
-        if len(fresh):
-            rows = plan.found[fresh]
-            for part, values in enumerate(self.initial(plan.keys[fresh])):
-                self._table.write(rows, values, part)
+        self._start(plan.found[fresh], plan.keys[fresh])
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
@@ -156,12 +153,24 @@ class DynamicTable:
             state = self.directory.get_state()
             self.directory.set_state({**state, "last": np.full_like(state["last"], clock)})
 
+    def _start(self, rows: Int64, keys: Int64) -> None:
+        """Write the initial weights and slots of keys to their rows, in blocks that fit in a cache."""
+        spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
+        starts = [np.full((min(size, len(keys)), spec.dim), start, np.float32) for _, start in spec.slots]
+        for first in range(0, len(keys), size):
+            its = rows[first : first + size]
+            weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
+            scattered_rows(spec.initializer, self._seed, spec.name, keys[first : first + size], weights, self.run)
+            for part, values in enumerate([weights, *starts]):
+                self._table.write(its, values[: len(its)], part)
+
     # ---- reading and writing by key
 
     def initial(self, keys: Int64) -> list[Float32]:
         """Return the initial weights and slots of keys: float32 (n, dim) each."""
         spec = self.spec
-        weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
+        weights = np.empty((len(keys), spec.dim), np.float32)
+        scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
         return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
 
     def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:
@@ -206,7 +215,7 @@ class DynamicTable:
 
     def sorted(self) -> tuple[npt.NDArray[Any], Callable[[int], Iterator[Float32]]]:
         """Return the keys, ascending, without expired ones, and a function that yields one part of their rows."""
-        state = self.directory.state(expired=False, ordered=False)
+        state = self.directory.state(expired=False)
         keys = self.as_given(state["key"])
         order = np.argsort(keys)
         return keys[order], partial(self._blocks, state["row"][order].astype(np.int64))

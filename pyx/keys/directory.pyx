@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
-from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys
+from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_entries
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
     is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
@@ -112,7 +112,7 @@ cdef class Directory:
         if of.policy.expire_after >= 0:
             with nogil:
                 for at in range(of.num_shards * <Py_ssize_t>of.slots):
-                    n += of.entries[at].value >= 0 and is_expired(of, &of.entries[at], of.clock)
+                    n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
         return n
 
     def rows(self, const id_t[::1] keys not None, bint expired=False):
@@ -163,28 +163,26 @@ cdef class Directory:
                     last[i], waiting[i] = entry.last, entry.value
         return out
 
-    def state(self, bint expired=True, bint ordered=True):
-        """Return the keys with a row as arrays by name: ``key`` int64, ``row`` int32, ``last`` uint32, ``count`` uint32
-        (LFU's). expired : with the keys that wait for their sweep; ordered : in order of the mixed key, which takes most
-        of the time"""
+    def state(self, bint expired=True):
+        """Return the keys with a row as arrays by name, in order of the mixed key: ``key`` int64, ``row`` int32,
+        ``last`` uint32, ``count`` uint32 (LFU's). expired : with the keys that wait for their sweep"""
         cdef Shards* of = &self.shards
-        cdef Py_ssize_t at, i = 0, n = len(self)
-        cdef KeyEntry* entry
+        cdef Py_ssize_t s, i, first = 0, n = len(self)
         self.settle()
         out = {"key": np.empty(n, np.int64), "row": np.empty(n, np.int32), "last": np.empty(n, np.uint32)}
-        mixed_keys = np.empty(n, np.uint64)
-        cdef uint64_t[::1] mixed = mixed_keys
         cdef int64_t[::1] key = out["key"]
         cdef int32_t[::1] row = out["row"]
         cdef uint32_t[::1] last = out["last"]
+        cdef uint64_t[::1] memory = np.empty(of.each[0].num_rows * sizeof(KeyEntry) // 8, np.uint64)
+        cdef KeyEntry* block = <KeyEntry*>&memory[0]
         with nogil:
-            for at in range(of.num_shards * <Py_ssize_t>of.slots):
-                entry = &of.entries[at]
-                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
-                    mixed[i], key[i], row[i], last[i] = entry.mixed, of.keys[entry.value], entry.value, entry.last
-                    i += 1
-        some = np.argsort(mixed_keys[:i]) if ordered else slice(i)
-        out = {name: array[some] for name, array in out.items()}
+            for s in range(of.num_shards):
+                n = sorted_entries(of, s, expired, block)
+                for i in range(n):
+                    key[first + i] = <int64_t>key_unmix(block[i].mixed, of.salt)
+                    row[first + i], last[first + i] = block[i].value, block[i].last
+                first += n
+        out = {name: array[:first] for name, array in out.items()}
         if of.counts != NULL:
             out["count"] = np.asarray(<uint32_t[:of.capacity]>of.counts)[out["row"]]
         return out
