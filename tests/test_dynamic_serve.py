@@ -68,45 +68,64 @@ def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
         assert service.engine.state_hash() == whole.state_hash()
 
 
+def read_slowly(monkeypatch, engine, steps):
+    """Read tables in blocks of one row, and after each wait for the next of these steps. Returns the blocks so far."""
+    blocks = []
+
+    def slowly(metadata):
+        blocks.append(metadata)
+        until(lambda: engine.global_step >= steps[min(len(blocks), len(steps)) - 1])
+        return encoded(metadata)
+
+    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(snapshots, "encoded", slowly)
+    return blocks
+
+
+def table_of(stream):
+    """(key → row of a table as it is sent, null ones included; the metadata of its end)"""
+    rows, end = {}, {}
+    for chunk in stream:
+        rows |= dict(zip(chunk.data["id"].to_pylist(), chunk.data["row"].to_pylist(), strict=True))
+        end = decoded(chunk.app_metadata, "")
+    return rows, end
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_read_while_keys_come_and_go_is_of_one_step(durable, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 5 * 4 * 4)
     saving = {"folder": tmp_path / "c", "every": 10} if durable else {}
     engine = engine_of(BITING, rows=32)
+    blocks = read_slowly(monkeypatch, engine, range(25, 61))
     with service_of(engine, **saving) as service, client_of(service) as client:
         with client_of(service).producer("w0") as producer:
             for each in FRAMES[:25]:  # with a commit every 10 steps, the last one is behind
                 producer.send(each)
             until(lambda: engine.global_step == 25)
             stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
-            first = stream.read_chunk()
+            until(lambda: blocks)
             for each in FRAMES[25:]:
                 producer.send(each)
             producer.wait()
-        rows, end = {}, {}
-        for chunk in [first, *stream]:
-            rows |= dict(zip(chunk.data["id"].to_pylist(), chunk.data["row"].to_pylist(), strict=True))
-            end = decoded(chunk.app_metadata, "")
-        assert None in rows.values()  # keys of the first block that were removed meanwhile
+        rows, end = table_of(stream)
+        assert None in rows.values()  # keys of the first blocks that were removed meanwhile
         assert {key: row for key, row in rows.items() if row is not None} == physical(replayed(FRAMES[: end["step"]]))
         assert end["clock"] == end["step"] - 1
 
 
 def test_a_key_admitted_before_a_read_and_removed_after_it_within_one_commit_is_not_left_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 4 * 4)
     engine = engine_of(ps.Dynamic(evict="lru"), rows=2)
+    blocks = read_slowly(monkeypatch, engine, [2, 3])
     with service_of(engine, folder=tmp_path / "c") as service, client_of(service) as client:
         client.put([log_of([[1, 2]])], "w0")  # committed at its end
         with client_of(service).producer("w0") as producer:
             producer.send(log_of([[], [3]]))
             until(lambda: engine.global_step == 2)
             stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
-            first = stream.read_chunk()
+            until(lambda: len(blocks) == 2)
             producer.send(log_of([[], [], [4, 5]]))
             producer.wait()
-        rows = {}
-        for chunk in [first, *stream]:
-            rows |= dict(zip(chunk.data["id"].to_pylist(), chunk.data["row"].to_pylist(), strict=True))
+        rows, _ = table_of(stream)
+        assert 3 in rows
         assert sorted(key for key, row in rows.items() if row is not None) == [4, 5]
 
 
