@@ -76,3 +76,12 @@ def test_features_look_up_and_send_gradients_for_any_key():
     engine.send_gradients({"f": np.ones((3, 4), np.float32)}, deduplication_data=data)
     assert engine.keys("user").to_pylist() == [-5, 2**62]
     np.testing.assert_allclose(engine.lookup("user", [2**62]), activations["f"][:1] - 2, rtol=1e-6)
+
+
+def test_an_orbax_checkpoint_is_refused_by_name(tmp_path):
+    (tmp_path / "_METADATA").write_text("{}")
+    engine = engine_of()
+    before = engine.state_hash()
+    with pytest.raises(ps.UsageError, match="table 'user' is dynamic, and an Orbax checkpoint has no keys: load files"):
+        engine.read_tables(tmp_path)
+    assert engine.state_hash() == before

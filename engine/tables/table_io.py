@@ -82,12 +82,10 @@ def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
 
 
 def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
+    for name in tables.dynamic:
+        raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)
     for name in tables.specs:
-        if name in tables.dynamic:
-            raise UsageError(
-                f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load rows with --out's files"
-            )
         layout, parts = tables.whole(name).layout, tables.parts(name)
         found = parts_of(tree, directory, name, (layout.vocabulary_size, layout.dim), list(parts))
         ids = np.arange(layout.vocabulary_size)
