@@ -121,13 +121,23 @@ def test_validate_says_what_a_dynamic_table_needs(tmp_path, call):
     assert "memory    at least 2.9 MB on the host: directories of 1 dynamic table\n" in text
 
 
-def test_validate_finds_what_a_replay_would_do_to_the_keys(tmp_path, call):
-    config, log = logged(tmp_path, churning_steps(60), rows=32)
-    _, found = call(0, "validate", config, log, "--num-required", 2)
-    _, replayed = call(0, "replay", config, log, "--num-required", 2)
+@pytest.mark.parametrize(
+    "dynamic",
+    [
+        BITING,
+        ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=9, evict="lfu", half_life=4),
+        ps.Dynamic(probability=0.4, evict="lru"),
+    ],
+    ids=["lru", "lfu", "chance"],
+)
+def test_validate_finds_what_a_replay_would_do_to_the_keys(tmp_path, call, dynamic):
+    config, log = logged(tmp_path, churning_steps(60), rows=32, dynamic=dynamic)
+    _, found = call(0, "validate", config, log, "--num-required", 2, "--flush")
+    _, replayed = call(0, "replay", config, log, "--num-required", 2, "--flush")
     keys = found["keys"]["user"]
     assert 24 < keys.pop("most_in_a_step") <= 48
     assert keys == replayed["tables"]["user"]["keys"]
+    assert keys["evicted"] > 0
     assert found["key_findings"] == []
 
 
