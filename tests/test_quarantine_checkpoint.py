@@ -8,7 +8,7 @@ from faults.operations import full_disk
 from ipc import write
 from quarantines import rows_of
 
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 CONFIG = table(rate="constant: 0.5") + "mode: TRAINING\n"
 NUM_FRAMES = 12

@@ -17,9 +17,9 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import UsageError
+from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
-from penstock.io.storage.descriptors import reserve
 from penstock.stats import Counters
 from penstock.validation import whole
 
