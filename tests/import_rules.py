@@ -4,6 +4,18 @@
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
+# Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
+# in its line, never back.
+LAYERS = """
+__main__   cli   bench
+service   distributed   dataflow   metrics
+engine   table_access   run   deltas   checkpoint   telemetry
+core   tables   io
+activations   accumulators   pipeline   sampling   gate   stats
+bridge   config   learning_rates   threads
+frames   validation   filesystem   plots   updates   pyx   interrupts   errors
+"""
+
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
 ROOMS = [
