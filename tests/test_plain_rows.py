@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.decoding import reader, source_batch
+from penstock.io.decoding import framing, reader, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.rows import plain_columns
 from penstock.io.decoding.schema import resolve
@@ -154,3 +155,15 @@ def test_good_rows_of_several_tables_are_not_examined_one_by_one(monkeypatch, ta
     of = of.append_column("table", pa.array(tables).dictionary_encode())
     (frame,) = FrameReader([of], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
     assert {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()} == {"t": 2, "u": 1}
+
+
+def test_slices_of_a_large_table_are_not_examined_one_by_one(monkeypatch):
+    """They are small, however large the buffers are that they share."""
+    monkeypatch.setattr(source_batch, "find_bad_rows", lambda *_: pytest.fail("examined every row"))
+    num_rows = framing.UNVALIDATED_BYTES // 8  # twice as large as what is examined
+    floats = pa.array(np.zeros(DIM * num_rows, np.float32))
+    large = pa.record_batch(
+        {"id": pa.array(np.zeros(num_rows, np.int64)), "gradient": pa.FixedSizeListArray.from_arrays(floats, DIM)}
+    )
+    frames = list(FrameReader([large.slice(start, 3) for start in (0, 5)], replace(OPTIONS, on_bad_row="drop")))
+    assert [frame.num_rows for frame in frames] == [3, 3]
