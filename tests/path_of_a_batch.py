@@ -1,4 +1,4 @@
-"""Prints the way of one batch from its source into a table: ``python tests/way_of_a_batch.py``.
+"""Prints the way of one batch from its source into a table: ``python tests/path_of_a_batch.py``.
 
 A run reads a plain Arrow IPC stream of a few batches, a frame each, from a file into one table on the CPU, and the gate
 opens for every frame. The way is that of a batch in the middle. It begins when the run asks the reader for the next
@@ -67,7 +67,7 @@ def module_of(frame) -> str:
     return frame.f_globals.get("__name__", "")
 
 
-def way_of_a_batch():
+def path_of_a_batch():
     """Return the calls on the way of one batch, in order."""
     import penstock as ps
     from penstock.engine import Engine
@@ -102,7 +102,7 @@ def write_stream(path) -> None:
 
 
 def main() -> int:
-    way = way_of_a_batch()
+    way = path_of_a_batch()
     for call in way:
         print(f"{call.depth:2} {'  ' * call.depth}{call.module.removeprefix('penstock.')}: {call.function}")
     modules = sorted({call.module.removeprefix("penstock.") for call in way})
