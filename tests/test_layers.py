@@ -224,6 +224,17 @@ def test_no_two_modules_share_a_name_without_a_reason():
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
 
 
+# Modules of a package beside its ``__init__``; ``cli`` has one per command, and what they share.
+MOST_MODULES = Counter({"engine": 19, "engine/cli": 24})
+
+
+def test_no_package_has_too_many_modules():
+    found = {path.relative_to(ROOT).with_suffix("") for _, path in modules() if path.stem != "__init__"}
+    sizes = Counter(str(path.parent) for path in found)
+    assert sizes["engine"] > 1
+    assert {name: size for name, size in sizes.items() if size > (MOST_MODULES[name] or 16)} == {}
+
+
 MOST_LINES = 300
 
 
