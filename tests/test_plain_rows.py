@@ -1,4 +1,4 @@
-"""Batches of plain columns take a shorter way; what comes of them is what the long way makes."""
+"""Batches of plain columns take a shorter path, with the same result as the general one."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
     seen = columns.decode(of)
     holes = of.column("id").null_count + of.column("gradient").null_count
-    # A hole in the floats of rows that the slice leaves out counts too: then the long way says that all is well.
+    # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
         (plain,) = seen.row_batches
