@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from mutations.__main__ import PER_PACKAGE, draw
+from mutations.__main__ import PER_PACKAGE, draw, read_equivalent
 from mutations.operators import mutations
 from mutations.packages import PACKAGES, ROOT, selected_tests
 
@@ -54,3 +54,7 @@ def test_the_draw_is_the_same_every_time_and_its_tests_exist(package):
     struck_out = draw(package, {drawn[0].key: "equivalent"})
     assert struck_out[:-1] == drawn[1:]
     assert all((ROOT / test).exists() for test in selected_tests(package))
+
+
+def test_the_equivalent_mutations_are_of_code_that_exists():
+    assert all(reason for reason in read_equivalent().values())  # exits if one is gone
