@@ -121,7 +121,7 @@ def test_an_interrupt_of_a_run_is_not_raised_by_a_save_of_another_thread(files, 
     with monkeypatch.context() as patch:
         patch.setattr(Positions, "count", interrupted)
         reader.read_next_batch()
-    with pytest.raises(ps.StateError, match=r"applied, but not counted \(KeyboardInterrupt"):
+    with pytest.raises(ps.StateError, match=r"applied, but not counted \(KeyboardInterrupt\)"):
         engine.save(tmp_path / "saved")
     with pytest.raises(KeyboardInterrupt):
         reader.read_next_batch()

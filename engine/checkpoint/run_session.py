@@ -81,7 +81,7 @@ class Run(CommitListener):
                 self._commits.frame_counted()
         except BaseException as error:
             self.failed, self._error = True, error
-            self.positions.uncounted = f"{type(error).__name__}: {error}"
+            self.positions.uncounted = f"{type(error).__name__}: {error}".removesuffix(": ")
 
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""

@@ -1,1 +1,1 @@
-"""Files without their contents: atomic and appended files, pipes, and the descriptors of this process."""
+"""Operations on files: atomic and growing files, pipes, and the file descriptors of this process."""
