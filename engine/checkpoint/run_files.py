@@ -80,7 +80,8 @@ class CountedFiles:
             )
             if counted:
                 self._open = files
-                stack.callback(self._close, files)
+                if any(files):
+                    stack.callback(self._close, files)
             yield files
 
     def _close(self, files: RunFiles) -> None:
