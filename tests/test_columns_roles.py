@@ -112,7 +112,7 @@ def test_steps_of_any_integer_type(kind):
     + [pa.array(["a", None, "b", "b"]).dictionary_encode("encode")],
     ids=lambda c: str(c.type),
 )
-def test_contributors_of_any_text_type_null_being_one_too(column):
+def test_contributors_of_any_text_type_or_null(column):
     frames = frames_of([batch_of(4, step=pa.array([1] * 4), contributor=column)])
     assert [(f.contributor, f.num_rows) for f in frames] == [("a", 1), (None, 1), ("b", 2)]
 
