@@ -42,7 +42,7 @@ class StageFunction:
 
     @property
     def schema(self) -> pa.Schema:
-        named = ("slots", "op", "integrity")
+        named = ("slots", "op", "numbered")
         return form_of(self._loaded().tables, **{n: v for n, v in self._of_stage.items() if n in named}).schema
 
     def __call__(

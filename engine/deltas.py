@@ -34,7 +34,7 @@ class DeltaOptions:
 
     slots: bool | Sequence[str] = ()
     op: bool = False
-    integrity: bool = False
+    numbered: bool = False
     per_steps: int | None = None
     per_rows: int | None = None
     per_seconds: float | None = None
@@ -47,11 +47,11 @@ class DeltaOptions:
 
 
 def form_of(
-    specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, integrity: bool = False
+    specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
 ) -> DeltaForm:
     """Return the form of the deltas of some tables. Raises UsageError for slots that no table has."""
     shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
-    return DeltaForm(shapes, slots, op=op, integrity=integrity)
+    return DeltaForm(shapes, slots, op=op, numbered=numbered)
 
 
 class Deltas(StepObserver):
@@ -65,7 +65,7 @@ class Deltas(StepObserver):
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
         self._core = core
-        self._form = form_of(specs.values(), options.slots, op=options.op, integrity=options.integrity)
+        self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
         self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)

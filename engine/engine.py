@@ -113,7 +113,7 @@ class Engine(TableAccess):
         deltas: AnyPath | None = None,
         slots: bool | Sequence[str] = (),
         op: bool = False,
-        integrity: bool = True,
+        numbered: bool = True,
         per_steps: int | None = None,
         per_rows: int | None = None,
         per_seconds: float | None = None,
@@ -143,7 +143,7 @@ class Engine(TableAccess):
             a file: its contents and the commits agree, and ``resume`` continues both
         slots : of deltas: names of slots to include next to the weights; True: all of them
         op : of deltas: add a column ``op``, "upsert" in every row
-        integrity : of deltas: add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated,
+        numbered : of deltas: add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated,
             truncated or damaged delta
         per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
             with the last value of every row that changed; none of them: one per step
@@ -155,7 +155,7 @@ class Engine(TableAccess):
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         if deltas is None:
-            rows.check_unused(DeltaOptions(integrity=True))
+            rows.check_unused(DeltaOptions(numbered=True))
             return self._source_run(source, options).run()
         return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
 
@@ -182,14 +182,14 @@ class Engine(TableAccess):
         progress: Progress | None = None,
         slots: bool | Sequence[str] = (),
         op: bool = False,
-        integrity: bool = False,
+        numbered: bool = False,
         per_steps: int | None = None,
         per_rows: int | None = None,
         per_seconds: float | None = None,
     ) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; only ``integrity`` is off by default.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
 
         The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
         run there, after a whole frame. The request that meets an error raises it.

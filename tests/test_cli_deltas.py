@@ -37,7 +37,7 @@ def batches_of(file):
 
 
 def wanted(**options):
-    return bytes_of(engine_of().stage(LOG, integrity=True, **options))
+    return bytes_of(engine_of().stage(LOG, numbered=True, **options))
 
 
 def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):

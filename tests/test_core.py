@@ -130,7 +130,7 @@ def test_run_and_stage_show_every_option_with_its_default():
     """``help(Engine.run)`` prints the signature."""
     stated = defaults_of(RunOptions, DeltaOptions)
     assert options_of(ps.Engine.stage) == stated
-    assert options_of(ps.Engine.run) == stated | {"deltas": None, "integrity": True}
+    assert options_of(ps.Engine.run) == stated | {"deltas": None, "numbered": True}
     documented = re.findall(r"^        ((?:\w+, )*\w+) : ", ps.Engine.run.__doc__, re.MULTILINE)
     assert set(", ".join(documented).split(", ")) == {"source", *options_of(ps.Engine.run)} - {"every", "keep"}
 

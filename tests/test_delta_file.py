@@ -136,7 +136,7 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
         restored(folder).run(LOG, slots=True, **arguments)
     assert file.read_bytes() == good
     restored(folder).run(LOG, **arguments)
-    assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, integrity=True))
+    assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, numbered=True))
 
 
 def test_a_delta_file_with_a_gap_is_refused_and_a_new_one_begins(tmp_path):

@@ -166,7 +166,7 @@ def test_a_stage_is_pulled_by_all_and_comes_out_at_the_first(logs):
     def staged(engine, **order):
         engine.run(logs, limit=3, **order)
         before = follower_of(engine)
-        followed = follow(before, engine.stage(logs, slots=True, integrity=True, **order))
+        followed = follow(before, engine.stage(logs, slots=True, numbered=True, **order))
         return followed.num_applied, equal(followed.tables, tables_of(engine))
 
     wanted = staged(ps.Engine(config_of(), **THREE), merge="round")

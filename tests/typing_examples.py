@@ -47,7 +47,7 @@ def push(engine: ps.Engine) -> bool:
 
 def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
     for batch in engine.stage(
-        "log.arrows", slots=["accumulators"], integrity=True, per_steps=10, checkpoint="c", every=2
+        "log.arrows", slots=["accumulators"], numbered=True, per_steps=10, checkpoint="c", every=2
     ):
         print(batch.num_rows)
     report = engine.run("log.arrows", deltas="deltas.arrows", slots=True, limit=3)

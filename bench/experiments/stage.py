@@ -22,9 +22,9 @@ ROWS, DIM, VOCABULARY, STEPS, TURNS = 1 << 16, 32, 1 << 20, 12, 5
 WAYS: dict[str, dict[str, Any] | None] = {
     "run": None,
     "stage": {},
-    "stage, integrity": {"integrity": True},
-    "stage, integrity, slots": {"integrity": True, "slots": True},
-    "stage, integrity, per 12 steps": {"integrity": True, "per_steps": STEPS},
+    "stage, numbered": {"numbered": True},
+    "stage, numbered, slots": {"numbered": True, "slots": True},
+    "stage, numbered, per 12 steps": {"numbered": True, "per_steps": STEPS},
 }
 
 

@@ -159,7 +159,7 @@ class DeltaLog:
 
     def _tracked(self) -> Deltas:
         """Track the changes from the current step."""
-        return Deltas(self._engine.core, DeltaOptions(integrity=True, per_steps=self._per_steps))
+        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps))
 
     def _log(self, deltas: Deltas, create: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Retain the delta that ``create`` returns; drop all if it is too large. A step without changes has none."""

@@ -52,7 +52,7 @@ class DeltaForm:
     tables : the tables that may occur, in the order in which a delta lists them
     slots : the slots to include next to the weights; True: all
     op : include a column with the operation to apply to the row
-    integrity : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
+    numbered : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
 
     Raises UsageError for a slot that no table has.
     """
@@ -63,9 +63,9 @@ class DeltaForm:
         slots: bool | Sequence[str] = (),
         *,
         op: bool = False,
-        integrity: bool = False,
+        numbered: bool = False,
     ) -> None:
-        self._tables, self._op, self._integrity = tables, op, integrity
+        self._tables, self._op, self._numbered = tables, op, numbered
         self._slots = _checked(tables, slots)
         self._places = {name: place for place, name in enumerate(tables)}
         self._names = pa.array(list(tables), pa.utf8())
@@ -79,7 +79,7 @@ class DeltaForm:
         ]
         if op:
             fields.append(pa.field("op", pa.dictionary(pa.int8(), pa.utf8()), nullable=False))
-        if integrity:
+        if numbered:
             fields.append(pa.field("parent", pa.int64(), nullable=False))
             fields.append(pa.field("checksum", pa.uint32(), nullable=False))
             fields.append(pa.field("rows_left", pa.int64(), nullable=False))
@@ -125,7 +125,7 @@ class DeltaForm:
         ]
         if self._op:
             columns.append(pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int8), pa.array(OPS)))
-        if self._integrity:
+        if self._numbered:
             columns.append(pa.array(np.full(num_rows, parent)))
             columns.append(pa.array(np.full(num_rows, checksum, np.uint32)))
             columns.append(pa.array(np.full(num_rows, rows_left)))
