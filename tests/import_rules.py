@@ -4,6 +4,18 @@
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
+# Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
+# in its line, never back.
+LAYERS = """
+__main__   cli   bench
+service   distributed   dataflow   metrics
+engine   table_access   run   deltas   checkpoint   telemetry
+core   tables   io
+activations   accumulators   pipeline   sampling   gate   stats
+bridge   config   learning_rates   threads
+frames   validation   filesystem   plots   updates   pyx   interrupts   errors
+"""
+
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
 ROOMS = [
@@ -14,7 +26,8 @@ ROOMS = [
             "penstock.io",
             "penstock.pyx.arrow_c_data",
             "penstock.pyx.run_lengths",
-            "penstock.tables.combiners",
+            "penstock.activations.combiners",
+            "penstock.filesystem",
             "penstock.frames",
             "penstock.config",
             "penstock.errors",
@@ -23,9 +36,10 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
+    ("penstock.filesystem", {"penstock.filesystem", "penstock.interrupts"}, set()),
     (
         "penstock.config",
-        {"penstock.config", "penstock.errors", "penstock.io.storage.atomic_files", "penstock.updates"},
+        {"penstock.config", "penstock.errors", "penstock.filesystem.atomic_files", "penstock.updates"},
         {"google", "numpy"},
     ),
     (
@@ -44,7 +58,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report", {"penstock.bench", "penstock.cli.svg"}, set()),
+    ("penstock.bench.report", {"penstock.bench", "penstock.plots"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
@@ -55,9 +69,9 @@ ROOMS = [
             "penstock.core",
             "penstock.errors",
             "penstock.frames",
+            "penstock.filesystem.atomic_files",
+            "penstock.filesystem.descriptors",
             "penstock.io.storage.delta_sink",
-            "penstock.io.storage.descriptors",
-            "penstock.io.storage.atomic_files",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
             "penstock.pyx.dirty_bits",
@@ -72,6 +86,7 @@ ROOMS = [
             "penstock.deltas",
             "penstock.engine",
             "penstock.errors",
+            "penstock.filesystem.descriptors",
             "penstock.frames",
             "penstock.io",
             "penstock.learning_rates",
@@ -160,7 +175,7 @@ ROOMS = [
         },
         {"numpy"},
     ),
-    ("penstock.tables.access", {"penstock.core", "penstock.frames", "penstock.validation"}, {"numpy"}),
+    ("penstock.table_access", {"penstock.core", "penstock.frames", "penstock.validation"}, {"numpy"}),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
     (
         "penstock.tables.table_set",
@@ -183,14 +198,14 @@ ROOMS = [
             "penstock.activations",
             "penstock.config",
             "penstock.errors",
-            "penstock.tables.combiners",
             "penstock.frames",
             "penstock.gate",
             "penstock.validation",
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.tables.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.plots", {"penstock.plots"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),

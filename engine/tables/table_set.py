@@ -216,7 +216,7 @@ class TableSet:
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
         """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them"""
         for part, rows in values.items():
-            self.table(name).write(ids, rows, part)
+            self.table(name).write(ids, np.ascontiguousarray(rows), part)  # of Orbax's: a copy of one array at a time
 
     def hash(self, global_step: int) -> str:
         """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
@@ -272,7 +272,7 @@ class TableSet:
         for name, table in self._tables.items():
             parts, size = self.parts(name), table.layout.vocabulary_size
             found = parts_of(tree, directory, name, (size, table.layout.dim), list(parts))
-            yield name, np.arange(size), {parts[key]: np.ascontiguousarray(rows) for key, rows in found.items()}
+            yield name, np.arange(size), {parts[key]: rows for key, rows in found.items()}
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
         """Return ids as int64, shape (n,). Raises UsageError for an id outside the table."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.activations.combiners import not_finite
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
@@ -31,7 +32,6 @@ from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED, Batch, arrow_errors
 from penstock.pyx.arrow_c_data import plain_rows
-from penstock.tables.combiners import not_finite
 
 
 @dataclass(eq=False)
