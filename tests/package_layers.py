@@ -1,4 +1,18 @@
-"""The order of packages, as ARCHITECTURE.md draws it."""
+"""The order of packages, as ARCHITECTURE.md draws it, and the libraries that only some of them may import."""
+
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = {
+    "duckdb",
+    "fbgemm_gpu",
+    "jax_tpu_embedding",
+    "pandas",
+    "polars",
+    "tensorflow",
+    "tensorflow_recommenders_addons",
+    "torch",
+    "torchrec",
+}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
 # in its line, never back.

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_rules import OUTSIDE, ROOMS
-from package_layers import LAYERS
+from import_rules import ROOMS
+from package_layers import LAYERS, OUTSIDE
 
 ROOT = Path(__file__).resolve().parents[1]
 CYTHON = {".pyx", ".pxd"}
