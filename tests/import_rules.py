@@ -1,5 +1,7 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
+from package_layers import OUTSIDE
+
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
 ROOMS = [
