@@ -39,6 +39,7 @@ PACKAGE_DIR = {
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",
     "penstock.io.storage": "io/storage",
+    "penstock.planning": "engine/planning",
     "penstock.pyx": "pyx",
     "penstock.pyx.keys": "pyx/keys",
     "penstock.service": "engine/service",
@@ -70,6 +71,7 @@ KERNELS = [
     "keys.key_lookup",
     "keys.key_shards",
     "keys.shard_decisions",
+    "keys.shard_sample",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
@@ -88,6 +90,7 @@ HEADERS = [
     f"pyx/{h}.h"
     for h in (
         "keys/key_table",
+        "keys/removed_keys",
         "parallel_for",
         "pages",
         "philox",

@@ -18,7 +18,7 @@ class KeyReport:
     keys : keys with a row; expired_waiting : those of them that are expired and wait for their sweep
     waiting : keys that wait for admission; directory_bytes : memory of keys and waiting keys
     admitted, expired, evicted : in the run: keys at its start + admitted - expired - evicted = keys
-    returned : expired keys that occurred again before their sweep; rejected : keys that were due and found no room
+    returned : admitted keys that had a row before and lost it lately; rejected : keys that were due and found no room
     unadmitted_rows : gradient rows of keys that were not admitted, which are lost
     """
 

@@ -2,6 +2,8 @@
 
 # Other libraries that the benches measure against: nothing else may know them.
 PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
+BASICS = {"penstock.config", "penstock.errors", "penstock.frames", "penstock.stats"}
+SUMS = {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
@@ -49,19 +51,16 @@ ROOMS = [
     (
         "penstock.checkpoint",
         {
+            *BASICS,
             "penstock.validation",
             "penstock.checkpoint",
-            "penstock.config",
             "penstock.core",
-            "penstock.errors",
-            "penstock.frames",
             "penstock.io.storage.delta_sink",
             "penstock.io.storage.descriptors",
             "penstock.io.storage.atomic_files",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
             "penstock.pyx.dirty_bits",
-            "penstock.stats",
         },
         {"numpy"},
     ),
@@ -83,22 +82,19 @@ ROOMS = [
     (
         "penstock.distributed",
         {
+            *BASICS,
             "penstock.bridge.device_tables",
             "penstock.checkpoint",
-            "penstock.config",
             "penstock.core",
             "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
-            "penstock.errors",
-            "penstock.frames",
             "penstock.interrupts",
             "penstock.io",
             "penstock.pyx.partition",
             "penstock.learning_rates",
             "penstock.tables.initializers",
             "penstock.tables.table_set",
-            "penstock.stats",
             "penstock.telemetry",
         },
         {"numpy", "pyarrow"},
@@ -168,15 +164,28 @@ ROOMS = [
     (
         "penstock.tables.dynamic_table",
         {
+            *BASICS,
             "penstock.bridge",
-            "penstock.config",
-            "penstock.errors",
-            "penstock.frames",
-            "penstock.pyx.keys.directory",
             "penstock.pyx.keys.directory_plan",
-            "penstock.stats",
             "penstock.tables.initializers",
+            "penstock.tables.key_directory",
             "penstock.validation",
+        },
+        {"numpy"},
+    ),
+    ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
+    # What an engine would do to the keys of a log, without its tables: no jax.
+    (
+        "penstock.planning",
+        {
+            *BASICS,
+            "penstock.gate",
+            "penstock.interrupts",
+            "penstock.io.decoding.reader",
+            "penstock.pipeline",
+            "penstock.planning",
+            "penstock.pyx.keys",
+            "penstock.tables.key_directory",
         },
         {"numpy"},
     ),
@@ -248,16 +257,7 @@ ROOMS = [
         {"prometheus_client"},
     ),
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
-    (
-        "penstock.accumulators.storage",
-        {
-            "penstock.frames",
-            "penstock.pyx.accumulator",
-            "penstock.pyx.buffer_pool",
-            "penstock.pyx.frame_accumulate",
-        },
-        {"numpy"},
-    ),
+    ("penstock.accumulators.storage", {"penstock.frames", "penstock.pyx.buffer_pool", *SUMS}, {"numpy"}),
     (
         "penstock.accumulators.gradient_checks",
         {"penstock.errors", "penstock.frames", "penstock.validation"},
@@ -287,8 +287,7 @@ ROOMS = [
             "penstock.threads",
             "penstock.frames",
             "penstock.gate",
-            "penstock.pyx.frame_accumulate",
-            "penstock.pyx.accumulator",
+            *SUMS,
             "penstock.stats",
             "penstock.errors",
         },

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError, StateError, UsageError
+from penstock.errors import StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
-from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 from penstock.tables.initializers import scattered_rows
+from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
-MAX_STEP = 2**32 - 2
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -48,18 +47,7 @@ class DynamicTable:
         assert settings is not None
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
-        self.directory = Directory(
-            spec.vocabulary_size,
-            seed,
-            spec.name,
-            min_count=settings.min_count,
-            by_frames=settings.count == "frames",
-            probability=settings.probability,
-            forget_after=settings.forget_after,
-            expire_after=settings.expire_after,
-            evict=settings.evict,
-            half_life=settings.half_life,
-        )
+        self.directory = make_directory(spec, seed)
         self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
@@ -69,37 +57,17 @@ class DynamicTable:
 
     def start_counting(self) -> None:
         """Reset the counts of the previous run."""
-        self._counted_before = self._counted()
+        self._counted_before = key_counts(self.directory)
 
     def report(self) -> KeyReport:
         """Return the keys now, and what became of keys since ``start_counting``."""
-        directory = self.directory
-        counts = {name: number - self._counted_before[name] for name, number in self._counted().items()}
-        num_bytes = directory.nbytes + directory.candidate_bytes
-        return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
-
-    def _counted(self) -> dict[str, int]:
-        directory = self.directory
-        return {
-            "admitted": directory.num_admitted,
-            "expired": directory.num_expired,
-            "evicted": directory.num_evicted,
-            "returned": directory.num_returned,
-            "rejected": directory.num_rejected,
-            "unadmitted_rows": directory.unadmitted_rows,
-        }
+        return key_report(self.directory, self._counted_before)
 
     # ---- a step
 
     def clock_at(self, step: int, time: int | None) -> int:
         """Return the clock of a step. Raises StateError if it does not fit."""
-        if self.settings.clock == "time":
-            return self.directory.clock if time is None else time
-        if not 0 <= step <= MAX_STEP:
-            raise StateError(
-                f"table '{self.spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
-            )
-        return step
+        return clock_at(self.spec, self.directory, step, time)
 
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
         """Decide what an opening does; nothing changes yet.
@@ -107,14 +75,7 @@ class DynamicTable:
         frames : the sums of the opening, by key; num_frames : of every key of the one Coalesced, in order, if counted
         Raises CapacityError if a new key finds no room and the settings say so.
         """
-        keys, rows = self._joined([one.ids for frame in frames for one in frame.summed]), None
-        counted = [one.rows for frame in frames for one in frame.summed if one.rows is not None]
-        if counted:
-            rows = self._joined(counted)
-        if len(frames) > 1:
-            keys, at = np.unique(keys, return_inverse=True)
-            num_frames = np.bincount(at, minlength=len(keys))
-            rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+        keys, rows, num_frames = keys_of_opening(frames, num_frames, self.directory.array)
         self._plan = self._planned(Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run))
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
@@ -170,16 +131,8 @@ class DynamicTable:
     def _planned(self, plan: Plan) -> Plan:
         if plan.num_rejected and (self.settings.on_full == "error"):
             plan.cancel()
-            self._refuse(plan.num_rejected)
+            raise no_room(self.spec.name, self.directory, plan.num_rejected)
         return plan
-
-    def _refuse(self, num_rejected: int) -> None:
-        directory = self.directory
-        shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
-        raise CapacityError(
-            f"table '{self.spec.name}': no room for {num_rejected} new keys: {len(directory)} of "
-            f"{directory.capacity} rows are in use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
-        )
 
     # ---- reading and writing by key
 
@@ -209,7 +162,7 @@ class DynamicTable:
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         if plan.num_rejected:
             plan.cancel()
-            self._refuse(plan.num_rejected)
+            raise no_room(self.spec.name, self.directory, plan.num_rejected)
         self._plan = plan
         self.carry_out()
         rows: Int64 = plan.found
@@ -261,12 +214,6 @@ class DynamicTable:
         places = np.full(int(state["numbers"][0]), -1, np.int64)
         places[state["row"]] = rows
         return places
-
-    def _joined(self, arrays: Sequence[Int64]) -> Int64:
-        if len(arrays) == 1:
-            return arrays[0]
-        joined: Int64 = self.directory.array(np.int64, sum(map(len, arrays)))
-        return np.concatenate([_NO_KEYS, *arrays], out=joined)
 
 
 def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:

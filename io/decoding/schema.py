@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -44,11 +44,12 @@ class Roles:
     default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
     time: pa.Field | None = None  # only where a table's clock needs it
+    ids_only: bool = False  # the gradients are not read
 
     @cached_property
     def names(self) -> list[str]:
         """Return the names of the columns that are used, each once: a column may play two roles."""
-        fields = [getattr(self, role) for role in ROLES]
+        fields = [getattr(self, role) for role in ROLES if not (self.ids_only and role == "gradient")]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 
 
@@ -67,16 +68,19 @@ def resolve(
     columns: Mapping[str, str] | None = None,
     gradient_dtype: str | None = None,
     needs_time: bool = False,
+    ids_only: bool = False,
 ) -> Roles:
     """Find the roles in a schema and check their types.
 
     columns : role → name, for streams that use other names
     gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
     needs_time : the column ``time`` must exist; else it is ignored
+    ids_only : the gradient's column must exist, but is not read
     Raises InputError naming the column, what was expected and a near miss.
     """
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time)
+        roles = _resolve(schema, source, columns or {}, gradient_dtype, needs_time)
+    return replace(roles, ids_only=ids_only)
 
 
 def _resolve(

@@ -17,15 +17,22 @@ cdef extern from "pages.h":
 MAX_CLOCK = 2**32 - 2
 
 
-cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
-    """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
-    cdef int64_t s
-    of.capacity, of.num_shards = capacity, 1
+cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nogil:
+    """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow.
+
+    sample_bits : keep one shard of 2 ** sample_bits, the first ones, exactly as among all
+    """
+    cdef int64_t s, rows, more
+    of.num_shards = 1
     while 2 * of.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
         of.num_shards *= 2
         of.bits += 1
     # 1.6 slots per row, and one that is always empty.
     of.slots = (-(-capacity // of.num_shards) * 8 + 4) // 5 + 1
+    rows, more = capacity // of.num_shards, capacity % of.num_shards
+    of.num_shards >>= min(sample_bits, of.bits)
+    of.kept = of.num_shards - 1
+    of.capacity = capacity = rows * of.num_shards + min(more, of.num_shards)
     of.newest = -1
     of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
     of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
@@ -38,8 +45,8 @@ cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
     if of.entries == NULL or of.keys == NULL or of.free_rows == NULL or of.each == NULL:
         return -1
     for s in range(of.num_shards):
-        of.each[s].first_row = <int32_t>(s * (capacity // of.num_shards) + min(s, capacity % of.num_shards))
-        of.each[s].num_rows = <int32_t>(capacity // of.num_shards + (s < capacity % of.num_shards))
+        of.each[s].first_row = <int32_t>(s * rows + min(s, more))
+        of.each[s].num_rows = <int32_t>(rows + (s < more))
         free_all(of, &of.each[s])
         key_clear(of.entries + s * of.slots, of.slots)
     return 0
@@ -68,6 +75,8 @@ cdef void shards_free(Shards* of) noexcept nogil:
         for s in range(of.num_shards):
             free(of.each[s].young.entries)
             free(of.each[s].old.entries)
+            free(of.each[s].lately.prints)
+            free(of.each[s].before.prints)
         free(of.each)
 
 

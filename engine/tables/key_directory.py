@@ -1,0 +1,102 @@
+"""The directory of a dynamic table, and the keys of an opening: what decides which keys have a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.config.specs import TableSpec
+from penstock.errors import CapacityError, StateError
+from penstock.frames import Coalesced, Int64
+from penstock.pyx.keys.directory import Directory
+from penstock.stats import KeyReport
+
+MAX_STEP = 2**32 - 2
+_NO_KEYS = np.zeros(0, np.int64)
+
+
+def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
+    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits"""
+    settings = spec.dynamic
+    assert settings is not None
+    return Directory(
+        spec.vocabulary_size,
+        seed,
+        spec.name,
+        min_count=settings.min_count,
+        by_frames=settings.count == "frames",
+        probability=settings.probability,
+        forget_after=settings.forget_after,
+        expire_after=settings.expire_after,
+        evict=settings.evict,
+        half_life=settings.half_life,
+        sample_bits=sample_bits,
+    )
+
+
+def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:
+    """Return the clock of a step. time : the largest of any frame so far. Raises StateError if it does not fit."""
+    assert spec.dynamic is not None
+    if spec.dynamic.clock == "time":
+        return directory.clock if time is None else time
+    if not 0 <= step <= MAX_STEP:
+        raise StateError(
+            f"table '{spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
+        )
+    return step
+
+
+def keys_of_opening(
+    frames: Sequence[Coalesced], num_frames: Int64 | None, allocate: Callable[[Any, int], Any]
+) -> tuple[Int64, Int64 | None, Int64 | None]:
+    """Return the distinct keys of an opening, and of each how many rows it has and in how many frames it occurs.
+
+    frames, num_frames : what ``TableStore.look`` returned; allocate : (dtype, n) → an array
+    Returns int64 (n,) each; rows and frames are None if they were not counted.
+    """
+    summed = [one for frame in frames for one in frame.summed]
+    keys, rows = _joined([one.ids for one in summed], allocate), None
+    counted = [one.rows for one in summed if one.rows is not None]
+    if counted:
+        rows = _joined(counted, allocate)
+    if len(frames) > 1:
+        keys, at = np.unique(keys, return_inverse=True)
+        num_frames = np.bincount(at, minlength=len(keys))
+        rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+    return keys, rows, num_frames
+
+
+def no_room(table: str, directory: Directory, num_rejected: int) -> CapacityError:
+    """Return the error of new keys that find no room."""
+    shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
+    return CapacityError(
+        f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of "
+        f"{directory.capacity} rows are in use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
+    )
+
+
+def key_counts(directory: Directory) -> dict[str, int]:
+    """Return what became of keys so far, by the names of KeyReport."""
+    return {
+        "admitted": directory.num_admitted,
+        "expired": directory.num_expired,
+        "evicted": directory.num_evicted,
+        "returned": directory.num_returned,
+        "rejected": directory.num_rejected,
+        "unadmitted_rows": directory.unadmitted_rows,
+    }
+
+
+def key_report(directory: Directory, before: Mapping[str, int] | None = None) -> KeyReport:
+    """Return the keys now, and what became of keys since ``before``, earlier ``key_counts``; None: from the start."""
+    counts = {name: number - (before[name] if before else 0) for name, number in key_counts(directory).items()}
+    num_bytes = directory.nbytes + directory.candidate_bytes
+    return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
+
+
+def _joined(arrays: Sequence[Int64], allocate: Callable[[Any, int], Any]) -> Int64:
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([_NO_KEYS, *arrays], out=allocate(np.int64, sum(map(len, arrays))))
