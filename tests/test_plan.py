@@ -197,6 +197,16 @@ def test_a_sample_estimates_every_count_within_its_errors():
         assert 0 < estimate.standard_error["admitted"] < 0.02 * true.report.admitted
 
 
+def test_choices_of_many_rows_are_a_sample_unless_all_keys_are_requested(monkeypatch):
+    monkeypatch.setattr("penstock.planning.planner.EXACT_ROWS", 1 << 18)
+    config = config_of(ps.Dynamic(evict="lru"), rows=1 << 19)
+    shares = [
+        [forecast.tables()["user"].share for forecast in Planner(config, choices, sample=sample).forecasts]
+        for choices, sample in [(ONE, None), (all_choices([1 << 18, 1 << 19], {}), None), (ONE, 1), (ONE, 0.3)]
+    ]
+    assert shares == [[0.5], [0.25, 0.25], [1.0], [0.25]]
+
+
 def test_small_tables_are_followed_whole_in_a_sample():
     config = config_of(ps.Dynamic(evict="lru"), rows=32)
     (one,) = planned(config, [log_of(STEPS)], sample=0.01).forecasts

@@ -35,8 +35,9 @@ class Choice:
 def all_choices(capacities: Sequence[int], settings: Mapping[str, Sequence[Any]]) -> list[Choice]:
     """Return every combination, capacities first; nothing given for a setting: the configuration's."""
     given = {name: values for name, values in settings.items() if values}
+    each: Sequence[int | None] = capacities or (None,)
     return [
         Choice(capacity, dict(zip(given, values, strict=True)))
-        for capacity in capacities or [None]
+        for capacity in each
         for values in product(*given.values())
     ]

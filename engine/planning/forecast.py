@@ -41,7 +41,10 @@ class Opening(NamedTuple):
 
     def at(self, positions: Int64) -> Opening:
         """Return the keys at these positions."""
-        return Opening(*[None if array is None else array[positions] for array in self])
+        keys, rows, frames = self
+        return Opening(
+            keys[positions], None if rows is None else rows[positions], None if frames is None else frames[positions]
+        )
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         table=None,
         default_table=features_in_use[0].table,
         bfloat16=False,
+        ids_only=options.ids_only,
         features=tuple(features_in_use),
     )
 

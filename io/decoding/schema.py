@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
@@ -79,12 +79,16 @@ def resolve(
     Raises InputError naming the column, what was expected and a near miss.
     """
     with arrow_errors("corrupt Arrow schema", source):
-        roles = _resolve(schema, source, columns or {}, gradient_dtype, needs_time)
-    return replace(roles, ids_only=ids_only)
+        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only)
 
 
 def _resolve(
-    schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None, needs_time: bool
+    schema: pa.Schema,
+    source: str,
+    columns: Mapping[str, str],
+    gradient_dtype: str | None,
+    needs_time: bool,
+    ids_only: bool,
 ) -> Roles:
     roles = [role for role in ROLES if role != "time" or needs_time]
     required = (*REQUIRED, "time")
@@ -108,6 +112,7 @@ def _resolve(
         **fields,
         default_table=None if default is None else default.decode("utf-8", "replace"),
         bfloat16=bfloat16,
+        ids_only=ids_only,
     )
 
 

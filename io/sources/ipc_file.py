@@ -42,7 +42,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
         nonlocal num_done
         first_row = 0
         with arrow_errors(_CORRUPT, name):  # the bytes of other columns are not read
-            fields = [schema.get_field_index(column) for column in columns]
+            fields = [number for number, column in enumerate(schema.names) if column in columns]
             reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for index in range(num_batches):
             with arrow_errors(_CORRUPT, name, index):

@@ -106,8 +106,8 @@ class Messages:
         if kind == DICTIONARY:
             batch = batch.table(1)
         if batch.field(3):  # compressed
-            bytes_of = body()
-            unpacked, packed = _unpacked_bytes(batch.vector(2, _BUFFER), bytes_of), len(bytes_of)
+            data = memoryview(body())
+            unpacked, packed = _unpacked_bytes(batch.vector(2, _BUFFER), data), len(data)
             if kind == DICTIONARY:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
@@ -127,7 +127,7 @@ class Messages:
                     return
                 metadata = bytes(file.read(length))
                 at, num_bytes = file.tell(), body_bytes(metadata)
-                is_dictionary = self.check(metadata, partial(_read_body, file, num_bytes))
+                is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
                 file.seek(at + num_bytes)
         except InputError:
             raise
@@ -135,10 +135,6 @@ class Messages:
             return
         finally:
             file.seek(start)
-
-
-def _read_body(file: pa.NativeFile, num_bytes: int) -> memoryview:
-    return memoryview(file.read_buffer(num_bytes))
 
 
 def _unpacked_bytes(buffers: np.ndarray[Any, Any], body: Any) -> int:
@@ -182,4 +178,4 @@ def _check_pieces(messages: Messages) -> Generator[int, bytes, None]:
         metadata = yield max(0, struct.unpack("<i", head)[0])
         if num_bytes := body_bytes(metadata):
             body = yield num_bytes
-            messages.check(metadata, partial(memoryview, body))
+            messages.check(metadata, partial(bytes, body))
