@@ -1,7 +1,17 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
 # Other libraries that the benches measure against: nothing else may know them.
-PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
+PEERS = {
+    "duckdb",
+    "fbgemm_gpu",
+    "jax_tpu_embedding",
+    "pandas",
+    "polars",
+    "tensorflow",
+    "tensorflow_recommenders_addons",
+    "torch",
+    "torchrec",
+}
 BASICS = {"penstock.config", "penstock.errors", "penstock.frames", "penstock.stats"}
 SUMS = {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
@@ -235,7 +245,7 @@ ROOMS = [
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
-    ("penstock.frames", {"penstock.pyx.buffer_pool"}, {"numpy"}),
+    ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
     (
         "penstock.tables.initializers",
@@ -258,11 +268,7 @@ ROOMS = [
     ),
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     ("penstock.accumulators.storage", {"penstock.frames", "penstock.pyx.buffer_pool", *SUMS}, {"numpy"}),
-    (
-        "penstock.accumulators.gradient_checks",
-        {"penstock.errors", "penstock.frames", "penstock.validation"},
-        {"numpy"},
-    ),
+    ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.frames", "penstock.validation"}, {"numpy"}),
     (
         "penstock.accumulators.conditional",
         {"penstock.errors", "penstock.gate", "penstock.accumulators.gradient_checks", "penstock.stats"},
@@ -283,14 +289,7 @@ ROOMS = [
     ("penstock.threads", {"penstock.validation"}, set()),
     (
         "penstock.pipeline",
-        {
-            "penstock.threads",
-            "penstock.frames",
-            "penstock.gate",
-            *SUMS,
-            "penstock.stats",
-            "penstock.errors",
-        },
+        {"penstock.errors", "penstock.frames", "penstock.gate", "penstock.stats", "penstock.threads", *SUMS},
         {"numpy"},
     ),
 ]

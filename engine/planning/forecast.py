@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +123,7 @@ def _forecast(spec: TableSpec, directory: Directory) -> TableForecast:
         left_out = np.sqrt(1 - 1 / scale)
         for counted, name in _FIELDS.items():
             error[name] = float(num_shards * shards[counted].std(ddof=1) / np.sqrt(num_followed) * left_out)
-        report = KeyReport(**{name: round(number * scale) for name, number in vars(report).items()})
+        scaled = {name: round(number * scale) for name, number in vars(report).items() if name != "load"}
+        report = replace(report, **scaled)
     bytes_on_device = spec.weights_bytes + spec.slots_bytes
     return TableForecast(spec.vocabulary_size, 1 / scale, report, report.directory_bytes, bytes_on_device, error)

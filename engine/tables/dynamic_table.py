@@ -20,15 +20,15 @@ from penstock.errors import StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
-from penstock.tables.initializers import scattered_rows
+from penstock.tables.initializers import Run, scattered_rows
 from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
 
-Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
+_FLOATS_AT_ONCE = 1 << 20  # of new rows
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -48,6 +48,7 @@ class DynamicTable:
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
         self.directory = make_directory(spec, seed)
+        self._has_opened = False
         self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
@@ -76,7 +77,16 @@ class DynamicTable:
         Raises CapacityError if a new key finds no room and the settings say so.
         """
         keys, rows, num_frames = keys_of_opening(frames, num_frames, self.directory.array)
-        self._plan = self._planned(Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run))
+        before, early = self.directory.clock, not self._has_opened
+        if early:
+            self._stamp(before, clock)
+        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
+        if plan.num_rejected and self.settings.on_full == "error":
+            plan.cancel()
+            if early:
+                self._stamp(clock, before)
+            raise no_room(self.spec.name, self.directory, plan.num_rejected)
+        self._plan = plan
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
@@ -114,33 +124,53 @@ class DynamicTable:
             before += [np.ones(len(removed), bool), had_row[has_row]]
         return np.concatenate([_NO_KEYS, *keys]), np.concatenate([np.zeros(0, bool), *before])
 
-    def carry_out(self) -> None:
-        """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
+    def carry_out(self, opens: bool = True) -> None:
+        """Carry the plan out: new keys get their initial rows. The updates of the step follow.
+
+        opens : the plan is of an opening, not of a load
+        """
+        self._has_opened |= opens
         plan = self._plan
         assert plan is not None
         fresh = plan.fresh
-        if len(fresh):
-            rows = plan.found[fresh]
-            for part, values in enumerate(self.initial(plan.keys[fresh])):
-                self._table.write(rows, values, part)
+        self._start(plan.found[fresh], plan.keys[fresh])
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
         self._plan = None
 
-    def _planned(self, plan: Plan) -> Plan:
-        if plan.num_rejected and (self.settings.on_full == "error"):
-            plan.cancel()
-            raise no_room(self.spec.name, self.directory, plan.num_rejected)
-        return plan
+    def _stamp(self, before: int, clock: int) -> None:
+        """Change the stamps of all keys. Those that were loaded before the first opening count as if they occurred at
+        it: a clock that is a time would find them expired."""
+        if len(self.directory) and clock != before:
+            state = self.directory.get_state()
+            self.directory.set_state({**state, "last": np.full_like(state["last"], clock)})
+
+    def _start(self, rows: Int64, keys: Int64) -> None:
+        """Write the initial weights and slots of keys to their rows, in blocks that fit in a cache."""
+        spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
+        starts = [np.full((min(size, len(keys)), spec.dim), start, np.float32) for _, start in spec.slots]
+        for first in range(0, len(keys), size):
+            its = rows[first : first + size]
+            weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
+            scattered_rows(spec.initializer, self._seed, spec.name, keys[first : first + size], weights, self.run)
+            for part, values in enumerate([weights, *starts]):
+                self._table.write(its, values[: len(its)], part)
 
     # ---- reading and writing by key
 
     def initial(self, keys: Int64) -> list[Float32]:
         """Return the initial weights and slots of keys: float32 (n, dim) each."""
         spec = self.spec
-        weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
+        weights = np.empty((len(keys), spec.dim), np.float32)
+        scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
         return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
+
+    def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:
+        """Return which keys have other rows than their initial ones, bit by bit. values : float32 (parts, n, dim)"""
+        start = np.stack(self.initial(keys))
+        found: npt.NDArray[np.bool_] = (start.view(np.int32) != values.view(np.int32)).any(axis=(0, 2))
+        return found
 
     def read(self, keys: Int64, part: int = 0) -> Float32:
         """Return one part of the rows of keys, which may repeat: float32 (n, dim); absent keys as the settings say."""
@@ -164,7 +194,7 @@ class DynamicTable:
             plan.cancel()
             raise no_room(self.spec.name, self.directory, plan.num_rejected)
         self._plan = plan
-        self.carry_out()
+        self.carry_out(opens=False)
         rows: Int64 = plan.found
         return rows
 
@@ -203,7 +233,7 @@ class DynamicTable:
         digest.update(struct.pack("<q", self.directory.clock))
 
     def get_state(self) -> dict[str, Array]:
-        return self.directory.get_state()
+        return {**self.directory.get_state(), "has_opened": np.array([self._has_opened])}
 
     def set_state(self, state: Mapping[str, Array]) -> Int64:
         """Restore the keys; return for every row of the saved table the row here, -1 where it had no key."""
@@ -211,6 +241,7 @@ class DynamicTable:
             rows = self.directory.set_state(state)
         except ValueError as error:
             raise StateError(f"table '{self.spec.name}': {error}") from None
+        self._has_opened = bool(state["has_opened"][0])
         places = np.full(int(state["numbers"][0]), -1, np.int64)
         places[state["row"]] = rows
         return places
@@ -227,8 +258,11 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
         given = np.asarray(ids).reshape(-1)
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    if given.size and not np.issubdtype(given.dtype, np.integer):
+    if given.dtype.kind in "fO":  # of Python's integers beyond int64
+        exact = np.asarray(ids, object).reshape(-1)
+        given = exact if all(isinstance(one, int) for one in exact) else given.astype(float)
+    if given.size and given.dtype.kind not in "iuO":
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
     if given.size and (bad := outside(given, vocabulary_size)).any():
         raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
-    return given.astype(np.int64)
+    return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

@@ -9,11 +9,10 @@ import numpy as np
 
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError
-from penstock.frames import Coalesced, Int64
+from penstock.frames import MAX_TIME, Coalesced, Int64
 from penstock.pyx.keys.directory import Directory
 from penstock.stats import KeyReport
 
-MAX_STEP = 2**32 - 2
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -37,13 +36,13 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Director
 
 
 def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:
-    """Return the clock of a step. time : the largest of any frame so far. Raises StateError if it does not fit."""
+    """Return the clock of a step. time : the largest of any frame so far. Raises StateError for a large step."""
     assert spec.dynamic is not None
     if spec.dynamic.clock == "time":
         return directory.clock if time is None else time
-    if not 0 <= step <= MAX_STEP:
+    if not 0 <= step <= MAX_TIME:
         raise StateError(
-            f"table '{spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
+            f"table '{spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_TIME}"
         )
     return step
 
@@ -72,8 +71,8 @@ def no_room(table: str, directory: Directory, num_rejected: int) -> CapacityErro
     """Return the error of new keys that find no room."""
     shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
     return CapacityError(
-        f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of "
-        f"{directory.capacity} rows are in use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
+        f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
+        f"use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
     )
 
 
@@ -92,8 +91,14 @@ def key_counts(directory: Directory) -> dict[str, int]:
 def key_report(directory: Directory, before: Mapping[str, int] | None = None) -> KeyReport:
     """Return the keys now, and what became of keys since ``before``, earlier ``key_counts``; None: from the start."""
     counts = {name: number - (before[name] if before else 0) for name, number in key_counts(directory).items()}
-    num_bytes = directory.nbytes + directory.candidate_bytes
-    return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
+    return KeyReport(
+        len(directory),
+        directory.num_expired_now,
+        directory.num_waiting,
+        directory.nbytes + directory.candidate_bytes,
+        len(directory) / directory.capacity,
+        **counts,
+    )
 
 
 def _joined(arrays: Sequence[Int64], allocate: Callable[[Any, int], Any]) -> Int64:
