@@ -39,6 +39,7 @@ types: .venv/installed
 		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
 		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
 		penstock.pyx.update penstock.pyx.initial_rows penstock.pyx.keys.directory penstock.pyx.keys.directory_plan \
+		penstock.pyx.keys.shard_sample \
 		penstock.bench.memory_bandwidth
 
 # The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.

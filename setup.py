@@ -40,6 +40,7 @@ PACKAGE_DIR = {
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",
     "penstock.io.storage": "io/storage",
+    "penstock.planning": "engine/planning",
     "penstock.plots": "engine/plots",
     "penstock.pyx": "pyx",
     "penstock.pyx.keys": "pyx/keys",
@@ -72,6 +73,7 @@ KERNELS = [
     "keys.key_lookup",
     "keys.key_shards",
     "keys.shard_decisions",
+    "keys.shard_sample",
     "keys.victims",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
@@ -91,6 +93,7 @@ HEADERS = [
     f"pyx/{h}.h"
     for h in (
         "keys/key_table",
+        "keys/removed_keys",
         "parallel_for",
         "pages",
         "philox",

@@ -5,8 +5,8 @@ are several tables. It is drawn and written batch by batch, so memory does not g
 distributions keep a cumulative table of 8 bytes per vocabulary entry (10 million ids: 80 MB).
 
 The same options give the same bytes, with the same versions of numpy and pyarrow. Ids, gradients and the split of a
-step over tables each have a separate random stream, read in order: neither the batch size nor
-the number of rows changes the earlier rows.
+step over tables each have a separate random stream, read in order: neither the batch size nor, without churn,
+the number of rows changes the earlier rows. ``synthetic_ids`` defines the ids.
 
 A stream is written as a log with checksums (``penstock.io.log``).
 
@@ -32,6 +32,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 import penstock.interrupts as interrupts
+from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
@@ -40,10 +41,11 @@ from penstock.filesystem import atomic_files
 from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
-
-Float64 = npt.NDArray[np.float64]
+from penstock.io.synthetic_ids import IdStream, SynthTable
 
 DISTRIBUTIONS = ("zipf", "uniform", "dlrm")
+IDS = ("dense", "hashed")
+MAX_CHURN = 1000.0
 DLRM_TABLES = 8
 DLRM_DIMS = (4, 8, 16, 32, 64, 128)
 
@@ -53,10 +55,6 @@ GRADIENT_STDDEV = np.float32(0.01)
 CONFIG_SUFFIX = ".pbtxt"
 NOT_ARROW = (".csv", ".tsv", ".json", ".jsonl", ".txt")  # formats that synth does not write
 FILE_SUFFIXES = (".arrow", ".feather")
-
-# Rank → id, so that the frequent ids do not lie side by side. A bijection: the multiplier is a prime above every
-# vocabulary allowed. The product stays below 2^63: rank < 2^31, multiplier < 2^32.
-_MULTIPLIER, _OFFSET = 2_654_435_761, 12_345
 
 _MAX_ROWS = 10**15
 _RANGES = {
@@ -80,6 +78,8 @@ class SynthOptions:
     vocabulary : ids of every table; of the largest one for "dlrm"
     dim : of every table; "dlrm" has its own
     alpha : exponent of zipf; the mean of the tables' for "dlrm"; "uniform" has none
+    ids : "dense": below the vocabulary; "hashed": any int64, of dynamic tables
+    churn : the share of the vocabulary that is replaced by new keys from the first step to the last; only of hashed ids
     """
 
     rows: int = 100_000
@@ -89,6 +89,8 @@ class SynthOptions:
     dim: int = 32
     distribution: str = "zipf"
     alpha: float = 1.1
+    ids: str = "dense"
+    churn: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,21 +102,16 @@ class SynthOptions:
             raise UsageError(f"--distribution: expected one of {', '.join(DISTRIBUTIONS)}, got '{self.distribution}'")
         if not (math.isfinite(self.alpha) and self.alpha >= 0):
             raise UsageError(f"--alpha: expected a finite number of at least 0, got {self.alpha}")
+        if self.ids not in IDS:
+            raise UsageError(f"--ids: expected one of {', '.join(IDS)}, got '{self.ids}'")
+        if not 0 <= self.churn <= MAX_CHURN:
+            raise UsageError(f"--churn: expected a number from 0 to {MAX_CHURN:g}, got {self.churn}")
+        if self.churn and self.ids != "hashed":
+            raise UsageError("--churn: dense ids cannot be replaced; add --ids hashed")
 
     @property
     def num_steps(self) -> int:
         return -(-self.rows // self.rows_per_step)
-
-
-@dataclass(frozen=True)
-class SynthTable:
-    """One table of a log. share : of the rows; alpha : exponent of zipf, None where ids are uniform."""
-
-    name: str
-    vocabulary_size: int
-    dim: int
-    share: float
-    alpha: float | None
 
 
 @dataclass(frozen=True)
@@ -141,8 +138,7 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     with atomic_files.appearing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
         file.sync()
-        tables = [TableConfig(t.vocabulary_size, t.dim, name=t.name) for t in log.tables]
-        EmbeddingConfig.from_tables(tables, Adagrad(LEARNING_RATE)).save(config)
+        EmbeddingConfig.from_tables([_config_of(t, options) for t in log.tables], Adagrad(LEARNING_RATE)).save(config)
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}
     return Written(path, config, log.tables, rows, options.num_steps, path.stat().st_size)
 
@@ -165,28 +161,27 @@ def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTab
     return tuple(SynthTable(name, size, dim, float(share), alpha) for name, size, dim, share, alpha in values)
 
 
-def _zipf_cumulative(size: int, alpha: float) -> Float64:
-    """Return P(rank <= r) for P(r) ∝ (r+1)^-alpha, for inverse sampling. Ends in exactly 1, and random() < 1."""
-    table = np.arange(1, size + 1, dtype=np.float64)
-    np.power(table, -alpha, out=table)
-    np.cumsum(table, out=table)
-    table /= table[-1]
-    return table
+def _config_of(table: SynthTable, options: SynthOptions) -> TableConfig:
+    """Return the configuration of a table; for hashed ids, a dynamic one with room for a quarter more than is alive."""
+    if options.ids == "dense":
+        return TableConfig(table.vocabulary_size, table.dim, name=table.name)
+    capacity = min(table.vocabulary_size + table.vocabulary_size // 4 + 1, (1 << 31) - 1)
+    return TableConfig(capacity, table.dim, name=table.name, dynamic=Dynamic(evict="lru"))
 
 
 class _Log:
     """The rows of a log, as record batches. rows : drawn so far, by table"""
 
     def __init__(self, options: SynthOptions) -> None:
-        seeds = np.random.SeedSequence(options.seed).spawn(4)
-        layout, self._splits, self._id_stream, self._gradients = (np.random.default_rng(s) for s in seeds)
+        seeds = np.random.SeedSequence(options.seed).spawn(5)
+        layout, self._splits, ids, self._gradients, keys = (np.random.default_rng(s) for s in seeds)
         self._options = options
         self.tables = tables_of(options, layout)
         self.rows = np.zeros(len(self.tables), np.int64)
         # The order of the tables within a step: the same in every step, and not the configuration's.
         self._order = layout.permutation(len(self.tables)).tolist()
-        zipfs = {(table.vocabulary_size, table.alpha) for table in self.tables if table.alpha is not None}
-        self._cumulative = {zipf: _zipf_cumulative(*zipf) for zipf in zipfs}
+        hashed = keys if options.ids == "hashed" else None
+        self._id_stream = IdStream(self.tables, ids, hashed, options.churn, options.num_steps)
         self._names = pa.array([t.name for t in self.tables], pa.utf8())
         self._dims = np.array([t.dim for t in self.tables])
         self._batch_rows = min(_BATCH_ROWS, max(1, _BATCH_FLOATS // int(self._dims.max())))
@@ -221,21 +216,13 @@ class _Log:
     def _batch(self, step: int, counts: list[int]) -> pa.RecordBatch:
         """Draw a batch. counts : rows of each table, in the order of the tables within a step"""
         codes = np.repeat(np.array(self._order, np.int32), counts)
-        ids = np.concatenate([self._ids(self.tables[t], n) for t, n in zip(self._order, counts, strict=True) if n])
+        drawn = [self._id_stream.draw(t, n, step) for t, n in zip(self._order, counts, strict=True) if n]
         values = self._gradients.standard_normal(int(self._dims[codes].sum()), np.float32)
         values *= GRADIENT_STDDEV
-        columns = [pa.array(np.full(len(codes), step)), pa.array(ids), self._lists(values, codes)]
+        columns = [pa.array(np.full(len(codes), step)), pa.array(np.concatenate(drawn)), self._lists(values, codes)]
         if len(self.tables) > 1:
             columns.insert(0, pa.DictionaryArray.from_arrays(codes, self._names))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _ids(self, table: SynthTable, count: int) -> Int64:
-        if table.alpha is None:
-            return self._id_stream.integers(0, table.vocabulary_size, count)
-        cumulative = self._cumulative[table.vocabulary_size, table.alpha]
-        ranks = np.searchsorted(cumulative, self._id_stream.random(count), side="right")
-        ids: Int64 = (ranks * _MULTIPLIER + _OFFSET) % table.vocabulary_size
-        return ids
 
     def _lists(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.int32]) -> pa.Array:
         kind = self.schema.field("gradient").type

@@ -26,7 +26,7 @@ cdef enum:
 cdef class Accumulator:
     """One table's coalesced gradients since the last drain.
 
-    dim : floats per row
+    dim : floats per row; 0: only ids are counted
     dtype : what is summed and in which precision, float32 or float64
     vocabulary_size : ids are below it, and ``num_distinct`` is counted; None: any int64 is an id
     count : whether the frames of every id are counted, for a mean; count_rows : whether its rows are
@@ -34,8 +34,8 @@ cdef class Accumulator:
 
     def __cinit__(self, Py_ssize_t dim, dtype="float32", vocabulary_size=None, bint count=True,
                   bint count_rows=False):
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}")
+        if dim < 0:
+            raise ValueError(f"dim must be at least 0, got {dim}")
         self.dim = dim
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):

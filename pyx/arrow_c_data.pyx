@@ -44,7 +44,7 @@ def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssiz
     """The ids, gradients and steps of a batch, as read-only views.
 
     batch : what its ``__arrow_c_array__`` gave second; valid, of num_columns columns
-    id_at, step_at : columns of int64, step_at -1 for none; gradient_at : one of lists of width float32
+    id_at, step_at : columns of int64, step_at -1 for none; gradient_at : one of lists of width float32, -1 for none
     Returns int64 (n,), float32 (n, width), and int64 (n,) or None; None where something is null, or not aligned, or not
     as it should be.
     """
@@ -53,13 +53,16 @@ def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssiz
     cdef int64_t num_rows = whole.length
     if whole.release == NULL or whole.n_children != num_columns or whole.offset != 0 or has_null(whole):
         return None
-    if not (0 <= id_at < num_columns and 0 <= gradient_at < num_columns and -1 <= step_at < num_columns):
-        return None
-    lists = whole.children[gradient_at]
-    if lists.n_children != 1 or lists.length != num_rows or has_null(lists):
+    if not (0 <= id_at < num_columns and -1 <= gradient_at < num_columns and -1 <= step_at < num_columns):
         return None
     ids = numbers(batch, whole.children[id_at], 0, num_rows, INT64, 8)
-    values = numbers(batch, lists.children[0], lists.offset * width, num_rows * width, FLOAT32, 4)
+    if gradient_at < 0:
+        values, width = np.empty(0, FLOAT32), 0
+    else:
+        lists = whole.children[gradient_at]
+        if lists.n_children != 1 or lists.length != num_rows or has_null(lists):
+            return None
+        values = numbers(batch, lists.children[0], lists.offset * width, num_rows * width, FLOAT32, 4)
     steps = None if step_at < 0 else numbers(batch, whole.children[step_at], 0, num_rows, INT64, 8)
     if ids is None or values is None or (steps is None) != (step_at < 0):
         return None

@@ -114,10 +114,10 @@ cdef class Sums:
     @property
     def sums(self):
         if self._sum_array is None:
-            if self.num_ids:
+            if self.num_ids and self.dim:
                 self._sum_array = self.sum_block.array(self.dtype, self.num_ids, self.dim)
             else:
-                self._sum_array = np.empty((0, self.dim), self.dtype)
+                self._sum_array = np.empty((self.num_ids, self.dim), self.dtype)
         return self._sum_array
 
     @property

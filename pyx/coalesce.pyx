@@ -66,7 +66,9 @@ cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssiz
                 count_rows(part, order, num_mine)
             if part.num_carried:
                 count_carried(part, index, order, num_mine)
-            if wide:
+            if dim == 0:
+                nonfinite = False
+            elif wide:
                 nonfinite = fold_rows_f64(<double*>part.sums, dim, order, <const double**>rows, num_mine)
             else:
                 nonfinite = fold_rows_f32(<float*>part.sums, dim, order, <const float**>rows, scales, num_mine)

@@ -64,9 +64,13 @@ def churning_steps(num_steps=60, num_keys=40, per_step=24, seed=0):
     rng = np.random.default_rng(seed)
     steps = []
     for step in range(num_steps):
-        ranks = (step // 2 + rng.integers(0, num_keys, per_step)).astype(np.uint64)
-        steps.append((ranks * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
+        steps.append(hashed(step // 2 + rng.integers(0, num_keys, per_step)))
     return steps
+
+
+def hashed(numbers):
+    """Keys of all 64 bits, one per number."""
+    return (np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 class Reader:

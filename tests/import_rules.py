@@ -2,6 +2,9 @@
 
 from package_layers import OUTSIDE
 
+BASICS = {"penstock.config", "penstock.errors", "penstock.frames", "penstock.stats"}
+SUMS = {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}
+
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
 ROOMS = [
@@ -49,19 +52,16 @@ ROOMS = [
     (
         "penstock.checkpoint",
         {
+            *BASICS,
             "penstock.validation",
             "penstock.checkpoint",
-            "penstock.config",
             "penstock.core",
-            "penstock.errors",
-            "penstock.frames",
             "penstock.filesystem.atomic_files",
             "penstock.filesystem.descriptors",
             "penstock.io.storage.delta_sink",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
             "penstock.pyx.dirty_bits",
-            "penstock.stats",
         },
         {"numpy"},
     ),
@@ -84,22 +84,19 @@ ROOMS = [
     (
         "penstock.distributed",
         {
+            *BASICS,
             "penstock.bridge.device_tables",
             "penstock.checkpoint",
-            "penstock.config",
             "penstock.core",
             "penstock.deltas",
             "penstock.distributed",
             "penstock.engine",
-            "penstock.errors",
-            "penstock.frames",
             "penstock.interrupts",
             "penstock.io",
             "penstock.pyx.partition",
             "penstock.learning_rates",
             "penstock.tables.initializers",
             "penstock.tables.table_set",
-            "penstock.stats",
             "penstock.telemetry",
         },
         {"numpy", "pyarrow"},
@@ -169,22 +166,30 @@ ROOMS = [
     (
         "penstock.tables.dynamic_table",
         {
+            *BASICS,
             "penstock.bridge",
-            "penstock.config",
-            "penstock.errors",
-            "penstock.frames",
             "penstock.pyx.keys.directory_plan",
-            "penstock.stats",
             "penstock.tables.initializers",
             "penstock.tables.key_directory",
             "penstock.validation",
         },
         {"numpy"},
     ),
+    ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
+    # What an engine would do to the keys of a log, without its tables: no jax.
     (
-        "penstock.tables.key_directory",
-        {"penstock.config", "penstock.errors", "penstock.frames", "penstock.pyx.keys.directory", "penstock.stats"},
-        set(),
+        "penstock.planning",
+        {
+            *BASICS,
+            "penstock.gate",
+            "penstock.interrupts",
+            "penstock.io.decoding.reader",
+            "penstock.pipeline",
+            "penstock.planning",
+            "penstock.pyx.keys",
+            "penstock.tables.key_directory",
+        },
+        {"numpy"},
     ),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
     (
@@ -254,11 +259,7 @@ ROOMS = [
         {"prometheus_client"},
     ),
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
-    (
-        "penstock.accumulators.storage",
-        {"penstock.frames", "penstock.pyx.accumulator", "penstock.pyx.buffer_pool", "penstock.pyx.frame_accumulate"},
-        {"numpy"},
-    ),
+    ("penstock.accumulators.storage", {"penstock.frames", "penstock.pyx.buffer_pool", *SUMS}, {"numpy"}),
     ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.frames", "penstock.validation"}, {"numpy"}),
     (
         "penstock.accumulators.conditional",
@@ -280,15 +281,7 @@ ROOMS = [
     ("penstock.threads", {"penstock.validation"}, set()),
     (
         "penstock.pipeline",
-        {
-            "penstock.threads",
-            "penstock.frames",
-            "penstock.gate",
-            "penstock.pyx.frame_accumulate",
-            "penstock.pyx.accumulator",
-            "penstock.stats",
-            "penstock.errors",
-        },
+        {"penstock.errors", "penstock.frames", "penstock.gate", "penstock.stats", "penstock.threads", *SUMS},
         {"numpy"},
     ),
 ]

@@ -45,6 +45,14 @@ class Shard:
     keys: dict[int, Record] = field(default_factory=dict)
     young: dict[int, Record] = field(default_factory=dict)
     old: dict[int, Record] = field(default_factory=dict)
+    removed: tuple[set[int], set[int]] = (set(), set())  # lately, before
+    num_returned: int = 0
+
+    def remove(self, key: int) -> None:
+        lately, before = self.removed
+        if len(lately) >= self.num_rows:
+            lately, before = set(), lately
+        self.removed = lately | {key}, before
 
     def swap(self) -> None:
         self.young, self.old = {}, self.young
@@ -111,6 +119,7 @@ class Directory:
         for key, num_rows, num_frames in zip(keys, rows, frames, strict=True):
             dealt[self.mixed(key) * len(dealt) >> 64][key] = num_rows, num_frames
         for number, (shard, mine) in enumerate(zip(self.shards, dealt, strict=True)):
+            num_removed = len(removed)
             came = {k for k in mine if k in shard.keys and not self.expired(shard.keys[k], clock)}
             wanted, waits = [], {}
             for key, (num_rows, num_frames) in mine.items():
@@ -136,6 +145,9 @@ class Directory:
             fits = shard.num_rows - len(left)
             rejected += max(0, len(wanted) - fits)
             wanted = sorted(wanted, key=self.mixed)[:fits]
+            for key, _ in removed[num_removed:]:
+                shard.remove(key)
+            shard.num_returned += sum(key in shard.removed[0] | shard.removed[1] for key in wanted)
             admitted += wanted
             for key in [*came, *wanted]:
                 count = self.score(left.get(key, Record(clock)), clock) + mine[key][0] if self.half_life else 0

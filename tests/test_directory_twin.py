@@ -41,6 +41,7 @@ class Pair:
         if "count" in state:
             assert state["count"].tolist() == [records[k].count for k in state["key"].tolist()]
         assert len(set(state["row"].tolist())) == len(records)
+        assert self.directory.num_returned == sum(shard.num_returned for shard in twin.shards)
         young = {k: r for shard in twin.shards for k, r in shard.young.items()}
         old = {k: r for shard in twin.shards for k, r in shard.old.items()}
         held = zip(*(waiting[name].tolist() for name in ("key", "generation", "count", "last")), strict=True)

@@ -92,7 +92,7 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
-def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(textwrap.dedent(SCENES.get(page, "")), names)
@@ -100,18 +100,22 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     wanted = "python|console" if page.startswith("docs/tutorials/") else "python"
     for language, block in re.findall(rf"```({wanted})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if language == "console":
-            run_commands(block)
+            printed = run_commands(block, capsys).splitlines()
+            assert [line for line in block.splitlines() if line[:2] != "$ " and line not in printed] == []
         elif not ELSEWHERE.search(block):
             exec(compile(block, page, "exec"), names)
         else:
             compile(block, page, "exec")
 
 
-def run_commands(block):
+def run_commands(block, capsys):
+    """Run the commands of a block. Returns what they print."""
+    capsys.readouterr()
     for line in block.splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         if words[0] == "penstock" and words[1] != "serve":  # which goes on until somebody ends it
             assert main(words[1:]) == 0, line
+    return capsys.readouterr().out
 
 
 def test_the_pages_lines_for_a_service_run():
@@ -188,8 +192,7 @@ def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
     python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
     exec(compile(python, "README.md", "exec"), {"np": np})
     (tmp_path / "mine.pbtxt").write_text(text)
-    run_commands(console)
-    said = capsys.readouterr().out
+    said = run_commands(console, capsys)
     assert "nothing to remark" in said
     assert "6 steps" in said
     assert (tmp_path / "mine" / "user.parquet").exists()

@@ -1,11 +1,14 @@
 """synth: the log it writes is what was asked for, fits the configuration beside it, and is the same every time."""
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
+import penstock as ps
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -65,6 +68,52 @@ def test_a_longer_log_begins_with_the_shorter(tmp_path):
     short, long = (columns(write(tmp_path / f"{n}.arrows", rows=n, **options).log) for n in (900, 1800))
     assert short[0].tobytes() == long[0][:900].tobytes()
     assert short[2].tobytes() == long[2][: len(short[2])].tobytes()
+
+
+# ---- hashed ids
+
+
+def keys_by_step(path):
+    ids, steps, _ = columns(path)
+    return [set(ids[steps == step].tolist()) for step in range(steps.max() + 1)]
+
+
+def test_hashed_ids_are_int64_of_both_signs_one_per_entry(tmp_path):
+    dense, hashed = (columns(write(tmp_path / f"{ids}.arrows", ids=ids).log) for ids in ("dense", "hashed"))
+    pairs = set(zip(dense[0].tolist(), hashed[0].tolist(), strict=True))
+    assert len(pairs) == len(set(dense[0].tolist())) == len(set(hashed[0].tolist())) == 50
+    assert 10 < sum(key < 0 for _, key in pairs) < 40
+    assert max(abs(key) for _, key in pairs) > 2**60
+    assert dense[2].tobytes() == hashed[2].tobytes()  # the gradients are those of dense ids
+
+
+def test_the_keys_of_two_tables_and_of_two_seeds_differ(tmp_path):
+    options = {"ids": "hashed", "tables": 2, "distribution": "uniform"}
+    keys = [set(columns(write(tmp_path / f"{seed}.arrows", seed=seed, **options).log)[0].tolist()) for seed in (0, 1)]
+    assert len(keys[0]) == len(keys[1]) == 100
+    assert not keys[0] & keys[1]
+
+
+@pytest.mark.parametrize(("churn", "replaced"), [(0.0, 0), (0.5, 20), (2.0, 80)])
+def test_churn_replaces_that_share_of_the_vocabulary_in_even_steps_and_no_key_returns(tmp_path, churn, replaced):
+    options = {"rows": 5000, "rows_per_step": 1000, "distribution": "uniform", "ids": "hashed", "churn": churn}
+    steps = keys_by_step(write(tmp_path / "log.arrows", **options).log)
+    assert all(len(keys) == 50 for keys in steps)  # every entry occurs in every step
+    assert len(set().union(*steps)) == 50 + replaced  # in the last of 5 steps, four fifths have been replaced
+    for before, after in itertools.pairwise(steps):
+        assert len(after - before) == replaced // 4
+    for number, keys in enumerate(steps):
+        gone = set().union(*steps[:number]) - keys
+        assert not gone & set().union(*steps[number:])
+
+
+def test_hashed_ids_get_dynamic_tables_that_replay_takes(tmp_path):
+    written = write(tmp_path / "log.arrows", ids="hashed", churn=1.0, dim=2)
+    (spec,) = EmbeddingConfig.load(written.config).tables
+    assert (spec.dynamic.evict, spec.vocabulary_size) == ("lru", 63)
+    engine = ps.Engine(EmbeddingConfig.load(written.config))
+    assert engine.run(written.log).rows == 1000
+    assert set(engine.keys("table_0").to_pylist()) <= set(columns(written.log)[0].tolist())
 
 
 # ---- what was asked for

@@ -62,6 +62,8 @@ def test_ten_of_many_tables_are_listed(tmp_path, penstock, capsys):
         ("--alpha", "inf"),
         ("--alpha", "-0.5"),
         ("--rows", "1" + "0" * 30),
+        ("--churn", "-1"),
+        ("--churn", "nan"),
     ],
 )
 def test_a_value_out_of_range_is_one_line_and_exit_code_2(tmp_path, penstock, capsys, flag, value):
@@ -78,6 +80,11 @@ def test_flags_that_cannot_be_parsed_are_one_line_and_exit_code_2(tmp_path, pens
     error = capsys.readouterr().err
     assert arguments[0] in error
     assert error.count("\n") == 1
+
+
+def test_dense_ids_cannot_churn(tmp_path, penstock, capsys):
+    assert penstock(["synth", str(tmp_path / "log.arrows"), "--churn", "0.5"]) == 2
+    assert "--churn: dense ids cannot be replaced; add --ids hashed" in capsys.readouterr().err
 
 
 def test_an_unknown_distribution_is_refused_in_python_too():

@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
     "validate": "check a configuration, and sources against it, without applying anything",
+    "plan": "show what capacity, filters and expiry of dynamic tables would do to a log",
     "inspect": "show what a configuration, a gradient stream, a table file or a checkpoint holds",
     "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",

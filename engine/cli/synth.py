@@ -10,7 +10,15 @@ from typing import Any
 
 from penstock.cli.options import add_command, whole
 from penstock.cli.output import Output, count, writing
-from penstock.io.synth import DISTRIBUTIONS, DLRM_DIMS, DLRM_TABLES, SynthOptions, Written, write_synthetic
+from penstock.io.synth import (
+    DISTRIBUTIONS,
+    DLRM_DIMS,
+    DLRM_TABLES,
+    IDS,
+    SynthOptions,
+    Written,
+    write_synthetic,
+)
 
 
 def add(commands: Any) -> None:
@@ -51,6 +59,21 @@ def add(commands: Any) -> None:
         default=default.alpha,
         metavar="A",
         help=f"exponent of zipf, the tables' mean for dlrm; uniform ignores it (default {default.alpha})",
+    )
+    command.add_argument(
+        "--ids",
+        choices=IDS,
+        default=default.ids,
+        help="dense: below the vocabulary; hashed: any 64-bit integer, and the tables of the configuration are dynamic "
+        f"(default {default.ids})",
+    )
+    command.add_argument(
+        "--churn",
+        type=float,
+        default=default.churn,
+        metavar="R",
+        help="of hashed ids: the share of the vocabulary that new keys replace from the first step to the last; more "
+        f"than 1 replaces every key several times (default {default.churn:g})",
     )
 
 

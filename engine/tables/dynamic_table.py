@@ -21,7 +21,7 @@ from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 from penstock.tables.initializers import Run, scattered_rows
-from penstock.tables.key_directory import clock_at, key_counts, key_report, make_directory, no_room
+from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
@@ -76,14 +76,7 @@ class DynamicTable:
         frames : the sums of the opening, by key; num_frames : of every key of the one Coalesced, in order, if counted
         Raises CapacityError if a new key finds no room and the settings say so.
         """
-        keys, rows = self._joined([one.ids for frame in frames for one in frame.summed]), None
-        counted = [one.rows for frame in frames for one in frame.summed if one.rows is not None]
-        if counted:
-            rows = self._joined(counted)
-        if len(frames) > 1:
-            keys, at = np.unique(keys, return_inverse=True)
-            num_frames = np.bincount(at, minlength=len(keys))
-            rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+        keys, rows, num_frames = keys_of_opening(frames, num_frames, self.directory.array)
         before, early = self.directory.clock, not self._has_opened
         if early:
             self._stamp(before, clock)
@@ -252,12 +245,6 @@ class DynamicTable:
         places = np.full(int(state["numbers"][0]), -1, np.int64)
         places[state["row"]] = rows
         return places
-
-    def _joined(self, arrays: Sequence[Int64]) -> Int64:
-        if len(arrays) == 1:
-            return arrays[0]
-        joined: Int64 = self.directory.array(np.int64, sum(map(len, arrays)))
-        return np.concatenate([_NO_KEYS, *arrays], out=joined)
 
 
 def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:

@@ -1,18 +1,23 @@
-"""The directory of a dynamic table as its settings say, its clock, and the counts and errors that follow from it."""
+"""The directory of a dynamic table, and the keys of an opening: what decides which keys have a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError
-from penstock.frames import MAX_TIME
+from penstock.frames import MAX_TIME, Coalesced, Int64
 from penstock.pyx.keys.directory import Directory
 from penstock.stats import KeyReport
 
+_NO_KEYS = np.zeros(0, np.int64)
 
-def make_directory(spec: TableSpec, seed: int) -> Directory:
-    """Return the empty directory of a dynamic table."""
+
+def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
+    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits"""
     settings = spec.dynamic
     assert settings is not None
     return Directory(
@@ -26,6 +31,7 @@ def make_directory(spec: TableSpec, seed: int) -> Directory:
         expire_after=settings.expire_after,
         evict=settings.evict,
         half_life=settings.half_life,
+        sample_bits=sample_bits,
     )
 
 
@@ -39,6 +45,26 @@ def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None)
             f"table '{spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_TIME}"
         )
     return step
+
+
+def keys_of_opening(
+    frames: Sequence[Coalesced], num_frames: Int64 | None, allocate: Callable[[Any, int], Any]
+) -> tuple[Int64, Int64 | None, Int64 | None]:
+    """Return the distinct keys of an opening, and of each how many rows it has and in how many frames it occurs.
+
+    frames, num_frames : what ``TableStore.look`` returned; allocate : (dtype, n) → an array
+    Returns int64 (n,) each; rows and frames are None if they were not counted.
+    """
+    summed = [one for frame in frames for one in frame.summed]
+    keys, rows = _joined([one.ids for one in summed], allocate), None
+    counted = [one.rows for one in summed if one.rows is not None]
+    if counted:
+        rows = _joined(counted, allocate)
+    if len(frames) > 1:
+        keys, at = np.unique(keys, return_inverse=True)
+        num_frames = np.bincount(at, minlength=len(keys))
+        rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+    return keys, rows, num_frames
 
 
 def no_room(table: str, directory: Directory, num_rejected: int) -> CapacityError:
@@ -73,3 +99,9 @@ def key_report(directory: Directory, before: Mapping[str, int] | None = None) ->
         len(directory) / directory.capacity,
         **counts,
     )
+
+
+def _joined(arrays: Sequence[Int64], allocate: Callable[[Any, int], Any]) -> Int64:
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([_NO_KEYS, *arrays], out=allocate(np.int64, sum(map(len, arrays))))

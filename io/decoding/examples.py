@@ -83,6 +83,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         table=None,
         default_table=features_in_use[0].table,
         bfloat16=False,
+        ids_only=options.ids_only,
         features=tuple(features_in_use),
     )
 
@@ -92,7 +93,8 @@ def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> 
     columns = {name: valid_column(batch, name)[0] for name in roles.names}
     uses: dict[str, list[FeatureUses]] = {}
     for number, feature in enumerate(roles.features):
-        of_feature = _uses(columns[feature.path], feature, number, options.sizes[feature.table][1])
+        dim = None if options.ids_only else options.sizes[feature.table][1]
+        of_feature = _uses(columns[feature.path], feature, number, dim)
         uses.setdefault(feature.table, []).append(of_feature)
     frames, every = frame_columns(columns, roles, options.num_tags), list(chain.from_iterable(uses.values()))
     frames.no_step = _first(frames.no_step, *(of.broken for of in every))
@@ -133,7 +135,7 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
             f"add feature {{ {by} combiner: 'mean' }} to an EngineConfig"
         )
     gradient, num_floats = kinds["gradient"], _width(feature, options.sizes[feature.table][1])
-    if pa.types.is_fixed_size_list(gradient) and gradient.list_size != num_floats:
+    if not options.ids_only and pa.types.is_fixed_size_list(gradient) and gradient.list_size != num_floats:
         problem = f"expected {num_floats} floats in 'gradient', got {gradient.list_size}{_combined(feature)}"
         raise InputError(problem, source=source, column=field.name)
 
@@ -150,20 +152,25 @@ def _width(feature: FeatureSpec, dim: int) -> int:
     return dim * (feature.sequence_length or 1)
 
 
-def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int) -> FeatureUses:
+def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | None) -> FeatureUses:
+    """dim : None: read the ids alone"""
     names = [child.name for child in column.type]
     # The fields of a null struct are null.
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
     flat, lengths = _flat(children["ids"])
     raw_ids, ids_null = integers(flat)
-    gradients, null, broken = _dense(float_lists(children["gradient"]), _width(feature, dim), lengths, feature.path)
+    gradients, null, broken = np.empty((len(column) * (feature.sequence_length or 1), 0), np.float32), None, None
+    if dim is not None:
+        width = _width(feature, dim)
+        gradients, null, broken = _dense(float_lists(children["gradient"]), width, lengths, feature.path)
     samples = np.repeat(np.arange(len(column)), lengths)
     by, truncated = None, None
     if feature.sequence_length:
         kept, samples, truncated = _positions(samples, lengths, feature.sequence_length)
         raw_ids, ids_null = raw_ids[kept], None if ids_null is None else ids_null[kept]
-        lengths, gradients = lengths - truncated, gradients.reshape(-1, dim)
-    else:
+        lengths = lengths - truncated
+        gradients = gradients if dim is None else gradients.reshape(-1, dim)
+    elif dim is not None:
         weights = None
         if "weights" in children:
             weights, mismatch = _weights(children["weights"], lengths, feature.path)

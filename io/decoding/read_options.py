@@ -17,7 +17,7 @@ class ReadOptions:
 
     sizes : table → (vocabulary_size, dim); for dynamic tables ANY_INT64 or ANY_UINT64 (``config.id_ranges``)
     features : of the configuration, for example streams
-    num_tags : learning rates per row; rates_needed : the tags that have a value nowhere else
+    num_tags : learning rates per row, None: they are not read; rates_needed : the tags that have a value nowhere else
     table : of rows that name none
     columns : role → name, if the streams use other names
     contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
@@ -25,12 +25,13 @@ class ReadOptions:
     on_bad_row : "error" (stop before the frame), "drop" (drop the row, count it) or "quarantine" (also pass it on)
     gradient_dtype : what the gradient's values must be; None: whatever they are
     needs_time : the clock of a dynamic table is the column ``time``
+    ids_only : read no gradients: frames have rows of no floats, and the dims in ``sizes`` are 0
     unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
     """
 
     sizes: Mapping[str, tuple[int, int]]
     features: tuple[FeatureSpec, ...] = ()
-    num_tags: int = 0
+    num_tags: int | None = 0
     rates_needed: tuple[int, ...] = ()
     table: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class ReadOptions:
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
     needs_time: bool = False
+    ids_only: bool = False
     unvalidated: bool = False
 
     def __post_init__(self) -> None:

@@ -19,8 +19,9 @@ from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FrameBuilder, Piece
+from penstock.io.decoding.plain_columns import plain_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import DecodedBatch, decode_rows, plain_columns
+from penstock.io.decoding.rows import DecodedBatch, decode_rows
 from penstock.io.decoding.schema import Roles, column_hint, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
@@ -94,6 +95,7 @@ class FrameReader:
                     self._decoder(roles),
                     roles.step is None and self.options.contribution_rows is None,
                 )
+                part.verifies = not self.options.ids_only
                 batch_is_frame = has_no_step and part.has_boundaries and not part.ends_are_marked
                 with closing(part.batches(roles.names)) as batches:
                     for batch in batches:
@@ -114,7 +116,7 @@ class FrameReader:
     def _roles(self, part: Part) -> Roles:
         options = self.options
         roles = resolve_examples(part.schema, part.name, options) or resolve(
-            part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time
+            part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time, options.ids_only
         )
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(

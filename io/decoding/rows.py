@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.activations.combiners import not_finite
-from penstock.config.id_ranges import ANY_UINT64, checked_by_kernel
+from penstock.config.id_ranges import checked_by_kernel
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
@@ -31,8 +31,7 @@ from penstock.io.decoding.columns import (
 )
 from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
 from penstock.io.decoding.schema import Roles
-from penstock.io.sources.batch import RAISED, Batch, arrow_errors
-from penstock.pyx.arrow_c_data import plain_rows
+from penstock.io.sources.batch import Batch, arrow_errors
 
 
 @dataclass(eq=False)
@@ -227,7 +226,9 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
         raw_ids=raw_ids,
         ids=raw_ids.astype(np.int64, copy=False),
         ids_null=ids_null,
-        gradients=float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
+        gradients=Lists(np.empty(0, np.float32), len(raw_ids), 0, None, None)
+        if roles.ids_only
+        else float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
         known_runs=table_runs,
     )
     return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
@@ -252,49 +253,3 @@ def _tables(
     if len(names) == 1 and (codes >= 0).all():
         return tuple(names), None
     return tuple(names), codes
-
-
-class PlainColumns:
-    """Converts plain batches with a fraction of the calls of ``decode_rows``; a stream's schema is checked once.
-
-    Plain: one table, int64 ids, float32 gradients in lists of the table's dim, maybe an int64 step, no nulls. Most logs
-    are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
-    """
-
-    def __init__(self, roles: Roles, table: str) -> None:
-        self._tables, self._width = (table,), roles.gradient.type.list_size
-        self._names = roles.id.name, roles.gradient.name, None if roles.step is None else roles.step.name
-        self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
-
-    def decode(self, batch: pa.RecordBatch) -> DecodedBatch | None:
-        """Decode a batch; None if it is not plain, or damaged."""
-        if self._where is None:
-            at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
-            self._where = batch.num_columns, at[0], at[1], at[2]
-        try:
-            # Not in full: numbers need no more validation, and other columns are unused.
-            batch.validate()
-            found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
-        except RAISED:
-            return None
-        if found is None or (found[2] is None) != (self._names[2] is None):
-            return None
-        ids, values, steps = found
-        gradients = Lists(values.reshape(-1), len(ids), self._width, None, None)
-        return DecodedBatch(FrameColumns(steps), [RowBatch(len(ids), self._tables, None, ids, ids, None, gradients)])
-
-
-def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
-    """Return None if no batch of these roles is plain. table : of rows that name none"""
-    others = (roles.table, roles.contributor, roles.learning_rates, roles.time)
-    if roles.bfloat16 or any(field is not None for field in others):
-        return None
-    gradient = roles.gradient.type
-    numbers = [field.type for field in (roles.id, roles.step) if field is not None]
-    if any(kind != pa.int64() for kind in numbers) or not pa.types.is_fixed_size_list(gradient):
-        return None
-    vocabulary_size, dim = sizes.get(table or "", (0, -1))
-    if gradient.value_type != pa.float32() or dim != gradient.list_size or vocabulary_size == ANY_UINT64:
-        return None
-    assert table is not None
-    return PlainColumns(roles, table)

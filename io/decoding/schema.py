@@ -44,11 +44,12 @@ class Roles:
     default_table: str | None  # in the schema's metadata
     bfloat16: bool  # the gradient's uint16 values are bfloat16
     time: pa.Field | None = None  # only where a table's clock needs it
+    ids_only: bool = False  # the gradients are not read
 
     @cached_property
     def names(self) -> list[str]:
         """Return the names of the columns that are used, each once: a column may play two roles."""
-        fields = [getattr(self, role) for role in ROLES]
+        fields = [getattr(self, role) for role in ROLES if not (self.ids_only and role == "gradient")]
         return list(dict.fromkeys(f.name for f in fields if f is not None))
 
 
@@ -67,20 +68,27 @@ def resolve(
     columns: Mapping[str, str] | None = None,
     gradient_dtype: str | None = None,
     needs_time: bool = False,
+    ids_only: bool = False,
 ) -> Roles:
     """Find the roles in a schema and check their types.
 
     columns : role → name, for streams that use other names
     gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
     needs_time : the column ``time`` must exist; else it is ignored
+    ids_only : the gradient's column must exist, but is not read
     Raises InputError naming the column, what was expected and a near miss.
     """
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time)
+        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only)
 
 
 def _resolve(
-    schema: pa.Schema, source: str, columns: Mapping[str, str], gradient_dtype: str | None, needs_time: bool
+    schema: pa.Schema,
+    source: str,
+    columns: Mapping[str, str],
+    gradient_dtype: str | None,
+    needs_time: bool,
+    ids_only: bool,
 ) -> Roles:
     roles = [role for role in ROLES if role != "time" or needs_time]
     required = (*REQUIRED, "time")
@@ -100,6 +108,7 @@ def _resolve(
         **fields,
         default_table=None if default is None else default.decode("utf-8", "replace"),
         bfloat16=bfloat16,
+        ids_only=ids_only,
     )
 
 

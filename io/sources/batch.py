@@ -64,6 +64,7 @@ class Part:
     batches : given the columns in use, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
     has_checksums : whether the batches read so far carry checksums
+    verifies : whether checksums are checked, for which every byte is read
     verified : whether it was read to its end, with checksums that all match
     """
 
@@ -73,6 +74,7 @@ class Part:
     batches: Callable[[list[str]], Batches]
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
+    verifies: bool = True
     verified: bool = False
     has_checksums: bool = False
     ends_are_marked: bool = False

@@ -61,41 +61,46 @@ class LogCheck:
     closed : whether the closing record was seen
     """
 
-    def __init__(self, raw: RawBytes, name: str, version: bytes | None) -> None:
-        """version : the value of ``penstock.log`` in the schema's metadata"""
+    def __init__(self, raw: RawBytes, name: str, version: bytes | None, verifies: bool = True) -> None:
+        """version : the value of ``penstock.log`` in the schema's metadata; verifies : bytes, not only order"""
         if version not in (None, VERSION):
             shown = version.decode(errors="backslashreplace") if version else "(none)"
             raise InputError(f"a penstock log of version {shown}; this penstock reads version 1", source=name)
-        self._raw, self._name, self._crc = raw, name, 0
+        self._raw, self._name, self._crc, self._verifies = raw, name, 0, verifies
+        if not verifies:
+            raw.forget()
         self.closed = False
 
     def is_data(self, metadata: Any, index: int) -> bool:
         """Check a batch that was just read; return False for the closing record. Raises InputError."""
         found = {} if metadata is None else dict(metadata)
-        pieces = self._raw.take()
+        pieces = self._raw.take() if self._verifies else ()
         if self.closed:
             raise self._error("a batch follows the log's closing record", index)
         if BATCH_KEY not in found or CRC_KEY not in found:
             raise self._error(_NO_RECORD, index)
         if found[BATCH_KEY] != str(index).encode():
             raise self._error(_misplaced(found[BATCH_KEY], index), index)
-        stated = found[CRC_KEY].removeprefix(PREFIX)
+        if self._verifies:
+            self._check(pieces, found[CRC_KEY].removeprefix(PREFIX), index)
+        self.closed = CLOSED_KEY in found
+        if self.closed and found[CLOSED_KEY] != str(index).encode():
+            raise self._error("the closing record names another number of batches", index)
+        return not self.closed
+
+    def _check(self, pieces: Pieces, stated: bytes, index: int) -> None:
         try:
             self._crc = crc_of(pieces, *find_digits(pieces, stated), self._crc)
         except LookupError:
             raise self._error(_DAMAGED, index) from None
         if stated != digits_of(self._crc):
             raise self._error(_DAMAGED, index)
-        self.closed = CLOSED_KEY in found
-        if self.closed and found[CLOSED_KEY] != str(index).encode():
-            raise self._error("the closing record names another number of batches", index)
-        return not self.closed
 
     def _error(self, problem: str, index: int) -> InputError:
         return InputError(problem, source=self._name, batch=index)
 
 
-def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any) -> LogCheck | None:
+def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any, verifies: bool = True) -> LogCheck | None:
     """Return the check that a stream needs, None if it is not a log.
 
     metadata : of its first batch. It alone identifies a log too, since the mark in the schema may be damaged.
@@ -103,7 +108,7 @@ def log_check(raw: RawBytes, name: str, schema: pa.Schema, metadata: Any) -> Log
     version = (schema.metadata or {}).get(LOG_KEY)
     if version is None and (metadata is None or BATCH_KEY not in dict(metadata)):
         return None
-    return LogCheck(raw, name, version)
+    return LogCheck(raw, name, version, verifies)
 
 
 def is_log(schema: pa.Schema) -> bool:

@@ -41,6 +41,9 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     def batches(columns: list[str]) -> Batches:
         nonlocal num_done
         first_row = 0
+        with arrow_errors(_CORRUPT, name):  # the bytes of other columns are not read
+            fields = [number for number, column in enumerate(schema.names) if column in columns]
+            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for index in range(num_batches):
             with arrow_errors(_CORRUPT, name, index):
                 if index < len(starts):

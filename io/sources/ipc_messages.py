@@ -9,7 +9,8 @@ all of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,10 @@ class Messages:
         self._source = source
         self._unpacked = self._packed = 0  # of all dictionaries so far
 
-    def check(self, metadata: bytes, body: Any) -> bool:
+    def check(self, metadata: bytes, body: Callable[[], Any]) -> bool:
         """Return whether a message is a dictionary, which another follows. Raises InputError for a bomb.
 
+        body : returns the bytes after the metadata, which are needed if they are compressed
         Raises struct.error or ValueError where the metadata cannot be followed: Arrow reports what is wrong with it.
         """
         kind = message_kind(metadata)
@@ -104,7 +106,8 @@ class Messages:
         if kind == DICTIONARY:
             batch = batch.table(1)
         if batch.field(3):  # compressed
-            unpacked, packed = _unpacked_bytes(batch.vector(2, _BUFFER), body), len(body)
+            data = memoryview(body())
+            unpacked, packed = _unpacked_bytes(batch.vector(2, _BUFFER), data), len(data)
             if kind == DICTIONARY:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
@@ -123,7 +126,9 @@ class Messages:
                 if length <= 0:
                     return
                 metadata = bytes(file.read(length))
-                is_dictionary = self.check(metadata, memoryview(file.read_buffer(body_bytes(metadata))))
+                at, num_bytes = file.tell(), body_bytes(metadata)
+                is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
+                file.seek(at + num_bytes)
         except InputError:
             raise
         except (struct.error, ValueError, IndexError, OSError):  # Arrow reports what is wrong
@@ -172,4 +177,5 @@ def _check_pieces(messages: Messages) -> Generator[int, bytes, None]:
             head = yield 4
         metadata = yield max(0, struct.unpack("<i", head)[0])
         if num_bytes := body_bytes(metadata):
-            messages.check(metadata, (yield num_bytes))
+            body = yield num_bytes
+            messages.check(metadata, partial(bytes, body))

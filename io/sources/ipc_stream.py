@@ -179,12 +179,12 @@ def ipc_stream_part(
 
     def batches(columns: list[str]) -> Batches:
         index, first_row, end_of_last = 0, 0, file.tell()
-        check = log_check(raw, name, schema, None)
+        check = log_check(raw, name, schema, None, part.verifies)
         part.has_checksums = check is not None
         while (read := _next_batch(reader, file, raw, name, index)) is not None:
             batch, metadata = read
             end_of_last = file.tell()
-            if not index and check is None and (check := log_check(raw, name, schema, metadata)) is None:
+            if not index and check is None and (check := log_check(raw, name, schema, metadata, part.verifies)) is None:
                 raw.forget()
             part.has_checksums = check is not None
             if check is not None and not check.is_data(metadata, index):
@@ -202,7 +202,7 @@ def ipc_stream_part(
         if has_end and not _at_end(file):
             what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
             raise InputError(what, source=name)
-        part.verified = check is not None and check.closed and has_end
+        part.verified = check is not None and check.closed and has_end and part.verifies
 
     def fraction() -> float | None:
         if not size:

@@ -27,8 +27,6 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         groups = read_groups(footer)
         if _holds_two(file, size - _TAIL_BYTES - len(footer), groups):
             raise InputError("two Parquet files in one? Give them as two sources", source=name)
-        if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # a remote file would have to be read twice
-            check_pages(file, groups, name)
         parquet = open_parquet(file)
         schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
     num_done = 0
@@ -37,6 +35,8 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         nonlocal num_done
         num_done = 0
         with arrow_errors(_NOT_READ, name):
+            if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # a remote file would have to be read twice
+                check_pages(file, [group.of(_leaves(parquet.schema, columns)) for group in groups], name)
             incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)
         while True:
             with arrow_errors(f"{_NOT_READ} after row {num_done}", name):
@@ -50,6 +50,13 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         return num_done / num_rows if num_rows else 1.0
 
     return Part(name, schema, False, batches, "Parquet file", fraction)
+
+
+def _leaves(schema: pa.parquet.ParquetSchema, columns: list[str]) -> list[int]:
+    """Return the numbers of Parquet's columns that are, or are parts of, these columns."""
+    inside = tuple(f"{column}." for column in columns)
+    paths = [schema.column(number).path for number in range(len(schema))]
+    return [number for number, path in enumerate(paths) if path in columns or path.startswith(inside)]
 
 
 def open_parquet(file: Any) -> pa.parquet.ParquetFile:

@@ -8,6 +8,7 @@ that their pages state.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,10 @@ class Chunk:
 class Group:
     num_rows: int
     chunks: tuple[Chunk, ...]
+
+    def of(self, columns: Sequence[int]) -> Group:
+        """Return the group with some of its columns, by their numbers."""
+        return Group(self.num_rows, tuple(self.chunks[number] for number in columns if number < len(self.chunks)))
 
 
 def read_groups(footer: bytes) -> list[Group]:

@@ -30,6 +30,7 @@ class Directory:
         expire_after: int | None = None,
         evict: str | None = None,
         half_life: int | None = None,
+        sample_bits: int = 0,
     ) -> Directory: ...
     @property
     def capacity(self) -> int: ...

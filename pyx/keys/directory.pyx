@@ -30,12 +30,14 @@ cdef class Directory:
     forget_after : steps after which candidates change generations; None: whenever a shard has as many as it has rows
     expire_after : a key expires when the clock is further than this from its last occurrence; None: never
     evict : None, "lru" or "lfu"; half_life : of LFU's counts, by the clock
+    sample_bits : keep one virtual shard of 2 ** sample_bits, for keys of ``shard_sample.sampled`` only
 
     num_admitted, num_expired, … : keys so far; unadmitted_rows : gradient rows of keys that were not admitted
     """
 
     def __cinit__(self, int64_t capacity, int64_t seed, str table, *, int32_t min_count=1, bint by_frames=False,
-                  probability=None, forget_after=None, expire_after=None, evict=None, half_life=None):
+                  probability=None, forget_after=None, expire_after=None, evict=None, half_life=None,
+                  int sample_bits=0):
         cdef Shards* of = &self.shards
         if not 1 <= capacity < 2**31:
             raise ValueError(f"capacity must be from 1 to 2147483647, got {capacity}")
@@ -52,7 +54,7 @@ cdef class Directory:
         of.policy.half_life = -1 if half_life is None else half_life
         of.policy.sweep_period = MOST_SHARDS
         self.pool = Pool()
-        if shards_init(of, capacity) < 0:
+        if shards_init(of, capacity, sample_bits) < 0:
             raise MemoryError(f"cannot allocate a directory of {capacity} keys")
 
     def __dealloc__(self):
@@ -87,11 +89,12 @@ cdef class Directory:
 
     @property
     def candidate_bytes(self):
-        """Bytes of candidates."""
-        cdef Py_ssize_t s, slots = 0
+        """Bytes of candidates, and of the keys that lost their row lately."""
+        cdef Py_ssize_t s, slots = 0, prints = 0
         for s in range(self.shards.num_shards):
             slots += self.shards.each[s].young.slots + self.shards.each[s].old.slots
-        return slots * sizeof(KeyEntry)
+            prints += self.shards.each[s].lately.slots + self.shards.each[s].before.slots
+        return slots * sizeof(KeyEntry) + prints * sizeof(uint32_t)
 
     @property
     def num_waiting(self):
@@ -279,7 +282,7 @@ def directory_bytes(int64_t capacity, bint counts=False):
     """Return the bytes of a directory of this capacity, without candidates. counts : with those of LFU"""
     cdef Shards of
     of.policy.evict = EVICT_LFU if counts else 0
-    shards_divide(&of, capacity)
+    shards_divide(&of, capacity, 0)
     return shards_bytes(&of)
 
 

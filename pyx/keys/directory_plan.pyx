@@ -35,7 +35,7 @@ cdef class Plan:
         caller's thread alone
 
     found : int64 (n,), the row of every key after the commit, -1: none
-    num_admitted, num_expired, … : keys of this opening; num_returned : expired keys that occur again
+    num_admitted, num_expired, … : keys of this opening; num_returned : admitted keys that had a row before, after commit
 
     Whatever else is done with the directory before ``commit`` cancels the plan. Raises MemoryError or ValueError;
     nothing has changed then.
@@ -125,6 +125,7 @@ cdef class Plan:
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
         self.each(self._change, len(self.order))
+        self.num_returned = sum([self.opening.each[s].num_returned for s in range(self.num_shards)])
         if of.shards.counts != NULL:
             self.each(self._count, self.opening.num_keys)
         of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)
@@ -294,6 +295,5 @@ cdef class Plan:
             self.num_admitted += its.num_admitted
             self.num_expired += its.num_expired
             self.num_evicted += its.num_evicted
-            self.num_returned += its.num_returned
             self.num_rejected += its.num_rejected
             self.unadmitted_rows += its.unadmitted_rows

@@ -21,6 +21,14 @@ cdef extern from "keys/key_table.h" nogil:
     void key_remove(KeyEntry* entries, size_t slots, int shard_bits, KeyEntry* entry)
     void rank_lowest(KeyRank* ranks, int64_t n, int64_t count)
 
+cdef extern from "keys/removed_keys.h" nogil:
+    ctypedef struct RemovedKeys:
+        uint32_t* prints
+        size_t slots, size
+    bint removed_has(const RemovedKeys* some, int shard_bits, uint64_t mixed)
+    int removed_reserve(RemovedKeys* some, size_t num_keys)
+    void removed_add(RemovedKeys* lately, RemovedKeys* before, size_t most, int shard_bits, uint64_t mixed)
+
 cdef extern from "philox.h" nogil:
     ctypedef struct PhiloxKey:
         uint64_t low, high
@@ -42,10 +50,16 @@ cdef struct Candidates:     # one generation of a shard: key → how often it oc
     size_t slots, size
 
 
+cdef struct KeyCounts:      # what became of keys; unadmitted_rows: gradient rows of keys that were not admitted
+    int64_t num_admitted, num_expired, num_evicted, num_returned, num_rejected, unadmitted_rows
+
+
 cdef struct Shard:
     int32_t first_row, num_rows, num_free   # its rows follow first_row; those free are the first of its stack
     int64_t generation      # swaps of ``young`` and ``old`` that this shard has taken part in
     Candidates young, old
+    RemovedKeys lately, before  # the last num_rows keys that lost their row at least, all of the last opening included
+    KeyCounts counts        # since the directory was created
 
 
 cdef struct Policy:
@@ -60,7 +74,8 @@ cdef struct Policy:
 cdef struct Shards:
     int64_t capacity, num_shards
     size_t slots            # of each shard
-    int bits                # of a mixed key, which are the number of its shard
+    int bits                # of a mixed key, which are the number of its shard among all
+    uint64_t kept           # these bits of that number are the shard's here: fewer than all in a sample
     uint64_t salt
     PhiloxKey chance
     KeyEntry* entries
@@ -77,7 +92,7 @@ cdef struct Shards:
 
 
 cdef inline Py_ssize_t shard_of(const Shards* of, uint64_t mixed) noexcept nogil:
-    return <Py_ssize_t>(mixed >> (64 - of.bits)) if of.bits else 0
+    return <Py_ssize_t>(mixed >> (64 - of.bits) & of.kept) if of.bits else 0
 
 
 cdef inline size_t home_of(const Shards* of, uint64_t mixed) noexcept nogil:
@@ -98,9 +113,9 @@ cdef inline uint32_t decayed(const Shards* of, uint32_t count, int64_t last, int
     return count if halvings <= 0 else 0 if halvings > 31 else count >> halvings
 
 
-cdef void shards_divide(Shards* of, int64_t capacity) noexcept nogil
+cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits) noexcept nogil
 cdef size_t shards_bytes(const Shards* of) noexcept nogil
-cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil
+cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nogil
 cdef void shards_free(Shards* of) noexcept nogil
 cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil
 cdef KeyEntry* find_candidate(Shards* of, uint64_t mixed) noexcept nogil

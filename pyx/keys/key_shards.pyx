@@ -17,14 +17,25 @@ cdef extern from "pages.h":
 MAX_CLOCK = 2**32 - 2
 
 
-cdef void shards_divide(Shards* of, int64_t capacity) noexcept nogil:
-    """Set the number of shards and of their slots."""
-    of.capacity, of.num_shards, of.bits = capacity, 1, 0
+cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits) noexcept nogil:
+    """Set the number of shards and of their slots.
+
+    sample_bits : keep one shard of 2 ** sample_bits, the first ones, exactly as among all
+    """
+    of.num_shards, of.bits = 1, 0
     while 2 * of.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
         of.num_shards *= 2
         of.bits += 1
     # 1.6 slots per row, and one that is always empty.
     of.slots = (-(-capacity // of.num_shards) * 8 + 4) // 5 + 1
+    of.num_shards >>= min(sample_bits, of.bits)
+    of.kept = of.num_shards - 1
+    of.capacity = (capacity >> of.bits) * of.num_shards + min(more_rows(of, capacity), of.num_shards)
+
+
+cdef inline int64_t more_rows(const Shards* of, int64_t capacity) noexcept nogil:
+    """How many shards, the first ones, have one row more than the others."""
+    return capacity & ((<int64_t>1 << of.bits) - 1)
 
 
 cdef size_t shards_bytes(const Shards* of) noexcept nogil:
@@ -34,10 +45,11 @@ cdef size_t shards_bytes(const Shards* of) noexcept nogil:
             + <size_t>of.capacity * (sizeof(id_t) + sizeof(int32_t) + of_counts))
 
 
-cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
+cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nogil:
     """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
-    cdef int64_t s
-    shards_divide(of, capacity)
+    cdef int64_t s, rows, more
+    shards_divide(of, capacity, sample_bits)
+    rows, more, capacity = capacity >> of.bits, more_rows(of, capacity), of.capacity
     of.newest = -1
     of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
     of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
@@ -50,8 +62,8 @@ cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
     if of.entries == NULL or of.keys == NULL or of.free_rows == NULL or of.each == NULL:
         return -1
     for s in range(of.num_shards):
-        of.each[s].first_row = <int32_t>(s * (capacity // of.num_shards) + min(s, capacity % of.num_shards))
-        of.each[s].num_rows = <int32_t>(capacity // of.num_shards + (s < capacity % of.num_shards))
+        of.each[s].first_row = <int32_t>(s * rows + min(s, more))
+        of.each[s].num_rows = <int32_t>(rows + (s < more))
         free_all(of, &of.each[s])
         key_clear(of.entries + s * of.slots, of.slots)
     return 0
@@ -80,6 +92,8 @@ cdef void shards_free(Shards* of) noexcept nogil:
         for s in range(of.num_shards):
             free(of.each[s].young.entries)
             free(of.each[s].old.entries)
+            free(of.each[s].lately.prints)
+            free(of.each[s].before.prints)
         free(of.each)
 
 

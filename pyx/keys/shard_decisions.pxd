@@ -14,7 +14,9 @@ cdef enum:
 
 cdef struct Decision:       # about one shard
     KeyRank* removed        # expired keys by mixed key, then victims by (score, mixed key); value: the row
-    Py_ssize_t num_expired, num_evicted, num_returned, num_admitted, num_rejected
+    Py_ssize_t num_back     # expired keys that occur
+    Py_ssize_t num_expired, num_evicted, num_admitted, num_rejected
+    Py_ssize_t num_returned  # admitted keys that had a row before; counted when the decision is carried out
     int64_t unadmitted_rows
 
 

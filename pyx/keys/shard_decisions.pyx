@@ -10,6 +10,7 @@ from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
     find, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
+    removed_add, removed_has, removed_reserve,
 )
 from penstock.pyx.keys.victims cimport lowest_scores, score_all
 
@@ -18,7 +19,10 @@ cdef enum:
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
-    """Decide about a shard; the candidates' memory may grow, nothing else changes. Returns -1 if there is no memory."""
+    """Decide about a shard; memory for candidates and removed keys may grow, nothing else changes.
+
+    Returns -1 if there is no memory.
+    """
     cdef Shard* shard = &opening.of.each[s]
     cdef Decision* its = &opening.each[s]
     cdef Py_ssize_t j, i, begin = opening.first[s], end = opening.first[s + 1], num_free, wanted = 0
@@ -31,7 +35,7 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
             prefetch(opening.found + opening.order[j + AHEAD])
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
-        its.num_returned += opening.found[i] != ABSENT
+        its.num_back += opening.found[i] != ABSENT
     if make_room(opening, s, wanted) < 0:
         return -1
     num_free = shard.num_free + its.num_expired + its.num_evicted
@@ -46,6 +50,9 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
         else:
             opening.found[i] = ABSENT
             its.unadmitted_rows += rows_of(opening, i)
+    if its.num_expired + its.num_evicted:
+        if removed_reserve(&shard.lately, shard.num_rows) < 0 or removed_reserve(&shard.before, shard.num_rows) < 0:
+            return -1
     return reserve(opening, shard, end - begin - its.num_admitted)
 
 
@@ -79,11 +86,11 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
     cdef const Shard* shard = &of.each[s]
     cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
-    cdef Py_ssize_t j, short, num_expired = its.num_returned, num_low = 0, num_victims = 0
+    cdef Py_ssize_t j, short, num_expired = its.num_back, num_low = 0, num_victims = 0
     cdef uint32_t* scores = NULL
     cdef uint32_t most = 0
     cdef size_t at
-    if wanted > shard.num_free + its.num_returned or is_due(opening, s):
+    if wanted > shard.num_free + its.num_back or is_due(opening, s):
         scores = <uint32_t*>malloc(of.slots * sizeof(uint32_t))
         if scores == NULL:
             return -1
@@ -126,7 +133,7 @@ cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef int64_t period = opening.of.policy.sweep_period
     if period <= 0 or opening.admit_all or opening.of.policy.expire_after < 0:
         return False
-    return opening.step % period == s * period // opening.of.num_shards
+    return opening.step % period == s * period >> opening.of.bits
 
 
 cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssize_t num_free) noexcept nogil:
@@ -175,7 +182,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Carry out what was decided about a shard."""
     cdef Shards* of = opening.of
     cdef Shard* shard = &of.each[s]
-    cdef const Decision* its = &opening.each[s]
+    cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
     cdef KeyEntry* entry
     cdef Py_ssize_t i, j, k, begin = opening.first[s], end = opening.first[s + 1]
@@ -186,6 +193,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(of, shard, opening.generation)
     for k in range(num_removed):
         key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
+        removed_add(&shard.lately, &shard.before, shard.num_rows, of.bits, its.removed[k].mixed)
     for k in range(num_removed - its.num_admitted):
         of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
     shard.num_free += <int32_t>(num_removed - its.num_admitted)
@@ -205,6 +213,8 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
                 of.counts[opening.found[i]] = 0
             drop_candidate(&shard.young, of.bits, mixed)
             drop_candidate(&shard.old, of.bits, mixed)
+            its.num_returned += (removed_has(&shard.lately, of.bits, mixed)
+                                 or removed_has(&shard.before, of.bits, mixed))
         elif keeps_candidates(opening):
             drop_candidate(&shard.old, of.bits, mixed)
             entry = key_find(shard.young.entries, shard.young.slots, of.bits, mixed)
@@ -213,6 +223,12 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     if of.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
         shard.young, shard.old = shard.old, shard.young
         candidates_clear(&shard.young)
+    shard.counts.num_admitted += its.num_admitted
+    shard.counts.num_expired += its.num_expired
+    shard.counts.num_evicted += its.num_evicted
+    shard.counts.num_returned += its.num_returned
+    shard.counts.num_rejected += its.num_rejected
+    shard.counts.unadmitted_rows += its.unadmitted_rows
 
 
 cdef void drop_candidate(Candidates* some, int bits, uint64_t mixed) noexcept nogil:

@@ -1,4 +1,4 @@
-# Who is evicted from a shard: scores of its entries, and which of them are the lowest.
+# The victims of a shard: scores of its entries, and which of them are the lowest.
 from libc.stdint cimport uint32_t
 
 from penstock.pyx.keys.key_shards cimport KeyEntry

@@ -1,6 +1,6 @@
-"""Who is evicted from a shard: scores of its entries, and which of them are the lowest.
+"""The victims of a shard: scores of its entries, and which of them are the lowest.
 
-Whether an entry is empty, and whether it is among the lowest, is as good as random: the loops over all entries have no
+An entry is empty, or among the lowest, as if at random: the loops over all entries have no
 branch that depends on it, and only the lowest are sorted. Sorting all of them took longer than the rest of a step.
 """
 

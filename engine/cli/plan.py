@@ -1,0 +1,216 @@
+"""``penstock plan``: what capacity, filters and expiry of dynamic tables would do to a log."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.cli.engine_options import add_replay_gate_options
+from penstock.cli.options import (
+    MAX_THREADS,
+    add_command,
+    add_reading_options,
+    check_sources,
+    columns_of,
+    learning_rates_of,
+    number,
+    whole,
+)
+from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.config.embedding import EmbeddingConfig
+from penstock.io.decoding.reader import FrameReader
+from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.planning.choices import all_choices
+from penstock.planning.forecast import Forecast, TableForecast
+from penstock.planning.planner import EXACT_ROWS, Planner, reading
+
+NEVER = "never"
+# Shown of each table: heading, and the name in KeyReport.
+_COLUMNS = (
+    ("keys", "keys"),
+    ("lost rows", "unadmitted_rows"),
+    ("evicted", "evicted"),
+    ("returned", "returned"),
+    ("expired", "expired"),
+    ("rejected", "rejected"),
+)
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "plan",
+        run,
+        "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000",
+    )
+    command.add_argument("config", metavar="CONFIG", help="EngineConfig with a dynamic table, text or binary")
+    command.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
+    )
+    choices = command.add_argument_group(
+        "choices", "every combination is followed, in all dynamic tables (default: the configuration's settings)"
+    )
+    choices.add_argument("--capacity", type=_several(whole(1, 2**31 - 1)), default=[], metavar="N,…", help="rows")
+    choices.add_argument(
+        "--min-count",
+        type=_several(whole(1, 2**32 - 2)),
+        default=[],
+        metavar="N,…",
+        help="occurrences that admit a key",
+    )
+    choices.add_argument(
+        "--expire",
+        type=_several(_after),
+        default=[],
+        metavar="N,…",
+        help=f"a key expires when the clock has moved on by more than this since its last row; or {NEVER}",
+    )
+    choices.add_argument(
+        "--sample",
+        type=number("a share above 0, up to 1", 0, 1, with_least=False),
+        metavar="SHARE",
+        help="follow this share of the keys, rounded down to 1/2, 1/4, …, and estimate; 1: all (default: all, or what "
+        f"{EXACT_ROWS // 1_000_000} million rows of all choices together have room for)",
+    )
+    add_reading_options(command)
+    add_replay_gate_options(command)
+    machine = command.add_argument_group("machine")
+    machine.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the replay (default 0)")
+    machine.add_argument(
+        "--threads",
+        type=whole(1, MAX_THREADS),
+        metavar="N",
+        help="threads of the host (default: one per CPU; results do not depend on it)",
+    )
+
+
+def _several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse_several(text: str) -> list[Any]:
+        return [parse(one) for one in text.split(",")]
+
+    return parse_several
+
+
+def _after(text: str) -> int | None:
+    return None if text == NEVER else whole(1, 2**32 - 2)(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    columns = columns_of(args)
+    learning_rates_of(args)  # a replay's flags; the values decide nothing here
+    drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
+    check_sources(args.sources)
+    config = EmbeddingConfig.load(args.config)
+    options = reading(
+        config,
+        table=args.table,
+        columns=columns,
+        contribution_rows=args.contribution_rows,
+        merge=args.merge,
+        on_bad_row="drop" if drops_bad_rows else "error",
+        gradient_dtype=args.gradient_dtype,
+        allow_missing_end=args.allow_missing_end,
+    )
+    reader = FrameReader(args.sources, options)
+    started_s = time.perf_counter()
+    planner = Planner(
+        config,
+        all_choices(args.capacity, {"min_count": args.min_count, "expire_after": args.expire}),
+        num_required=args.num_required,
+        seed=args.seed,
+        threads=args.threads,
+        sample=args.sample,
+    )
+    progress = ProgressLine()
+    try:
+        planner.run(reader, limit=args.limit, flush=args.flush, max_stale=args.max_stale, progress=progress)
+    finally:
+        progress.clear()
+    say_plan(Output(args.json), planner, time.perf_counter() - started_s, reader.first_bad)
+    return 0
+
+
+def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:
+    """Print what became of the keys under every choice."""
+    counters, pending = planner.counters, planner.gate.num_accumulated
+    notes = list(counters.notes(first_bad))
+    if planner.is_over:
+        notes.append("every choice ends in a full table; the rest of the sources was not read")
+    out.say(f"rows      {count(counters.rows)} in {seconds:.2f} s ({count(counters.rows / seconds)} rows/s); ids only")
+    out.say(f"frames    {frames_text(counters.frames, counters.steps, counters.stale, pending)}")
+    for note in notes:
+        out.say(f"note      {note}")
+    lines, choices = [_HEADINGS], []
+    for forecast in planner.forecasts:
+        tables = forecast.tables()
+        lines += [_cells(forecast, name, table) for name, table in tables.items()]
+        choices.append(_plain(forecast, tables))
+    widths = [max(map(len, column)) for column in zip(*[line[:-1] for line in lines], strict=True)]
+    for *cells, end in lines:
+        first, *others = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        out.say("  ".join([first.strip().ljust(widths[0]), *others, end]).rstrip())
+    out.result(
+        {
+            "rows": counters.rows,
+            "frames": counters.frames,
+            "stale": counters.stale,
+            "stale_rows": counters.stale_rows,
+            "pending": pending,
+            "steps": counters.steps,
+            "dropped": dict(counters.dropped),
+            "seconds": seconds,
+            "notes": notes,
+            "choices": choices,
+        }
+    )
+
+
+_HEADINGS = ["table", "capacity", "min count", "expire", *(heading for heading, _ in _COLUMNS), "host", "device", ""]
+
+
+def _cells(forecast: Forecast, name: str, table: TableForecast) -> list[str]:
+    """Return a line of the table of choices; an estimate carries its standard error."""
+    settings, full = forecast.specs[name].dynamic, forecast.full
+    assert settings is not None
+    filter_of = str(settings.min_count) if settings.probability is None else f"p {settings.probability:g}"
+    end = "" if table.share == 1 else f"1/{1 / table.share:.0f} of the keys"
+    if full is not None:
+        end = f"full at step {count(full.step)}" + ("" if full.table == name else f", by '{full.table}'")
+    return [
+        name,
+        count(table.capacity),
+        filter_of,
+        NEVER if settings.expire_after is None else count(settings.expire_after),
+        *(_number(getattr(table.report, key), table.standard_error.get(key)) for _, key in _COLUMNS),
+        size_text(table.host_bytes),
+        size_text(table.device_bytes),
+        end,
+    ]
+
+
+def _number(value: int, error: float | None) -> str:
+    return count(value) if error is None else f"{count(value)} ± {count(error)}"
+
+
+def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, Any]:
+    """Return a choice as plain data."""
+    full, found = forecast.full, {}
+    for name, table in tables.items():
+        settings = forecast.specs[name].dynamic
+        assert settings is not None
+        found[name] = {
+            "capacity": table.capacity,
+            "min_count": settings.min_count,
+            "expire_after": settings.expire_after,
+            **vars(table.report),
+            "host_bytes": table.host_bytes,
+            "device_bytes": table.device_bytes,
+            "share": table.share,
+            "standard_error": dict(table.standard_error),
+        }
+    return {"tables": found, "full": None if full is None else vars(full)}

@@ -1,0 +1,129 @@
+"""The directories of one choice, step by step, and what becomes of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.config.specs import TableSpec
+from penstock.frames import Int64
+from penstock.planning.choices import Choice
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
+from penstock.pyx.keys.shard_sample import by_shard
+from penstock.stats import KeyReport
+from penstock.tables.key_directory import clock_at, key_report, make_directory, no_room
+
+Run = Callable[[list[Callable[[], bool]]], Any]
+MOST_SHARDS, ROWS_PER_SHARD = 1024, 4096
+# A standard error from fewer shards says little.
+LEAST_SHARD_BITS = 4
+_FIELDS = {
+    "num_keys": "keys",
+    "num_admitted": "admitted",
+    "num_expired": "expired",
+    "num_evicted": "evicted",
+    "num_returned": "returned",
+    "num_rejected": "rejected",
+    "unadmitted_rows": "unadmitted_rows",
+}
+
+
+class Opening(NamedTuple):
+    """The distinct keys of one table in an opening, int64 (n,), and of each its rows and frames, None: not counted."""
+
+    keys: Int64
+    rows: Int64 | None
+    frames: Int64 | None
+
+    def at(self, positions: Int64) -> Opening:
+        """Return the keys at these positions."""
+        keys, rows, frames = self
+        return Opening(
+            keys[positions], None if rows is None else rows[positions], None if frames is None else frames[positions]
+        )
+
+
+@dataclass(frozen=True)
+class Full:
+    """A table had no room for new keys, which ends a replay. problem : its message"""
+
+    step: int
+    table: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class TableForecast:
+    """One dynamic table under one choice.
+
+    capacity : rows; share : of the virtual shards, and so of the keys, that were followed; 1: all, and counts are exact
+    report : estimates if share is below 1; standard_error : of its counts, by their names; empty if they are exact
+    host_bytes : of the directory; device_bytes : of weights and slots, at least
+    """
+
+    capacity: int
+    share: float
+    report: KeyReport
+    host_bytes: int
+    device_bytes: int
+    standard_error: Mapping[str, float] = field(default_factory=dict)
+
+
+class Forecast:
+    """Follows the keys of all dynamic tables under one choice.
+
+    specs : of the configuration's dynamic tables; sample_bits : by table
+    full : what ended it; None: nothing
+    """
+
+    def __init__(
+        self, choice: Choice, specs: Mapping[str, TableSpec], sample_bits: Mapping[str, int], seed: int
+    ) -> None:
+        self.choice = choice
+        self.specs = {name: choice.of(spec) for name, spec in specs.items()}
+        self.directories = {name: make_directory(spec, seed, sample_bits[name]) for name, spec in self.specs.items()}
+        self.full: Full | None = None
+
+    def step(self, openings: Mapping[str, Opening], step: int, time: int | None, run: Run | None = None) -> bool:
+        """Take a step in all tables, or in none if one is full. run : as for Plan. Returns True."""
+        plans: list[Plan] = []
+        for name, directory in self.directories.items():
+            spec, (keys, rows, frames) = self.specs[name], openings[name]
+            clock = clock_at(spec, directory, step, time)
+            plan = Plan(directory, keys, rows, frames, clock=clock, step=step, run=run)
+            plans.append(plan)
+            if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
+                for one in plans:
+                    one.cancel()
+                self.full = Full(step, name, str(no_room(name, directory, plan.num_rejected)))
+                return True
+        for plan in plans:
+            plan.commit()
+        return True
+
+    def tables(self) -> dict[str, TableForecast]:
+        """Return what has become of the keys of every table."""
+        return {name: _forecast(self.specs[name], directory) for name, directory in self.directories.items()}
+
+
+def shard_bits(capacity: int) -> int:
+    """Return how many bits number the virtual shards of a directory."""
+    return max(0, min(MOST_SHARDS, capacity // ROWS_PER_SHARD).bit_length() - 1)
+
+
+def _forecast(spec: TableSpec, directory: Directory) -> TableForecast:
+    num_shards, num_followed = 1 << shard_bits(spec.vocabulary_size), directory.num_shards
+    report, scale, error = key_report(directory), num_shards / num_followed, {}
+    if scale > 1:
+        shards = by_shard(directory)
+        left_out = np.sqrt(1 - 1 / scale)
+        for counted, name in _FIELDS.items():
+            error[name] = float(num_shards * shards[counted].std(ddof=1) / np.sqrt(num_followed) * left_out)
+        scaled = {name: round(number * scale) for name, number in vars(report).items() if name != "load"}
+        report = replace(report, **scaled)
+    bytes_on_device = spec.weights_bytes + spec.slots_bytes
+    return TableForecast(spec.vocabulary_size, 1 / scale, report, report.directory_bytes, bytes_on_device, error)

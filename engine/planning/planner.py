@@ -1,0 +1,159 @@
+"""Reads the ids of a log once, and follows the keys of every choice through the gate, as a replay would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from math import ceil, log2
+from typing import Any
+
+import penstock.interrupts as interrupts
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import ConfigError, InputError
+from penstock.frames import Frame
+from penstock.gate import Gate
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.pipeline import BadRowsError, FrameGate, Pipeline, TableStore
+from penstock.planning.choices import Choice
+from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, shard_bits
+from penstock.pyx.keys.shard_sample import sampled
+from penstock.stats import Counters, too_stale
+from penstock.tables.key_directory import keys_of_opening
+
+# Rows of all directories together that are followed exactly, 40 to 60 bytes each.
+EXACT_ROWS = 100_000_000
+Progress = Callable[[Counters, FrameGate, float | None], None]
+
+
+def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
+    """Return the options for reading a log without its gradients. options : the others of ReadOptions"""
+    return ReadOptions(
+        sizes={name: (ids, 0) for name, (ids, _) in config.id_ranges.items()},
+        features=config.features,
+        num_tags=None,
+        needs_time=config.needs_time,
+        ids_only=True,
+        unvalidated=True,
+        **options,
+    )
+
+
+class Planner:
+    """Follows the keys of a log under several choices at once.
+
+    num_required : frames that open the gate; None: the configuration's, else 1
+    seed : of the tables: it decides about shards, victims and admission by chance
+    sample : the share of the keys to follow; None: all, or if the directories have more than EXACT_ROWS rows together,
+        as many as these. A table is never followed in fewer than 16 virtual shards, unless it has fewer
+
+    counters : of the frames; gate : which they go through; forecasts : one per choice
+    Raises ConfigError for a configuration without a dynamic table, and UsageError for choices that contradict it.
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        choices: Sequence[Choice],
+        *,
+        num_required: int | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+        sample: float | None = None,
+    ) -> None:
+        specs = {spec.name: spec for spec in config.tables}
+        dynamic = {name: spec for name, spec in specs.items() if spec.dynamic is not None}
+        if not dynamic:
+            raise ConfigError("no table of the configuration is dynamic: there is nothing to plan (docs/dynamic.md)")
+        if config.mode == "INFERENCE":
+            raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
+        chosen = [{name: choice.of(spec) for name, spec in dynamic.items()} for choice in choices]
+        num_rows = sum(spec.vocabulary_size for of_choice in chosen for spec in of_choice.values())
+        share = min(1.0, EXACT_ROWS / num_rows) if sample is None else sample
+        self._sample_bits = {}  # by dynamic table
+        for name in dynamic:
+            fewest = min(shard_bits(of_choice[name].vocabulary_size) for of_choice in chosen)
+            self._sample_bits[name] = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
+        self.forecasts = [Forecast(choice, dynamic, self._sample_bits, seed) for choice in choices]
+        settings = {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
+        stores = {
+            name: TableStore(
+                None if name in dynamic else spec.vocabulary_size,
+                0,
+                accumulate=spec.accumulate,
+                mean=False,
+                count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
+                count_rows=any(of is not None and of.counts_rows for of in settings.get(name, ())),
+            )
+            for name, spec in specs.items()
+        }
+        self.pipeline = Pipeline(stores, threads)
+        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
+        self.gate.open_into(self._step)
+        self.counters = Counters()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a table is full under every choice, so that nothing more can be learned."""
+        return all(forecast.full is not None for forecast in self.forecasts)
+
+    def run(
+        self,
+        reader: FrameReader,
+        *,
+        limit: int | None = None,
+        flush: bool = False,
+        max_stale: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Push the frames of a source, read as ``reading`` says, until it ends or the plan is over.
+
+        limit, flush, max_stale, progress : as for ``Engine.run``. Raises InputError and StateError.
+        """
+        seen = FrameGate(self.gate, lambda *_, **__: False)
+        with closing(reader.numbered()) as numbered:
+            for _, frame in islice(numbered, limit):
+                self.push(frame)
+                if progress is not None:
+                    progress(self.counters, seen, reader.fraction())
+                interrupts.check()
+                if self.is_over:
+                    return
+        if flush and self.gate.num_accumulated:
+            self.gate.open_early()
+        problem = too_stale(self.counters.stale_rows, self.counters.rows, max_stale)
+        if problem is not None:
+            raise InputError(problem)
+
+    def push(self, frame: Frame) -> None:
+        """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""
+
+        def audit() -> None:
+            nonlocal frame
+            frame = frame.audited()  # of a stale frame, which is validated too
+
+        try:
+            add = partial(self.pipeline.add, frame, lambda: None)
+            admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+        except BadRowsError:
+            self.push(frame.audited())
+        else:
+            self.counters.count(frame, admitted)
+
+    def _step(self, _: int) -> None:
+        step, time, team = self.gate.global_step, self.pipeline.time, self.pipeline.team
+        openings = dict(self._openings())
+        running = [forecast for forecast in self.forecasts if forecast.full is None]
+        if len(running) == 1:
+            running[0].step(openings, step, time, team.run)
+        else:
+            team.run([partial(forecast.step, openings, step, time) for forecast in running])
+        self.pipeline.drain()
+        self.counters.steps += 1
+
+    def _openings(self) -> Iterator[tuple[str, Opening]]:
+        for name, bits in self._sample_bits.items():
+            directory = self.forecasts[0].directories[name]
+            opening = Opening(*keys_of_opening(*self.pipeline.stores[name].look(), directory.array))
+            yield name, opening if bits == 0 else opening.at(sampled(directory, opening.keys, bits))

@@ -1,0 +1,53 @@
+/* The keys that lost their row lately, by 32 bits of the mixed key: whether a key that is admitted had a row before.
+ *
+ * Linear probing without deletions. Home and print are different bits of the mixed key, so that two keys of a shard are
+ * taken for one about once in 2^32 lookups.
+ */
+#ifndef PENSTOCK_REMOVED_KEYS_H
+#define PENSTOCK_REMOVED_KEYS_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "keys/key_table.h"
+
+typedef struct {
+    uint32_t *prints; /* 0: empty; NULL: no memory yet */
+    size_t slots, size;
+} RemovedKeys;
+
+static inline uint32_t *removed_find(const RemovedKeys *some, int shard_bits, uint64_t mixed) {
+    uint32_t print = (uint32_t)mixed ? (uint32_t)mixed : 1;
+    size_t at = key_home(mixed, shard_bits, some->slots);
+    while (some->prints[at] && some->prints[at] != print)
+        if (++at == some->slots) at = 0;
+    return &some->prints[at];
+}
+
+static inline int removed_has(const RemovedKeys *some, int shard_bits, uint64_t mixed) {
+    return some->size && *removed_find(some, shard_bits, mixed);
+}
+
+/* Make room for so many keys, once. Returns -1 if there is no memory. */
+static inline int removed_reserve(RemovedKeys *some, size_t num_keys) {
+    if (some->prints) return 0;
+    some->slots = (num_keys * 8 + 4) / 5 + 1;
+    some->prints = (uint32_t *)calloc(some->slots, sizeof(uint32_t));
+    return some->prints ? 0 : -1;
+}
+
+/* Add a key to ``lately``; once that has ``most`` keys, it takes the place of ``before``. */
+static inline void removed_add(RemovedKeys *lately, RemovedKeys *before, size_t most, int shard_bits, uint64_t mixed) {
+    if (lately->size >= most) {
+        RemovedKeys emptied = *before;
+        *before = *lately;
+        *lately = emptied;
+        memset(lately->prints, 0, lately->slots * sizeof(uint32_t));
+        lately->size = 0;
+    }
+    uint32_t *print = removed_find(lately, shard_bits, mixed);
+    lately->size += !*print;
+    *print = (uint32_t)mixed ? (uint32_t)mixed : 1;
+}
+
+#endif
