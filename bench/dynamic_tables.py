@@ -153,7 +153,9 @@ class RandomLines:
             if self._alone:
                 memory_bandwidth.touch_lines(self._words, self._lines[number][0])
             else:
-                list(self._pool.map(lambda lines: memory_bandwidth.touch_lines(self._words, lines), self._lines[number]))
+                list(
+                    self._pool.map(lambda lines: memory_bandwidth.touch_lines(self._words, lines), self._lines[number])
+                )
 
     def seen(self, table: str, ids: Int64) -> Float32:
         raise NotImplementedError("lines have no weights")

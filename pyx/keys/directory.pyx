@@ -15,7 +15,7 @@ from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_entries
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
-    is_expired, key_mix, key_unmix, shards_free, shards_init,
+    is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
 )
 
 POLICIES = {None: 0, "lru": EVICT_LRU, "lfu": EVICT_LFU}
@@ -83,9 +83,7 @@ cdef class Directory:
     @property
     def nbytes(self):
         """Bytes of entries, keys, free rows and counts; without candidates."""
-        cdef Shards* of = &self.shards
-        return (of.num_shards * of.slots * sizeof(KeyEntry) + of.capacity * (sizeof(id_t) + sizeof(int32_t))
-                + (of.capacity * sizeof(uint32_t) if of.counts != NULL else 0))
+        return shards_bytes(&self.shards)
 
     @property
     def candidate_bytes(self):
@@ -138,10 +136,10 @@ cdef class Directory:
                     rows[i] = -1
         return found
 
-    def records(self, const id_t[::1] keys not None):
+    def records(self, const id_t[::1] keys not None, bint expired=False):
         """Return the records of keys, as arrays by name: ``row`` int32, -1 where it has none or is expired;
         ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the
-        occurrences of a candidate."""
+        occurrences of a candidate. expired : also the rows of expired keys that wait for their sweep"""
         cdef Shards* of = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
         cdef uint64_t mixed
@@ -155,7 +153,7 @@ cdef class Directory:
             for i in range(n):
                 mixed = key_mix(<uint64_t>keys[i], of.salt)
                 entry = find(of, mixed)
-                if entry.value >= 0 and not is_expired(of, entry, of.clock):
+                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
                     row[i], last[i] = entry.value, entry.last
                     if of.counts != NULL:
                         count[i] = decayed(of, of.counts[entry.value], entry.last, of.clock)
@@ -275,6 +273,14 @@ cdef class Directory:
     def _sweep_every(self, int64_t period):
         """For tests: every shard is swept once in so many steps; 0: never."""
         self.shards.policy.sweep_period = period
+
+
+def directory_bytes(int64_t capacity, bint counts=False):
+    """Return the bytes of a directory of this capacity, without candidates. counts : with those of LFU"""
+    cdef Shards of
+    of.policy.evict = EVICT_LFU if counts else 0
+    shards_divide(&of, capacity)
+    return shards_bytes(&of)
 
 
 def philox_key(bytes purpose, seed, str table):
