@@ -127,7 +127,7 @@ def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float
         draw(keys[at], key, normal, first, second, out[at])
         return True
 
-    tasks = [partial(part, slice(begin, begin + size)) for begin in range(0, len(keys), size)]
+    tasks: list[Callable[[], bool]] = [partial(part, slice(n, n + size)) for n in range(0, len(keys), size)]
     if run is None or len(tasks) == 1:
         for task in tasks:
             task()

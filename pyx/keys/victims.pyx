@@ -1,4 +1,4 @@
-"""Who is evicted from a shard: scores of its entries, and which of them are the lowest.
+"""Victims of an eviction: the scores of a shard's entries, and the lowest of them.
 
 Whether an entry is empty, and whether it is among the lowest, is as good as random: the loops over all entries have no
 branch that depends on it, and only the lowest are sorted. Sorting all of them took longer than the rest of a step.
