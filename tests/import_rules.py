@@ -1,9 +1,8 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
 # Other libraries that the benches measure against: nothing else may know them.
-PEERS = set(
-    "duckdb fbgemm_gpu jax_tpu_embedding pandas polars tensorflow tensorflow_recommenders_addons torch torchrec".split()
-)
+PEERS = {"duckdb", "fbgemm_gpu", "jax_tpu_embedding", "pandas", "polars", "torch", "torchrec"}
+PEERS |= {"tensorflow", "tensorflow_recommenders_addons"}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
