@@ -6,9 +6,9 @@ earlier key. Half of those are within the last --capacity/2 new keys, where near
 within the last 4 times --capacity, where most were evicted and come back.
 
 It samples VmRSS and RssAnon of its own process after every step, and prints the maximum of every twentieth of the run.
-The exit code is 1 if a twentieth after the table was full (the fourth at the earliest) exceeds the first of these by
-more than 10 %. The keys of the report are compared with what the stream contained: the table is full, and every
-distinct key was admitted at least once. Linux only.
+The table is full in the fourth of them: the exit code is 1 if a later one exceeds that by more than 10 %. The keys of
+the report are compared with what the stream contained: the table is full, and every distinct key was admitted at least
+once. Linux only.
 
     python bench/experiments/key_churn.py [--rows 1000000000] [--keys 300000000] [--capacity 10000000]
 """

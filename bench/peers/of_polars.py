@@ -37,4 +37,4 @@ def number_by_join(table: dict[str, Any], keys: Any) -> Any:
         return rows.to_numpy()
     first, new = len(table["keys"]), rows.is_null()
     table["keys"] = pl.concat([table["keys"], numbered(keys[new.to_numpy()], first)])
-    return pl.select(pl.when(new).then(first - 1 + new.cum_sum()).otherwise(rows)).to_series().to_numpy()
+    return pl.select(pl.when(new).then(first - 1 + new.cum_sum().cast(pl.Int64)).otherwise(rows)).to_series().to_numpy()

@@ -1,5 +1,7 @@
-"""torchrec: its managed collision module, which searches the sorted ids. New ids enter at every call in training;
-looking up present keys is the remapping alone."""
+"""torchrec: its managed collision module, which searches the sorted ids.
+
+New ids enter at every call in training; looking up present keys is the remapping alone.
+"""
 
 from __future__ import annotations
 

@@ -105,8 +105,9 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
 
 
 def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float32, run: Run | None = None) -> None:
-    """Write the initial rows of int64 keys to ``out``, float32 (len(keys), dim): of key k those of row k modulo 2**64.
+    """Write the initial rows of any int64 keys to ``out``, float32 (len(keys), dim).
 
+    The row of key k is that of id k modulo 2**64.
     start : an ``Initializer`` value; run : runs tasks on several threads; None: the caller's thread alone
     """
     if isinstance(start, Constant):
@@ -126,7 +127,7 @@ def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float
         draw(keys[at], key, normal, first, second, out[at])
         return True
 
-    tasks: list[Callable[[], bool]] = [partial(part, slice(begin, begin + size)) for begin in range(0, len(keys), size)]
+    tasks: list[Callable[[], bool]] = [partial(part, slice(n, n + size)) for n in range(0, len(keys), size)]
     if run is None or len(tasks) == 1:
         for task in tasks:
             task()

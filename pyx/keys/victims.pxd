@@ -1,4 +1,4 @@
-# The victims of a shard: scores of its entries, and which of them are the lowest.
+# Victims of an eviction: the scores of a shard's entries, and the lowest of them.
 from libc.stdint cimport uint32_t
 
 from penstock.pyx.keys.key_shards cimport KeyEntry

@@ -1,4 +1,4 @@
-"""The victims of a shard: scores of its entries, and which of them are the lowest.
+"""Victims of an eviction: the scores of a shard's entries, and the lowest of them.
 
 An entry is empty, or among the lowest, as if at random: the loops over all entries have no
 branch that depends on it, and only the lowest are sorted. Sorting all of them took longer than the rest of a step.
