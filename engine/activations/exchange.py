@@ -34,7 +34,7 @@ from penstock.gate import Gate
 from penstock.tables.combiners import Lookups, combine, not_finite
 from penstock.validation import MASKED, is_masked
 
-Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
+Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]
 
 
 class Exchange:
