@@ -117,6 +117,7 @@ class CpuTables:
         if not registered():
             raise RuntimeError(f"the jaxlib of jax {jax.__version__} does not take penstock's handlers")
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
+        self._starts = [definition.starts for definition in definitions]
         plans: list[update.Plan] = []
         for definition in definitions:
             # Start at a cache line, so that no two tables share one.
@@ -143,6 +144,11 @@ class CpuTables:
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._run(self._step.copy, member, ids, values, part, True)
+
+    def create_rows(self, member: int, ids: Int64, weights: Float32) -> None:
+        self.write(member, ids, weights, 0)
+        for part, start in enumerate(self._starts[member], 1):
+            self.write(member, ids, np.full(weights.shape, start, np.float32), part)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._run(self._step.copy, member, ids, out, part, False)

@@ -100,6 +100,18 @@ class DeviceTable:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)"""
         self._tables.write(self._member, ids, values, part)
 
+    def create_rows(self, ids: Int64, weights: Float32) -> None:
+        """Set the weights of distinct ids, float32 (n, dim), and their slots to the starts.
+
+        The write may still be in flight when the call returns; see ``apply``.
+        """
+        self._tables.create_rows(self._member, ids, weights)
+
+    def key_by(self, keys: Callable[[Int64], Int64]) -> None:
+        """Round rows of 16-bit weights by keys instead of ids. keys : ids → keys, int64 (n,), at every ``apply``"""
+        assert isinstance(self._tables, XlaTables)  # all tables of 16-bit weights are
+        self._tables.key_by(self._member, keys)
+
     def read(self, ids: Int64, part: int = 0) -> Float32:
         """Return a copy of one part of the rows of ids, which may repeat: float32 (n, dim)."""
         out = np.empty((len(ids), self.layout.dim), np.float32)

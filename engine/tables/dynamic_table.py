@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.stochastic_rounding import nearest
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
@@ -60,6 +61,8 @@ class DynamicTable:
             evict=settings.evict,
             half_life=settings.half_life,
         )
+        if table.layout.bfloat16:
+            table.key_by(self.directory.keys)
         self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
@@ -159,9 +162,7 @@ class DynamicTable:
         assert plan is not None
         fresh = plan.fresh
         if len(fresh):
-            rows = plan.found[fresh]
-            for part, values in enumerate(self.initial(plan.keys[fresh])):
-                self._table.write(rows, values, part)
+            self._table.create_rows(plan.found[fresh], self.initial(plan.keys[fresh]))
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
@@ -183,11 +184,13 @@ class DynamicTable:
 
     # ---- reading and writing by key
 
-    def initial(self, keys: Int64) -> list[Float32]:
-        """Return the initial weights and slots of keys: float32 (n, dim) each."""
+    def initial(self, keys: Int64, part: int = 0) -> Float32:
+        """Return one part of the initial rows of keys, as it is stored: float32 (n, dim)."""
         spec = self.spec
+        if part:
+            return np.full((len(keys), spec.dim), spec.slots[part - 1][1], np.float32)
         weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
-        return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
+        return nearest(weights) if self._table.layout.bfloat16 else weights
 
     def read(self, keys: Int64, part: int = 0) -> Float32:
         """Return one part of the rows of keys, which may repeat: float32 (n, dim); absent keys as the settings say."""
@@ -198,7 +201,7 @@ class DynamicTable:
         values = np.zeros((len(keys), self.spec.dim), np.float32)
         values[~absent] = self._table.read(rows[~absent], part)
         if self.settings.missing == "initial" or part:
-            values[absent] = self.initial(keys[absent])[part]
+            values[absent] = self.initial(keys[absent], part)
         return values
 
     def admit(self, keys: Int64) -> Int64:
