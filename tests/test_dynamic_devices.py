@@ -19,6 +19,7 @@ XLA = [("xla", "plain"), ("xla", "tiled"), ("pallas", "tiled")]
 @pytest.fixture
 def on(monkeypatch):
     """on(variant, layout): tables created from now on are of this variant and layout; "" is the CPU's own."""
+
     def choose(variant, layout):
         monkeypatch.setenv("PENSTOCK_VARIANT", variant)
         monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
@@ -29,7 +30,12 @@ def on(monkeypatch):
 # The dims are those of no other test: programs compiled before would hide a new one.
 @pytest.mark.parametrize(
     ("variant", "layout", "dim", "bfloat16"),
-    [("xla", "plain", 11, False), ("xla", "plain", 13, True), ("xla", "tiled", 19, True), ("pallas", "tiled", 23, False)],
+    [
+        ("xla", "plain", 11, False),
+        ("xla", "plain", 13, True),
+        ("xla", "tiled", 19, True),
+        ("pallas", "tiled", 23, False),
+    ],
 )
 def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has_not(
     variant, layout, dim, bfloat16, on, mesh_of, compilations, tmp_path
@@ -62,7 +68,7 @@ def test_any_number_of_new_rows_takes_one_of_a_few_programs(on, compilations):
     push(engine, range(1000, 1600), dim=17)
     engine.core.wait()
     compilations.clear()
-    for new in range(0, 32):  # of 600 keys, whose updates are one program
+    for new in range(32):  # of 600 keys, whose updates are one program
         push(engine, [*range(1000 + new, 1600), *range(10_000 + 100 * new, 10_000 + 101 * new)], dim=17)
     engine.core.wait()
     assert len(compilations) == 2  # writes of at most 8 and 32 rows

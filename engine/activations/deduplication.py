@@ -107,7 +107,7 @@ class DeduplicationData:
         return self.unique_ids[table][self.features[feature].rows]
 
     def pack(self) -> Packed:
-        """Return (integers, floats, mask): uint32, or uint64 if an id needs it, by its bits; float32; int32 (elements, 2)."""
+        """Return (integers, floats, mask): uint32, or uint64 if an id needs it; float32; int32 (elements, 2)."""
         return split(list(self._elements()))
 
     @classmethod
@@ -177,7 +177,7 @@ def split(elements: Sequence[Array]) -> Packed:
     """Return rank-1 arrays as two vectors and a mask, as TensorFlow's SplitDedupData does."""
     integers = [e for e in elements if e.dtype.kind in "iu"]
     floats = [e for e in elements if e.dtype.kind == "f"]
-    small = all(0 <= int(e.min()) and int(e.max()) < 1 << 32 for e in integers if e.size)
+    small = all(int(e.min()) >= 0 and int(e.max()) < 1 << 32 for e in integers if e.size)
     kind = np.uint32 if small else np.uint64  # the keys of a dynamic table may be negative, and are taken by their bits
     mask = np.array([(INTEGER if e.dtype.kind in "iu" else FLOAT, len(e)) for e in elements], np.int32).reshape(-1, 2)
     return (

@@ -120,8 +120,9 @@ def _as_array(batch: Any) -> Array | None:
 def _array(values: Any) -> Array:
     """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
     array = np.asarray(values)
-    rounded = array.dtype == np.float64 and isinstance(values, list | tuple) and array.ndim == 1
-    return np.asarray(values, object) if rounded and all(isinstance(one, int) for one in values) and array.size else array
+    if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
+        return np.asarray(values, object) if all(isinstance(one, int) for one in values) else array
+    return array
 
 
 def _of_array(array: Array, name: str, what: str, shape: tuple[int, ...]) -> Int64:

@@ -33,15 +33,15 @@ NUM_SHARDS = 1024
 
 # Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
-# How much larger each bucket is than the one before. Writes have fewer: the number of new rows of a dynamic table changes
-# from step to step, and a program takes longer to compile than pads to copy.
+# How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic
+# table varies from step to step, and compiling a program takes longer than copying pads.
 GROWTH, WRITE_GROWTH = 1.5, 4.0
 # Where rows share lines, the number of lines per dispatch is a multiple of this, the block size of a kernel.
 LINES = 128
 
 
 def bucket(num_rows: int, multiple: int = 8, growth: float = GROWTH) -> int:
-    """Return the padded number of rows: steps of ×``growth`` in units of ``multiple``, so few programs serve all sizes."""
+    """Return the padded number of rows: steps of ×``growth`` in units of ``multiple``, so that few serve all sizes."""
     size = multiple
     while size < num_rows:
         size = math.ceil(size * growth / multiple) * multiple
