@@ -74,6 +74,11 @@ def test_any_key_is_looked_up_and_updated(dynamic, keys):
     assert received.state_hash() == applied.state_hash()
 
 
+def test_a_list_of_one_key_per_sample_may_hold_any_keys():
+    _, dedup = engine_of(UNSIGNED).recv_activations([[2**64 - 1, 5, 2**63, 5]])
+    assert dedup.ids("f", "t").view(np.uint64).tolist() == [2**64 - 1, 5, 2**63, 5]
+
+
 @KINDS
 def test_packed_deduplication_data_keeps_any_key(dynamic, keys):
     engines = [engine_of(dynamic), engine_of(dynamic)]
