@@ -204,7 +204,10 @@ class EngineCore:
         if self.tables.dynamic:  # a step on another thread is between its plan and its changes
             with self.gate.still():
                 keys = {name: table.report() for name, table in self.tables.dynamic.items()}
-        return {name: TableReport(of.num_rows, of.num_distinct, keys.get(name)) for name, of in counted.items()}
+        return {
+            name: TableReport(of.num_rows, None if name in keys else of.num_distinct, keys.get(name))
+            for name, of in counted.items()
+        }
 
     # ---- tables
 

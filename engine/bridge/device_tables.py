@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -100,9 +100,10 @@ class DeviceTable:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)"""
         self._tables.write(self._member, ids, values, part)
 
-    def create_rows(self, ids: Int64, weights: Float32) -> None:
-        """Set the weights of distinct ids, float32 (n, dim), and their slots to the starts.
+    def create_rows(self, ids: Int64, weights: Iterable[Float32]) -> None:
+        """Set the weights of distinct ids, and their slots to the starts.
 
+        weights : float32 (n, dim) in blocks, of which none is larger than the first
         The write may still be in flight when the call returns; see ``apply``.
         """
         self._tables.create_rows(self._member, ids, weights)

@@ -6,7 +6,7 @@ what to dispatch when, and from which host memory; the Stack (stacking.py), wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -115,9 +115,12 @@ class XlaTables:
         self._dispatcher.drain()
         self._write(self._writing(member), member, _ids(ids, len(values)), values, part)
 
-    def create_rows(self, member: int, ids: Int64, weights: Float32) -> None:
-        reader = self._writing(member)
-        self._dispatcher.submit(reader, partial(self._write, reader, member, ids, weights, programs.NEW_ROWS))
+    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
+        reader, first = self._writing(member), 0
+        for block in weights:
+            its = ids[first : first + len(block)]
+            self._dispatcher.submit(reader, partial(self._write, reader, member, its, block, programs.NEW_ROWS))
+            first += len(block)
 
     def _writing(self, member: int) -> str:
         return f"table '{self.layouts[member].name}', writing rows"
