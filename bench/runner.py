@@ -21,7 +21,7 @@ import penstock
 from penstock.bench import machine
 from penstock.bench.cases import CASES, Point, Sizes, points
 from penstock.bench.peers import PEERS
-from penstock.io.storage.pipes import reader_of
+from penstock.filesystem.pipes import reader_of
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
 OURS = "penstock"

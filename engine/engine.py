@@ -27,7 +27,7 @@ from penstock.learning_rates import Rates
 from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import ProcessReport, Report
-from penstock.tables.access import TableAccess
+from penstock.table_access import TableAccess
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads

@@ -36,10 +36,10 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
+from penstock.filesystem import atomic_files
 from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
-from penstock.io.storage import atomic_files
 
 Float64 = npt.NDArray[np.float64]
 

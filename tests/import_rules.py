@@ -1,18 +1,6 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
-# Other libraries that the benches measure against: nothing else may know them.
-PEERS = {
-    "duckdb",
-    "fbgemm_gpu",
-    "jax_tpu_embedding",
-    "pandas",
-    "polars",
-    "tensorflow",
-    "tensorflow_recommenders_addons",
-    "torch",
-    "torchrec",
-}
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
+from package_layers import OUTSIDE
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -24,7 +12,8 @@ ROOMS = [
             "penstock.io",
             "penstock.pyx.arrow_c_data",
             "penstock.pyx.run_lengths",
-            "penstock.tables.combiners",
+            "penstock.activations.combiners",
+            "penstock.filesystem",
             "penstock.frames",
             "penstock.config",
             "penstock.errors",
@@ -33,9 +22,10 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
+    ("penstock.filesystem", {"penstock.filesystem", "penstock.interrupts"}, set()),
     (
         "penstock.config",
-        {"penstock.config", "penstock.errors", "penstock.io.storage.atomic_files", "penstock.updates"},
+        {"penstock.config", "penstock.errors", "penstock.filesystem.atomic_files", "penstock.updates"},
         {"google", "numpy"},
     ),
     (
@@ -54,7 +44,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report", {"penstock.bench", "penstock.cli.svg"}, set()),
+    ("penstock.bench.report", {"penstock.bench", "penstock.plots"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
@@ -65,9 +55,9 @@ ROOMS = [
             "penstock.core",
             "penstock.errors",
             "penstock.frames",
+            "penstock.filesystem.atomic_files",
+            "penstock.filesystem.descriptors",
             "penstock.io.storage.delta_sink",
-            "penstock.io.storage.descriptors",
-            "penstock.io.storage.atomic_files",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",
             "penstock.pyx.dirty_bits",
@@ -82,6 +72,7 @@ ROOMS = [
             "penstock.deltas",
             "penstock.engine",
             "penstock.errors",
+            "penstock.filesystem.descriptors",
             "penstock.frames",
             "penstock.io",
             "penstock.learning_rates",
@@ -171,7 +162,7 @@ ROOMS = [
         {"numpy"},
     ),
     (
-        "penstock.tables.access",
+        "penstock.table_access",
         {"penstock.core", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
         {"numpy", "pyarrow"},
     ),
@@ -230,14 +221,14 @@ ROOMS = [
             "penstock.activations",
             "penstock.config",
             "penstock.errors",
-            "penstock.tables.combiners",
             "penstock.frames",
             "penstock.gate",
             "penstock.validation",
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.tables.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.plots", {"penstock.plots"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),

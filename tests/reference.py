@@ -135,7 +135,7 @@ def update_rows(
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:
-    """Return weight times the scale of its sample for every lookup: the twin of ``penstock.tables.combiners.gains``."""
+    """Return weight times the scale of its sample for every lookup: the twin of ``activations.combiners.gains``."""
     one, zero = np.float32(1), np.float32(0)
     totals = [zero] * num_samples
     for sample, weight in zip(samples.tolist(), weights, strict=True):

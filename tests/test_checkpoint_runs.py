@@ -167,7 +167,7 @@ def test_a_second_writer_of_a_checkpoint_is_refused(tmp_path):
     engine.save(tmp_path / "c")
 
 
-def test_a_save_elsewhere_during_a_run_is_a_commit_of_its_own(tmp_path, small_blocks):
+def test_a_save_to_another_folder_during_a_run_is_a_separate_commit(tmp_path, small_blocks):
     engine = engine_of()
     for n, _ in enumerate(engine.stage(iter(LOG), checkpoint=tmp_path / "a", every=1)):
         if n == 4:

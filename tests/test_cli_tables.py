@@ -2,6 +2,8 @@
 
 import re
 import sys
+import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +67,26 @@ def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
         save_tree(tmp_path / str(number), tree)
         with pytest.raises(ps.InputError, match=problem):
             engine_of().read_tables(tmp_path / str(number))
+
+
+def test_tables_from_orbax_are_copied_one_array_at_a_time(tmp_path, monkeypatch):
+    rows, dim, names = 20_000, 64, "abcd"
+    trees = {name: {"parameters": np.asfortranarray(np.full((rows, dim), n, "f4"))} for n, name in enumerate(names)}
+    fake = SimpleNamespace(restore=lambda path: trees, close=lambda: None)
+    module = SimpleNamespace(checkpoint=SimpleNamespace(PyTreeCheckpointer=lambda: fake))
+    for name in ("orbax", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, name, module)
+    (tmp_path / "_METADATA").touch()
+    tables = [ps.TableConfig(rows, dim, name=name) for name in names]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))
+    tracemalloc.start()
+    try:
+        engine.read_tables(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [engine.lookup(name, [rows - 1])[0, 0] for name in names] == [0, 1, 2, 3]
+    assert peak < 2 * 4 * rows * dim < len(names) * 4 * rows * dim
 
 
 def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, monkeypatch):

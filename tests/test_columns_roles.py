@@ -112,7 +112,7 @@ def test_steps_of_any_integer_type(kind):
     + [pa.array(["a", None, "b", "b"]).dictionary_encode("encode")],
     ids=lambda c: str(c.type),
 )
-def test_contributors_of_any_text_type_a_null_is_one_of_its_own(column):
+def test_contributors_of_any_text_type_or_null(column):
     frames = frames_of([batch_of(4, step=pa.array([1] * 4), contributor=column)])
     assert [(f.contributor, f.num_rows) for f in frames] == [("a", 1), (None, 1), ("b", 2)]
 
@@ -146,7 +146,7 @@ def test_a_null_step_is_an_error_that_no_option_drops(row, on_bad_row):
     assert "expected a step, got null" in str(error)
 
 
-def test_a_step_that_is_no_int64_is_an_error():
+def test_a_step_beyond_int64_is_an_error():
     error = error_of([batch_of(2, step=pa.array([1, 2**63], pa.uint64()))])
     assert place_of(error) == (0, 1, "step", None)
     assert f"expected an int64, got {2**63}" in str(error)
@@ -173,14 +173,14 @@ def test_learning_rates_of_any_float_list(make, value):
     ],
     ids=str,
 )
-def test_a_learning_rate_that_is_missing_is_an_error_with_its_place(bad, message):
+def test_a_missing_learning_rate_is_an_error_with_its_place(bad, message):
     column = pa.array([[0.5, 0.25], bad], pa.list_(pa.float32()))
     error = error_of([batch_of(learning_rates=column)], num_tags=2)
     assert place_of(error) == (0, 1, "learning_rates", None)
     assert message in str(error)
 
 
-def test_learning_rates_that_nothing_gives_are_an_error_before_the_first_row():
+def test_missing_learning_rates_are_an_error_before_the_first_row():
     with pytest.raises(ConfigError, match=r"the value of tag 0: add --learning-rate 0=VALUE"):
         frames_of([batch_of()], num_tags=1, rates_needed=(0,))
 
@@ -214,7 +214,7 @@ def test_a_misspelt_column_suggests_its_role(name, role):
     )
 
 
-def test_a_column_that_is_there_twice_is_refused():
+def test_a_duplicate_column_is_refused():
     batch = pa.RecordBatch.from_arrays([batch_of()["id"], *batch_of().columns], names=["id", "id", "gradient"])
     assert "column 'id': 2 columns have this name; keep one" in str(error_of([batch]))
 

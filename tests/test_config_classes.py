@@ -245,7 +245,7 @@ def test_the_frequency_estimator_counts_steps_from_the_largest_distance():
     assert config_of(penstock.FrequencyEstimator(), initializer=Constant(3.0)).table("a").initializer == Constant(3.0)
 
 
-def test_a_step_counter_gets_a_tag_of_its_own():
+def test_a_step_counter_gets_a_separate_tag():
     config = config_of(penstock.FrequencyAwareAdagrad(learning_rate=float))
     assert config.num_tags == 2
     message = config.to_proto()

@@ -74,7 +74,7 @@ def test_a_list_as_clipvalue_is_a_type_error():
         (OnlineYogi, "l1"),
     ],
 )
-def test_an_argument_that_is_no_number_is_a_type_error_that_names_it(optimizer, name, wrong):
+def test_a_non_numeric_argument_is_a_type_error_that_names_it(optimizer, name, wrong):
     with pytest.raises(TypeError, match=f"^{name} must be a number, got "):
         optimizer(**{name: wrong})
 

@@ -12,8 +12,8 @@ from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_
 from faults.operations import full_disk
 
 import penstock as ps
+from penstock.filesystem import atomic_files
 from penstock.io.sources.opening import open_source
-from penstock.io.storage import atomic_files
 
 
 def read(path):

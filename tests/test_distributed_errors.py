@@ -51,7 +51,7 @@ def test_a_quarantine_is_written_by_the_first_and_is_that_of_one_process(logs, t
     assert two.equals(one)
 
 
-def test_learning_rates_that_nothing_gives_are_an_error_everywhere(tmp_path):
+def test_missing_learning_rates_are_an_error_in_every_process(tmp_path):
     table = TableConfig(7, 2, name="t", optimizer=o.SGD(ps.DynamicLearningRate(0)))
     for error in errors_of(2, ps.EmbeddingConfig.from_tables([table]), lambda: [made_of([[1]])]):
         assert isinstance(error, ConfigError)

@@ -1,5 +1,8 @@
 """The Engine from Python: frames, the gate, learning rates, parameters in and out."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from engines import batch, column, engine_of, frame, zeroed
@@ -176,6 +179,20 @@ def test_inference_mode_refuses_updates():
 
 
 # ---- memory
+
+
+@pytest.mark.parametrize("is_vacant", [True, False])
+def test_the_arrays_of_a_refused_frame_are_released(is_vacant):
+    engine = engine_of(num_required=2)
+    if not is_vacant:
+        engine.apply({"t": frame([1])})
+    ids, gradients = frame([2, 3], np.nan)
+    alive = weakref.ref(gradients)
+    with pytest.raises(ps.InputError, match="finite"):
+        engine.apply({"t": (ids, gradients)})
+    del gradients
+    gc.collect()  # the error's traceback
+    assert alive() is None
 
 
 @pytest.mark.parametrize("table", ["a", "b"])

@@ -61,7 +61,7 @@ def test_a_missing_gradient_is_a_bad_row():
         ps.Engine(config_of()).run([examples(user=column)])
 
 
-def test_a_column_that_is_no_feature_gets_a_suggestion():
+def test_a_column_without_a_feature_gets_a_suggestion():
     with pytest.raises(ps.InputError, match=r"column 'users': .*did you mean 'user'"):
         ps.Engine(config_of()).run([examples(users=structs(USER, GRADIENTS))])
 

@@ -60,7 +60,7 @@ def test_features_of_a_file_are_called_by_their_names_or_places(tmp_path):
     assert [feature.path for feature in again.features] == ["0", "named"]
 
 
-def test_a_shape_that_is_not_known_names_the_key_path():
+def test_an_unknown_shape_names_the_key_path():
     with pytest.raises(ps.ConfigError, match="feature 'item': its shape is not fully known"):
         config_of(NESTED, None)
 

@@ -17,7 +17,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 CONFIG = config_of()
 STEPS = 6

@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_rules import OUTSIDE, ROOMS
+from import_rules import ROOMS
+from package_layers import LAYERS, OUTSIDE
 
 ROOT = Path(__file__).resolve().parents[1]
 CYTHON = {".pyx", ".pxd"}
@@ -123,6 +124,26 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circles(graph()) == []
 
 
+def running_up(arrows):
+    """The arrows from a package to one that stands above it in LAYERS, or before it in the same line."""
+    order = LAYERS.split()
+    height = {module: -order.index(module.split(".")[1]) for module in arrows}
+    return sorted((module, of) for module, found in arrows.items() for of in found if height[of] > height[module])
+
+
+def test_no_import_runs_back_up_to_a_higher_package():
+    arrows = {"penstock.io.log": {"penstock.io.synth", "penstock.core", "penstock.frames"}}
+    assert running_up(arrows | {"penstock.core": set(), "penstock.frames": set(), "penstock.io.synth": set()}) == [
+        ("penstock.io.log", "penstock.core")
+    ]
+    assert running_up(graph()) == []
+
+
+def test_the_architecture_draws_the_order_of_packages():
+    assert f"```{LAYERS}```" in (ROOT / "ARCHITECTURE.md").read_text()
+    assert set(LAYERS.split()) == {module.split(".")[1] for module in graph()}
+
+
 # Attributes whose leading underscore is not privacy, or that a library has no other name for.
 NOT_PRIVATE = {"os._exit", "._replace", "command._actions"}
 
@@ -205,6 +226,17 @@ def test_no_two_modules_share_a_name_without_a_reason():
     found = Counter(path.name for path in paths)
     assert found["__init__"] > 1
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
+
+
+# Modules of a package beside its ``__init__``; ``cli`` has one per command, and what they share.
+MOST_MODULES = Counter({"engine": 19, "engine/cli": 24})
+
+
+def test_no_package_has_too_many_modules():
+    found = {path.relative_to(ROOT).with_suffix("") for _, path in modules() if path.stem != "__init__"}
+    sizes = Counter(str(path.parent) for path in found)
+    assert sizes["engine"] > 1
+    assert {name: size for name, size in sizes.items() if size > (MOST_MODULES[name] or 16)} == {}
 
 
 MOST_LINES = 300

@@ -1,11 +1,13 @@
 """The mutations of ``make mutations``, and how they are drawn."""
 
 import ast
+import re
+from collections import Counter
 
 import pytest
-from mutations.__main__ import PER_PACKAGE, draw
+from mutations.__main__ import HERE, MUST_CATCH, PER_PACKAGE, SEED, draw, read_equivalent
 from mutations.operators import mutations
-from mutations.packages import PACKAGES, ROOT, selected_tests
+from mutations.packages import PACKAGES, ROOT, all_mutations, selected_tests
 
 SOURCE = b'''"""Docstring 1."""
 from typing import TYPE_CHECKING
@@ -54,3 +56,19 @@ def test_the_draw_is_the_same_every_time_and_its_tests_exist(package):
     struck_out = draw(package, {drawn[0].key: "equivalent"})
     assert struck_out[:-1] == drawn[1:]
     assert all((ROOT / test).exists() for test in selected_tests(package))
+
+
+def test_the_equivalent_mutations_are_of_code_that_exists():
+    assert all(reason for reason in read_equivalent().values())  # exits if one is gone
+
+
+def test_the_results_are_complete_and_of_functions_that_exist():
+    row = re.compile(r"^(\w+) +[0-9a-f]{10}  (\S+) (\S+): .*: (caught by \S.*|SURVIVED)$", re.MULTILINE)
+    text = (HERE / "results.txt").read_text()
+    rows = row.findall(text)
+    assert Counter(package for package, *_ in rows) == dict.fromkeys(PACKAGES, PER_PACKAGE)
+    exist = {(m.path, m.scope or "(module)") for package in PACKAGES for m in all_mutations(package)}
+    assert {(path, scope) for _, path, scope, _ in rows} - exist == set()
+    caught = sum(outcome != "SURVIVED" for *_, outcome in rows)
+    assert text.endswith(f"\n{caught} of {len(rows)} caught (seed {SEED}, {PER_PACKAGE} of each package)\n")
+    assert caught >= MUST_CATCH

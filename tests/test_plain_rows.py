@@ -1,14 +1,15 @@
-"""Batches of plain columns take a shorter way; what comes of them is what the long way makes."""
+"""Batches of plain columns take a shorter path, with the same result as the general one."""
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.decoding import reader, source_batch
+from penstock.io.decoding import framing, reader, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.rows import plain_columns
 from penstock.io.decoding.schema import resolve
@@ -110,7 +111,7 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
     seen = columns.decode(of)
     holes = of.column("id").null_count + of.column("gradient").null_count
-    # A hole in the floats of rows that the slice leaves out counts too: then the long way says that all is well.
+    # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
         (plain,) = seen.row_batches
@@ -154,3 +155,15 @@ def test_good_rows_of_several_tables_are_not_examined_one_by_one(monkeypatch, ta
     of = of.append_column("table", pa.array(tables).dictionary_encode())
     (frame,) = FrameReader([of], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
     assert {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()} == {"t": 2, "u": 1}
+
+
+def test_slices_of_a_large_table_are_not_examined_one_by_one(monkeypatch):
+    """They are small, however large the buffers are that they share."""
+    monkeypatch.setattr(source_batch, "find_bad_rows", lambda *_: pytest.fail("examined every row"))
+    num_rows = framing.UNVALIDATED_BYTES // 8  # twice as large as what is examined
+    floats = pa.array(np.zeros(DIM * num_rows, np.float32))
+    large = pa.record_batch(
+        {"id": pa.array(np.zeros(num_rows, np.int64)), "gradient": pa.FixedSizeListArray.from_arrays(floats, DIM)}
+    )
+    frames = list(FrameReader([large.slice(start, 3) for start in (0, 5)], replace(OPTIONS, on_bad_row="drop")))
+    assert [frame.num_rows for frame in frames] == [3, 3]

@@ -12,7 +12,7 @@ from quarantines import BAD, COLUMNS, GOOD, batch, read, rows_of
 
 import penstock as ps
 from penstock.cli import main
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 CONFIG = table("user", 50, 2, SGD, "constant: 1.0") + table("item", 20, 3, SGD, "constant: 1.0") + "mode: TRAINING\n"
 

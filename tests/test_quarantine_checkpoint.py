@@ -1,14 +1,21 @@
 """A quarantine beside a checkpoint: whatever ends a run, a resumed one neither loses nor repeats a bad row."""
 
+import errno
+import os
+import threading
+
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from cli import outcome, table
-from faults.operations import full_disk
+from faults.operations import Watched, full_disk
 from ipc import write
+from limits import HANG_S
 from quarantines import rows_of
 
-from penstock.io.storage import atomic_files
+import penstock as ps
+from penstock.checkpoint.source_positions import Positions
+from penstock.filesystem import atomic_files
 
 CONFIG = table(rate="constant: 0.5") + "mode: TRAINING\n"
 NUM_FRAMES = 12
@@ -84,6 +91,71 @@ def test_a_quarantine_that_cannot_be_written_stops_commits(replay, tmp_path, mon
     assert (code, "space" in said["error"]) == (6, True)
     code, _ = replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert (code, ids_in(file)) == (0, EVERY)
+
+
+def test_after_a_frame_that_no_position_counts_nothing_is_saved_or_resumed(files, tmp_path, monkeypatch):
+    engine = ps.Engine(ps.EmbeddingConfig.load(files[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "BUFFER_BYTES", 16)
+        patch.setattr(atomic_files, "operations", full_disk(with_bytes=b"id_out_of_range"))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            engine.run(files[1], on_bad_row=f"quarantine={tmp_path / 'bad.arrows'}")
+    assert engine.global_step == 1
+    uncounted = r"the last frame was applied, but not counted \(OSError: .*restore the last commit"
+    with pytest.raises(ps.StateError, match=uncounted):
+        engine.save(tmp_path / "saved")
+    with pytest.raises(ps.StateError, match=uncounted):
+        engine.run(files[1], resume=True, on_bad_row="drop")
+    engine.run(files[1], on_bad_row="drop")  # a new source, from its start
+    engine.save(tmp_path / "saved")
+    assert ps.Engine.restore(tmp_path / "saved").state_hash() == engine.state_hash()
+
+
+def test_an_interrupt_of_a_run_is_not_raised_by_a_save_of_another_thread(files, tmp_path, monkeypatch):
+    engine = ps.Engine(ps.EmbeddingConfig.load(files[0]))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    reader = engine.stage(files[1], on_bad_row="drop")
+    with monkeypatch.context() as patch:
+        patch.setattr(Positions, "count", interrupted)
+        reader.read_next_batch()
+    with pytest.raises(ps.StateError, match=r"applied, but not counted \(KeyboardInterrupt\)"):
+        engine.save(tmp_path / "saved")
+    with pytest.raises(KeyboardInterrupt):
+        reader.read_next_batch()
+
+
+def test_a_run_that_ends_during_a_save_closes_its_files_after_it(files, tmp_path, monkeypatch):
+    engine = ps.Engine(ps.EmbeddingConfig.load(files[0]))
+    syncing, ended, outcomes = threading.Event(), threading.Event(), []
+
+    def at(number, name, args):
+        part = tmp_path / ".bad.arrows.part"
+        if name == "sync" and not syncing.is_set() and os.fstat(args[0]).st_ino == part.stat().st_ino:
+            syncing.set()
+            ended.wait(0.5)  # the run waits too: it may not close the file now
+
+    def save():
+        try:
+            outcomes.append(engine.save(tmp_path / "saved"))
+        except BaseException as error:
+            outcomes.append(error)
+
+    saving = threading.Thread(target=save)
+
+    def frames():
+        yield batch(0, 1000, [[1.0, 0.0]] * 3).drop_columns(["step"])
+        saving.start()
+        assert syncing.wait(HANG_S)
+
+    monkeypatch.setattr(atomic_files, "operations", Watched(at))
+    engine.run(frames(), on_bad_row=f"quarantine={tmp_path / 'bad.arrows'}")
+    ended.set()
+    saving.join(HANG_S)
+    assert outcomes == [None]
+    assert ids_in(tmp_path / "bad.arrows") == [1000]
 
 
 def test_a_missing_quarantine_is_exit_5_and_nothing_is_applied(replay, tmp_path):

@@ -9,7 +9,7 @@ from faults.operations import failing, short_write
 from quarantines import COLUMNS, rows_of
 
 import penstock as ps
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 from penstock.io.storage.quarantine import QuarantineWriter
 
 

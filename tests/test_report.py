@@ -13,7 +13,7 @@ from ipc import write
 from penstock.cli import main
 from penstock.cli.html_report import covered, frequencies
 from penstock.cli.id_statistics import IdUses
-from penstock.cli.svg import Axis, Bar, bars, lines, short
+from penstock.plots.svg import Axis, Bar, bars, lines, short
 
 CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 

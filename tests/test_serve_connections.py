@@ -129,7 +129,7 @@ def test_of_too_many_connections_those_that_never_called_are_closed_first(monkey
 OUT_OF_DESCRIPTORS = """
 import os, sys
 from pathlib import Path
-from penstock.io.storage import atomic_files, descriptors
+from penstock.filesystem import atomic_files, descriptors
 
 descriptors.reserve.hold(int(sys.argv[2]))
 try:

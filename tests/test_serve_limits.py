@@ -9,10 +9,10 @@ from services import client_of, config_of, frame, refused, replayed, self_signed
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.filesystem import atomic_files
 from penstock.io.flight import connect
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import PutRequest, encoded
-from penstock.io.storage import atomic_files
 from penstock.service.auth import check_protected
 from penstock.service.limits import Limits
 

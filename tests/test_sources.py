@@ -196,6 +196,8 @@ def test_the_share_read_grows_to_one(tmp_path, container):
     assert len(set(shares)) > 2
 
 
-def test_the_share_of_a_stream_is_unknown():
-    reader = FrameReader(OneWay(CONTAINERS["stream"]), ReadOptions(SIZES))
-    assert [reader.fraction() for _ in reader] == [None] * len(FRAMES)
+@pytest.mark.parametrize("kind", ["stream", "iterator"])
+def test_the_share_of_a_stream_is_unknown(kind):
+    data = CONTAINERS["stream"]
+    reader = FrameReader(OneWay(data) if kind == "stream" else iter(pa.ipc.open_stream(data)), ReadOptions(SIZES))
+    assert [reader.fraction(), *(reader.fraction() for _ in reader)] == [None] * (1 + len(FRAMES))

@@ -214,7 +214,7 @@ def test_an_abandoned_reader_leaves_the_engine_at_a_whole_frame_with_its_files_c
     assert engine.state_hash() == plain.state_hash()
 
 
-def test_a_reader_that_was_never_asked_costs_the_engine_nothing():
+def test_dropping_an_unread_reader_removes_its_observer():
     engine = engine_of()
     reader = engine.stage(LOG)
     assert len(engine.core.observers) == 3

@@ -81,13 +81,13 @@ def test_a_resumed_run_is_judged_by_the_rows_of_the_whole_log(config, workers, t
 
 
 @pytest.mark.parametrize("share", ["1.01", "-0.1", "nan", "half", "50%"])
-def test_a_share_that_is_none_is_exit_2(share, config, workers, call):
+def test_a_share_outside_0_to_1_is_exit_2(share, config, workers, call):
     for command in ("replay", "validate"):
         error = call(2, command, config, *workers, f"--max-stale={share}")[1]["error"]
         assert "argument --max-stale: expected a share from 0 to 1" in error
 
 
-def test_python_runs_and_stages_take_it_too(workers):
+def test_run_and_stage_raise_beyond_max_stale(workers):
     too_many = r"^240 of the 480 rows read are of stale frames \(50\.0%\), more than --max-stale 0\.25"
     with pytest.raises(ps.InputError, match=too_many):
         engine_of(num_required=1).run(workers, max_stale=0.25)

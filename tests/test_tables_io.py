@@ -88,7 +88,7 @@ def test_columns_that_are_not_asked_for_or_not_there_are_left_out(tmp_path):
 NAMES = ["user", "a/b", "../up", "..", "über 表", "per%cent", "a%2Fb", "semi;colon", "tab\tnew\nline", "x.parquet", "-"]
 
 
-def test_a_table_of_any_name_has_a_file_of_its_own_inside_the_folder(tmp_path):
+def test_a_table_of_any_name_has_a_separate_file_inside_the_folder(tmp_path):
     for number, name in enumerate(NAMES):
         write_table(tmp_path / "out", name, 2, [], [(block_of(1, start=number),)])
     for number, name in enumerate(NAMES):

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.tables.combiners import combine, gains
+from penstock.activations.combiners import combine, gains
 
 VOCABULARY = 1 << 20
 

@@ -16,7 +16,7 @@ from penstock.bench.cases import GROWTH
 from penstock.bench.report import plots
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
-from penstock.cli.svg import standalone
+from penstock.plots.svg import standalone
 
 OURS = "penstock"
 

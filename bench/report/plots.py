@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.bench.report.readme_table import peers_of
-from penstock.cli.svg import COLOURS, Bar, bars, lines
+from penstock.plots.svg import COLOURS, Bar, bars, lines
 
 OURS = "penstock"
 Run = dict[str, Any]

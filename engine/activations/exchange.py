@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.activations.batch_shape import num_samples
+from penstock.activations.combiners import Lookups, combine, not_finite
 from penstock.activations.deduplication import (
     DeduplicationData,
     FeatureUses,
@@ -31,7 +32,6 @@ from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.gate import Gate
-from penstock.tables.combiners import Lookups, combine, not_finite
 from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]

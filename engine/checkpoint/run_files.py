@@ -7,7 +7,7 @@ repeated as if it had never run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +34,13 @@ class RunFiles(NamedTuple):
 class CountedFiles:
     """The files that the commits of an engine refer to.
 
+    still : returns the context manager in which nothing is committed
+
     bad_rows, deltas : committed state of the last file of each kind; None: there was none
     """
 
-    def __init__(self) -> None:
+    def __init__(self, still: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._still = still
         self.bad_rows: Mapping[str, int] | None = None
         self.deltas: Mapping[str, Any] | None = None
         self._open = RunFiles(None, None)
@@ -77,10 +80,12 @@ class CountedFiles:
             )
             if counted:
                 self._open = files
-                stack.callback(self._close, files)
+                if any(files):
+                    stack.callback(self._close, files)
             yield files
 
     def _close(self, files: RunFiles) -> None:
-        """Remove the files from later commits."""
-        if self._open is files:
-            self._open = RunFiles(None, None)
+        """Remove the files from later commits. A commit of another thread is over by then, and no longer uses them."""
+        with self._still():
+            if self._open is files:
+                self._open = RunFiles(None, None)

@@ -71,7 +71,7 @@ class Run(CommitListener):
     def count(self, frame: Frame, admitted: bool) -> None:
         """Count a frame that has entered the gate, or was stale, in the position. Call it under the same gate lock.
 
-        ``check`` raises its error later: the frame has been applied.
+        ``check`` raises its error later: the frame has been applied. Nothing is committed from then on.
         """
         try:
             if self.files.bad_rows is not None:
@@ -80,8 +80,8 @@ class Run(CommitListener):
             if self._commits is not None:
                 self._commits.frame_counted()
         except BaseException as error:
-            # No position counts a frame that was applied, so nothing may be committed any more.
             self.failed, self._error = True, error
+            self.positions.uncounted = f"{type(error).__name__}: {error}".removesuffix(": ")
 
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""

@@ -17,9 +17,9 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import UsageError
+from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
-from penstock.io.storage.descriptors import reserve
 from penstock.stats import Counters
 from penstock.validation import whole
 
@@ -41,7 +41,7 @@ class CheckpointSession(StepObserver):
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # in progress, in the order in which they began
         self.positions = Positions()
-        self.files = CountedFiles()
+        self.files = CountedFiles(core.gate.still)
 
     @property
     def totals(self) -> Counters:
@@ -84,7 +84,9 @@ class CheckpointSession(StepObserver):
         saver = self._saver_of(Folder(path))
         saver.open()
         try:
+            self.positions.check_counted()
             for run in self._runs:
+                run.positions.check_counted()  # an interrupt of the run's thread is not one of this thread
                 run.check()
             self._core.tables.wait()
             saver.commit()

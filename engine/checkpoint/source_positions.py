@@ -62,6 +62,7 @@ class Positions:
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
     lineage : identifier of this history of steps; None: no service has used it
+    uncounted : the error that kept a frame from being counted after it was applied; None: every one is counted
     """
 
     def __init__(self, sources: Sequence[str] = (), merge: str | None = None, hashing: bool = True) -> None:
@@ -69,6 +70,7 @@ class Positions:
         self.producers: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
         self.lineage: str | None = None
+        self.uncounted: str | None = None
         self.rows = self.stale_rows = 0
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
 
@@ -85,6 +87,14 @@ class Positions:
         entry.frames += 1
         if self._hashing and entry.digest is not None:
             entry.digest = _digest_with(entry.digest, frame)
+
+    def check_counted(self) -> None:
+        """Raise StateError if a frame was applied that no position counts: a resumed run would apply it again."""
+        if self.uncounted is not None:
+            raise StateError(
+                f"the last frame was applied, but not counted ({self.uncounted}), so that a resumed run would apply it "
+                "again; restore the last commit, or make a new engine"
+            )
 
     def check_stale(self, most: float | None) -> None:
         """Raise StaleInputError if stale frames contain more than the share ``most`` of the rows."""
@@ -127,6 +137,7 @@ class Positions:
         skipped : counts the skipped frames, so that it equals this position afterwards
         Raises StateError if the skipped frames are not those that were applied.
         """
+        self.check_counted()
         self._check_sources(skipped)
         skipped.stale_rows = self.stale_rows
         for number, frame in islice(frames, self.num_frames):

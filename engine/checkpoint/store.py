@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError
-from penstock.io.storage import atomic_files
-from penstock.io.storage.descriptors import reserve
+from penstock.filesystem import atomic_files
+from penstock.filesystem.descriptors import reserve
 from penstock.validation import place
 
 KEY = "penstock.checkpoint"

@@ -18,8 +18,8 @@ from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
+from penstock.filesystem import atomic_files
 from penstock.frames import Float32
-from penstock.io.storage import atomic_files
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
 BACKGROUND_BYTES = 8 << 20

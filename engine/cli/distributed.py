@@ -25,16 +25,16 @@ FLAGS = ("--distributed", "--coordinator", "--process-id", "--processes")
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the flags of a job. Its processes have the same command line, except for ``--process-id``."""
-    several = command.add_argument_group("several processes, each of which is given the same command")
+    several = command.add_argument_group("several processes of one job, all started with the same command")
     several.add_argument(
         "--distributed",
         action="store_true",
-        help="be one of several processes: source i is read by process i mod N, rows go to their owners; without the "
-        "flags below as JAX's cluster detection says",
+        help="run as one of N processes: process i mod N reads source i, and each row is updated by one process; "
+        "without the flags below, JAX's cluster detection finds the processes",
     )
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens while all find each other")
-    several.add_argument("--process-id", type=whole(0), metavar="I", help="which one this is, from 0")
-    several.add_argument("--processes", type=whole(1, MAX_PROCESSES), metavar="N", help="how many there are")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="address where process 0 listens at the start")
+    several.add_argument("--process-id", type=whole(0), metavar="I", help="number of this process, from 0")
+    several.add_argument("--processes", type=whole(1, MAX_PROCESSES), metavar="N", help="number of processes")
 
 
 @contextmanager

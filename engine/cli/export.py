@@ -14,7 +14,7 @@ from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.options import add_command
 from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 from penstock.io.storage.table_files import TablesWriter
 from penstock.tables.orbax import save_tree
 

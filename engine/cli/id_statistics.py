@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.cli.html_report import covered, frequencies, table
 from penstock.cli.output import count
-from penstock.cli.svg import MAX_LEGEND, Points, lines
+from penstock.plots.svg import MAX_LEGEND, Points, lines
 from penstock.pyx.id_table import IdTable
 
 MAX_POINTS = 400

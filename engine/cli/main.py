@@ -52,7 +52,8 @@ _MUST_FIT = (
 DESCRIPTION = "A streaming update engine for embedding tables: Arrow gradients in, TPU-embedding updates out."
 EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
-  5 corrupt or incompatible state   6 cannot write, or out of a resource   130 interrupted
+  5 corrupt or incompatible state   6 cannot write, out of a resource, or lost a process of the job
+  130 interrupted
 
 PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from,
 PENSTOCK_COMPILE_CACHE=DIR sets where compiled programs are kept (off: nowhere).

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
-from penstock.io.storage.pipes import reader_of
+from penstock.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
     from penstock.pipeline import FrameGate

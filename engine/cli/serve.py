@@ -29,8 +29,8 @@ from penstock.cli.options import (
 from penstock.cli.output import Output, check_writable, count, keys_texts, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
+from penstock.filesystem.descriptors import raise_limit
 from penstock.io.flight.connection import Address
-from penstock.io.storage.descriptors import raise_limit
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits

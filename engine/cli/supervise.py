@@ -36,14 +36,18 @@ def add(commands: Any) -> None:
         "penstock supervise --processes 4 -- replay tables.pbtxt day*.arrows --checkpoint saved --every 100",
     )
     command.add_argument(
-        "--processes", type=whole(1, MAX_PROCESSES), default=1, metavar="N", help="how many (default 1)"
+        "--processes",
+        type=whole(1, MAX_PROCESSES),
+        default=1,
+        metavar="N",
+        help="number of processes of the job (default 1)",
     )
     command.add_argument(
         "--restarts",
         type=whole(0),
         default=10,
         metavar="N",
-        help="give up after so many in a row without a new commit (default 10)",
+        help="give up after N failures in a row without a new commit (default 10)",
     )
     command.add_argument("job", nargs=argparse.REMAINDER, metavar="-- replay …", help="the command, with --checkpoint")
 

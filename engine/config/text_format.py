@@ -22,7 +22,7 @@ from penstock.config.lint.findings import near
 from penstock.config.lint.source_text import Scan, scan
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 

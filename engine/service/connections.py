@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from penstock.io.storage import descriptors
+from penstock.filesystem import descriptors
 from penstock.service.limits import Limits
 
 # The time that a connection has for its first admitted call.

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import PenstockError, UsageError
+from penstock.filesystem.descriptors import reserve
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import (
     DELTAS,
@@ -27,7 +28,6 @@ from penstock.io.flight.messages import (
     encoded,
     path_of,
 )
-from penstock.io.storage.descriptors import reserve
 from penstock.service.auth import CallAdmission
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer

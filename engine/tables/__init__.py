@@ -1,1 +1,1 @@
-"""The tables of an engine: initialization, combiners, updates, and exchange with other formats."""
+"""The tables of an engine: initialization, updates, and exchange with other formats."""

@@ -91,4 +91,4 @@ def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
         layout, parts = tables.whole(name).layout, tables.parts(name)
         found = parts_of(tree, directory, name, (layout.vocabulary_size, layout.dim), list(parts))
         ids = np.arange(layout.vocabulary_size)
-        yield name, ids, {parts[key]: np.ascontiguousarray(rows) for key, rows in found.items()}
+        yield name, ids, {parts[key]: rows for key, rows in found.items()}

@@ -2,7 +2,7 @@
 
 A feature's struct holds the ids that the example looked up, perhaps their weights, and the gradient of the activation
 they were combined into. This module checks and reads the columns; ``example_gradients`` converts them to gradient
-rows, so that frames and errors are those of the row stream. The arithmetic is in ``penstock.tables.combiners``.
+rows, so that frames and errors are those of the row stream. The arithmetic is in ``penstock.activations.combiners``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.activations.combiners import gains
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
@@ -34,7 +35,6 @@ from penstock.io.decoding.schema import (
     suggestion,
 )
 from penstock.io.sources.batch import Batch
-from penstock.tables.combiners import gains
 
 CHILDREN = ("ids", "weights", "gradient")
 

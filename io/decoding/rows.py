@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.activations.combiners import not_finite
 from penstock.config.id_ranges import ANY_UINT64, checked_by_kernel
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
@@ -32,7 +33,6 @@ from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED, Batch, arrow_errors
 from penstock.pyx.arrow_c_data import plain_rows
-from penstock.tables.combiners import not_finite
 
 
 @dataclass(eq=False)

@@ -92,9 +92,10 @@ class Source:
     """Parts in order.
 
     open_parts : called for every reading; closing the generator closes what is open
+    num_parts : the number of parts, if their lengths can be known; None: it is one, whose length may be unknown
     """
 
-    def __init__(self, name: str, open_parts: Callable[[], Parts], num_parts: int = 1) -> None:
+    def __init__(self, name: str, open_parts: Callable[[], Parts], num_parts: int | None = None) -> None:
         self.name = name
         self._open_parts, self._num_parts = open_parts, num_parts
         self._num_read = 0  # parts before this one
@@ -107,10 +108,12 @@ class Source:
 
     def fraction(self) -> float | None:
         """Return the share of the bytes read so far, if the length is known."""
-        inside = 0.0 if self._part is None else self._part.fraction()
-        if inside is None and self._num_parts == 1:
+        if self._part is None:
+            return None if self._num_parts is None else 0.0
+        inside, num_parts = self._part.fraction(), self._num_parts or 1
+        if inside is None and num_parts == 1:
             return None
-        return (self._num_read + (inside or 0.0)) / self._num_parts
+        return (self._num_read + (inside or 0.0)) / num_parts
 
 
 def _read_names(field: pa.Field) -> None:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
+from penstock.filesystem.pipes import open_reader
 from penstock.io.sources.batch import Part, arrow_errors
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_stream import Forward, Mapped, ipc_stream_part, open_stream
 from penstock.io.sources.parquet import PARQUET, parquet_part
-from penstock.io.storage.pipes import open_reader
 
 _REMOTE_READ_BYTES = 1 << 20
 

@@ -1,1 +1,1 @@
-"""Files that penstock writes and reads back: atomic and appended files, tables, deltas, quarantines."""
+"""Files that penstock writes and reads back: tables, deltas, quarantines."""

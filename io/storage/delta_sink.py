@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import StateError, UsageError
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, found_at, part_of
+from penstock.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
-from penstock.io.storage.append_file import GrowingFile, IsCommitted, found_at, part_of
-from penstock.io.storage.pipes import open_writer
 
 # How much of the committed end of a file is verified before a run resumes it.
 _TAIL_BYTES = 1 << 16

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, found_at
 from penstock.io.decoding.bad_rows import SCHEMA
-from penstock.io.storage.append_file import GrowingFile, IsCommitted, found_at
 from penstock.io.storage.arrow_output import ArrowOutput
 
 _MODE = "quarantine"

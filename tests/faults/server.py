@@ -23,7 +23,7 @@ import pyarrow.parquet  # noqa: F401
 import penstock.bridge.device_tables
 import penstock.cli.replay  # noqa: F401
 from penstock.checkpoint import incremental
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults import operations

@@ -1,4 +1,4 @@
-"""Small good inputs that the fuzzer damages: every container and the shapes that take another way through the reader.
+"""Small good inputs that the fuzzer damages: every container and the shapes that take another path through the reader.
 
 The same bytes every time (with the same pyarrow), so that a case is known by its seed and number.
 """

@@ -1,12 +1,12 @@
-"""Prints the way of one batch from its source into a table: ``python tests/way_of_a_batch.py``.
+"""Prints the path of one batch from its source into a table: ``python tests/path_of_a_batch.py``.
 
 A run reads a plain Arrow IPC stream of a few batches, a frame each, from a file into one table on the CPU, and the gate
-opens for every frame. The way is that of a batch in the middle. It begins when the run asks the reader for the next
+opens for every frame. The path is that of a batch in the middle. It begins when the run asks the reader for the next
 frame, and ends when the table's backend calls the compiled update with the batch's rows.
 
 What counts, by ``sys.setprofile`` on the thread of the run:
 
-- modules: every module of penstock of which a Python function runs on the way, whoever calls it, or is on the stack
+- modules: every module of penstock of which a Python function runs on the path, whoever calls it, or is on the stack
   meanwhile, such as ``engine.py`` and ``run.py``. Compiled kernels do not count: the profiler does not see them.
 - frames: the most Python functions of penstock that are on the stack at a time, ``Engine.run`` being the first;
   comprehensions are functions in Python 3.11. Functions of jax and pyarrow do not count.
@@ -30,26 +30,26 @@ class Call(NamedTuple):
 
 
 class Profiler:
-    """Collects the ways of all batches. run : the code of ``Engine.run``"""
+    """Collects the paths of all batches. run : the code of ``Engine.run``"""
 
     def __init__(self, run) -> None:
         self._run = run
-        self._way = []
-        self.ways = []
+        self._path = []
+        self.paths = []
 
     def __call__(self, frame, event, _) -> None:
         if event != "call":
             return
         module = module_of(frame)
-        if module.startswith("jax") and module_of(frame.f_back).startswith(BACKEND) and self._way:
-            self.ways.append(self._way)
-            self._way = []
+        if module.startswith("jax") and module_of(frame.f_back).startswith(BACKEND) and self._path:
+            self.paths.append(self._path)
+            self._path = []
         elif module.startswith("penstock"):
             stack = self._stack(frame)
             if module == READER and READER not in [call.module for call in stack[:-1]]:
-                self._way = stack[:-1]
-            if self._way:
-                self._way.append(stack[-1])
+                self._path = stack[:-1]
+            if self._path:
+                self._path.append(stack[-1])
 
     def _stack(self, frame):
         """Return the calls of penstock's functions from Engine.run to a frame."""
@@ -67,8 +67,8 @@ def module_of(frame) -> str:
     return frame.f_globals.get("__name__", "")
 
 
-def way_of_a_batch():
-    """Return the calls on the way of one batch, in order."""
+def path_of_a_batch():
+    """Return the calls on the path of one batch, in order."""
     import penstock as ps
     from penstock.engine import Engine
 
@@ -83,8 +83,8 @@ def way_of_a_batch():
             report = engine.run(path)
         finally:
             sys.setprofile(None)
-    assert report.steps == len(profiler.ways) == BATCHES
-    return profiler.ways[BATCHES // 2]
+    assert report.steps == len(profiler.paths) == BATCHES
+    return profiler.paths[BATCHES // 2]
 
 
 def write_stream(path) -> None:
@@ -102,12 +102,12 @@ def write_stream(path) -> None:
 
 
 def main() -> int:
-    way = way_of_a_batch()
-    for call in way:
+    path = path_of_a_batch()
+    for call in path:
         print(f"{call.depth:2} {'  ' * call.depth}{call.module.removeprefix('penstock.')}: {call.function}")
-    modules = sorted({call.module.removeprefix("penstock.") for call in way})
+    modules = sorted({call.module.removeprefix("penstock.") for call in path})
     print(f"{len(modules)} modules: {', '.join(modules)}")
-    print(f"{max(call.depth for call in way)} frames")
+    print(f"{max(call.depth for call in path)} frames")
     return 0
 
 

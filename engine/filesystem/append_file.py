@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.io.storage import atomic_files
+from penstock.filesystem import atomic_files
 
 # Whether a commit refers to a new file, called when it is closed; None: there is no checkpoint.
 IsCommitted = Callable[[], bool] | None

@@ -9,11 +9,11 @@ from limits import HANG_S
 
 def test_a_plain_batch_passes_at_most_20_modules_and_12_frames():
     """A separate process, because a profiler slows down every thread of this one."""
-    command = [sys.executable, str(Path(__file__).parent / "way_of_a_batch.py")]
+    command = [sys.executable, str(Path(__file__).parent / "path_of_a_batch.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
-    *way, modules, frames = done.stdout.splitlines()
-    assert way[0].split() == ["1", "engine:", "Engine.run"]
-    assert way[-1].split()[1].startswith("bridge.")
+    *path, modules, frames = done.stdout.splitlines()
+    assert path[0].split() == ["1", "engine:", "Engine.run"]
+    assert path[-1].split()[1].startswith("bridge.")
     assert int(modules.split()[0]) <= 20, modules
     assert int(frames.split()[0]) <= 12, done.stdout

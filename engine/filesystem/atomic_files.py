@@ -20,7 +20,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.io.storage.descriptors import reserve
+from penstock.filesystem.descriptors import reserve
 
 # The size of one write to the system: smaller writes are buffered, larger ones pass through.
 BUFFER_BYTES = 1 << 17

@@ -1,0 +1,1 @@
+"""Plots of the pages that commands and the bench write."""

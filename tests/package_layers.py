@@ -1,0 +1,27 @@
+"""The order of packages, as ARCHITECTURE.md draws it, and the libraries that only some of them may import."""
+
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = {
+    "duckdb",
+    "fbgemm_gpu",
+    "jax_tpu_embedding",
+    "pandas",
+    "polars",
+    "tensorflow",
+    "tensorflow_recommenders_addons",
+    "torch",
+    "torchrec",
+}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
+
+# Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
+# in its line, never back.
+LAYERS = """
+__main__   cli   bench
+service   distributed   dataflow   metrics
+engine   table_access   run   deltas   checkpoint   telemetry
+core   tables   io
+activations   accumulators   pipeline   sampling   gate   stats
+bridge   config   learning_rates   threads
+frames   validation   filesystem   plots   updates   pyx   interrupts   errors
+"""
