@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import EngineCore
-from penstock.frames import Float32
+from penstock.frames import Float32, Int64
 from penstock.tables.table_io import reading
 from penstock.validation import place
 
@@ -48,7 +48,7 @@ class TableAccess:
         forward : as a forward pass sees them, through the table's simulated quantization if it has one
         """
         with self.core.still():
-            return self.core.tables.lookup(name, ids, forward)
+            return self.core.tables.lookup(name, self.core.tables.valid_ids(name, ids), forward)
 
     def keys(self, name: str) -> pa.Array:
         """Return the keys of a dynamic table that have a row, ascending: an Arrow array of its key type."""
@@ -134,7 +134,7 @@ class TableAccess:
         with self.core.still():
             return self.core.tables.warm()
 
-    def _looked_up(self, ids: Mapping[str, Any]) -> tuple[dict[str, Float32], int]:
+    def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
         """Return the rows by table as a forward pass sees them, and their global step."""
         with self.core.still():
             return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step

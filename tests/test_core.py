@@ -32,10 +32,10 @@ class Recorder(StepObserver):
         self.note("frame_applied", frame.num_rows, admitted)
 
     def before_step(self, coalesced):
-        self.note("before_step", self.core.tables.lookup("t", [1], False).tolist())
+        self.note("before_step", self.core.tables.lookup("t", np.array([1]), False).tolist())
 
     def after_step(self, coalesced):
-        self.note("after_step", self.core.tables.lookup("t", [1], False).tolist())
+        self.note("after_step", self.core.tables.lookup("t", np.array([1]), False).tolist())
 
     def step_failed(self, error):
         self.note("step_failed", str(error))

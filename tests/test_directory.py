@@ -53,6 +53,9 @@ def test_any_64_bits_are_a_key_and_rows_stay_with_their_keys():
     rows = opened(directory, EDGES, 0).found
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
     assert directory.rows(int64(EDGES)).tolist() == rows.tolist()
+    assert directory.keys(rows.astype(np.int64)).tolist() == EDGES
+    with pytest.raises(IndexError, match="no row 5 of 5"):
+        directory.keys(int64([0, 5]))
     assert present(directory, [2, -2]) == [False, False]
 
 

@@ -78,10 +78,11 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     rows = page.read_text().partition("|---")[2].splitlines()[1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
-    names = [(c.generation, c.optimizer + ", bfloat16" * c.bfloat16, c.dim, c.variant) for c in m.cases(small=False)]
+    names = [(c.generation, c.what, c.dim, c.variant) for c in m.cases(small=False)]
     assert sorted(kept) == sorted(names)
-    for _, _, _, variant, _, ratio, *_ in cells:
-        assert float(ratio) <= (m.MOST_BY_XLA if variant == "xla" else m.MOST_BY_KERNEL)
+    for _, what, _, variant, _, ratio, *_ in cells:
+        by_xla = variant == "xla" or what.endswith(", write")
+        assert float(ratio) <= (m.MOST_BY_XLA if by_xla else m.MOST_BY_KERNEL)
 
 
 def test_a_sample_of_the_steps_compiles_for_every_generation():

@@ -1,11 +1,11 @@
-"""Every step for every generation of TPU, through TPU's real compiler, on a machine without a TPU.
+"""Every step and write for every generation of TPU, through TPU's real compiler, on a machine without a TPU.
 
 libtpu compiles for a described topology. The compiled program shows whether a table is updated in place, how much
 temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
 writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
 Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
-once, and reading the gradient and the number of the line. moved_bytes.py
+once, and reading the gradient and the number of the line, and of 16-bit weights the keys of its rows. moved_bytes.py
 counts them.
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ class Case:
     dim: int
     variant: str
     bfloat16: bool = False
+    program: str = "apply"
+
+    @property
+    def what(self) -> str:
+        """The optimizer, and in what a case differs from its usual step."""
+        return self.optimizer + ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write")
+
+    @property
+    def by_xla(self) -> bool:
+        """Whether XLA compiles the program, and not Pallas."""
+        return self.variant == "xla" or self.program == "write"
 
 
 @dataclass(frozen=True)
@@ -98,10 +110,16 @@ def cases(small: bool) -> Iterator[Case]:
         for optimizer in MAIN:
             yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
             yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
+    for generation, dim in SMALL_WRITES if small else product(TOPOLOGIES, DIMS):
+        for variant in ("pallas", "xla"):
+            yield Case(generation, "Adagrad", dim, variant, program="write")
+        if dim == 128:
+            yield Case(generation, "Adagrad", dim, "xla", True, "write")
 
 
 SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
 SMALL |= {("tpu7x", "Adagrad", 128)}
+SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]
 
 
 class Compiler:
@@ -146,12 +164,12 @@ class Compiler:
         floor = floor_of(line)
         began = time.perf_counter()
         try:
-            program: Any = compiled("apply", mesh, rule, line, case.variant, num_lines, LINES)
+            program: Any = compiled(case.program, mesh, rule, line, case.variant, num_lines, LINES)
         except Exception as error:  # the compiler may raise anything
             return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
         memory, text = program.memory_analysis(), program.as_text()
-        if case.variant == "xla":
+        if case.by_xla:
             moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device, LINES) / LINES
         else:
             with set_mesh(mesh):
@@ -163,13 +181,14 @@ class Compiler:
 
 
 def floor_of(line: Any) -> float:
-    """Return the least bytes of a line: its strips read and written, its gradient and its number read."""
-    floor: float = 4 * (2 * sum(line.groups) * line.strip + line.halves * line.width + 1)
+    """Return the least bytes of a line: its strips read and written, its gradient, number and keys read."""
+    keys = line.group if line.halves > 1 else 0
+    floor: float = 4 * (2 * sum(line.groups) * line.strip + line.halves * line.width + 1 + keys)
     return floor
 
 
 def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
-    most = MOST_BY_XLA if case.variant == "xla" else MOST_BY_KERNEL
+    most = MOST_BY_XLA if case.by_xla else MOST_BY_KERNEL
     if moved > most * floor:
         yield f"moves {moved / floor:.2f} times the floor, more than {most}"
 
@@ -181,7 +200,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
     # XLA keeps lines three times: before the update, after it, and for the write into the table.
     line_bytes = 4 * (sum(layout.line.groups) * layout.line.strip + layout.line.halves * layout.line.width)
-    bound = (1 << 20) + (3 * LINES * line_bytes if case.variant == "xla" else 0)
+    bound = (1 << 20) + (3 * LINES * line_bytes if case.by_xla else 0)
     if memory.temp_size_in_bytes > bound:
         yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
     for shape in layout.shapes:
@@ -196,10 +215,9 @@ def markdown_table(results: Sequence[Result]) -> str:
     rows.append("|---|---|---|---|---|---|---|---|")
     for result in results:
         case = result.case
-        dtype = ", bfloat16" if case.bfloat16 else ""
         moved = "; ".join(result.failed) or f"{result.bytes_per_line:,.0f} | {result.ratio:.2f}"
         rows.append(
-            f"| {case.generation} | {case.optimizer}{dtype} | {case.dim} | {case.variant} | {moved} "
+            f"| {case.generation} | {case.what} | {case.dim} | {case.variant} | {moved} "
             f"| {result.temp_bytes / 1e6:.2f} MB | {result.seconds:.1f} s |"
         )
     return "\n".join(rows)

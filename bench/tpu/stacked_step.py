@@ -2,8 +2,8 @@
 
 In addition to the matrix (matrix.py), whose tables are separate: four tables of dims 8, 32, 64 and 128 with one
 optimizer share one stack of lines, and a step over all of them is one program. It must compile, alias the whole stack,
-copy no part of it, and need no more temporary memory than the step of one table may. The programs that read rows of
-each table must not copy the stack either.
+copy no part of it, and need no more temporary memory than the step of one table may; so must a write of rows. The
+programs that read rows of each table must not copy the stack either.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.stacked_step [GENERATION…]
 """
@@ -42,13 +42,15 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
 
     for variant in ("pallas", "xla"):
         stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)
-        began = time.perf_counter()
-        program: Any = Programs(mesh, stack, rule, variant).at("apply", LINES)
-        memory, seconds = program.memory_analysis(), time.perf_counter() - began
-        failed = list(faults(Case(generation, optimizer, DIMS[-1], variant), stack, memory, program.as_text()))
-        aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
-        temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
-        yield f"| {generation} | {optimizer} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
+        for what in ("apply", "write"):
+            began = time.perf_counter()
+            program: Any = Programs(mesh, stack, rule, variant).at(what, LINES)
+            memory, seconds = program.memory_analysis(), time.perf_counter() - began
+            case = Case(generation, optimizer, DIMS[-1], variant, program=what)
+            failed = list(faults(case, stack, memory, program.as_text()))
+            aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
+            temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
+            yield f"| {generation} | {case.what} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
         for table in stack.tables:
             program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
             if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):

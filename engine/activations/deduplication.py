@@ -128,9 +128,9 @@ class DeduplicationData:
         words = header.astype(np.uint32)
         check_fingerprint(fingerprint(config), words[:_FINGERPRINT_WORDS].tobytes().hex())
         step, number = (int(value) for value in words[_FINGERPRINT_WORDS:_HEADER_WORDS].view(np.int64))
-        for name, ids in zip(tables, elements, strict=False):
-            check_unique_ids(name, ids, config.id_ranges[name][0])
         unique = {name: ids.astype(np.int64) for name, ids in zip(tables, elements, strict=False)}
+        for name, ids in unique.items():
+            check_unique_ids(name, ids, config.id_ranges[name][0])
         uses = []
         for index, feature in enumerate(features):
             rows, samples, gains = elements[len(tables) + 3 * index :][:3]
@@ -177,8 +177,8 @@ def split(elements: Sequence[Array]) -> Packed:
     """Return rank-1 arrays as two vectors and a mask, as TensorFlow's SplitDedupData does."""
     integers = [e for e in elements if e.dtype.kind in "iu"]
     floats = [e for e in elements if e.dtype.kind == "f"]
-    largest = max((int(e.max()) for e in integers if e.size), default=0)
-    kind = np.uint32 if largest < 1 << 32 else np.uint64
+    small = all(int(e.min()) >= 0 and int(e.max()) < 1 << 32 for e in integers if e.size)
+    kind = np.uint32 if small else np.uint64  # the keys of a dynamic table may be negative, and are taken by their bits
     mask = np.array([(INTEGER if e.dtype.kind in "iu" else FLOAT, len(e)) for e in elements], np.int32).reshape(-1, 2)
     return (
         np.concatenate([np.zeros(0, kind), *(e.astype(kind) for e in integers)]),

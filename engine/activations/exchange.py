@@ -34,7 +34,7 @@ from penstock.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.gate import Gate
 from penstock.validation import MASKED, is_masked
 
-Seen = Callable[[Mapping[str, Any]], tuple[dict[str, Float32], int]]
+Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]
 
 
 class Exchange:

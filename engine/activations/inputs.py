@@ -72,7 +72,10 @@ def _ragged(batch: Any, name: str, what: str, feature: FeatureSpec) -> tuple[Arr
         values = [_of_sample(row, name, what) for row in _samples(batch, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         lengths = np.array([len(row) for row in values], np.int64)
-        return (np.concatenate(full) if full else np.zeros(0, np.int64)), lengths
+        if not full:
+            return np.zeros(0, np.int64), lengths
+        kinds = {row.dtype.kind for row in full}  # both: float64 to numpy, which would round large keys
+        return np.concatenate(full, dtype=object if kinds == {"i", "u"} else None), lengths
     return array.reshape(-1), _of_array(array, name, what, samples_shape(feature))
 
 
@@ -89,7 +92,7 @@ def _samples(batch: Any, shape: tuple[int, ...]) -> list[Any]:
 
 def _of_sample(row: Any, name: str, what: str) -> Array:
     try:
-        values = np.asarray(row)
+        values = _array(row)
     except ValueError:  # lists of different lengths
         values = np.zeros((0, 0))
     if values.ndim > 1:
@@ -110,8 +113,16 @@ def _as_array(batch: Any) -> Array | None:
     """Return a rectangular array of numbers; None if the input is ragged, as are lists with a list per row."""
     if isinstance(batch, list | tuple) and any(isinstance(row, list | tuple) or np.ndim(row) for row in batch):
         return None
-    array = np.asarray(batch)
+    array = _array(batch)
     return None if array.dtype == object else array
+
+
+def _array(values: Any) -> Array:
+    """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
+    array = np.asarray(values)
+    if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
+        return np.asarray(values, object) if all(isinstance(one, int) for one in values) else array
+    return array
 
 
 def _of_array(array: Array, name: str, what: str, shape: tuple[int, ...]) -> Int64:

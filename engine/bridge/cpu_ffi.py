@@ -13,7 +13,7 @@ caller may reuse its arrays at once, and nothing outlives the tables.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -117,6 +117,7 @@ class CpuTables:
         if not registered():
             raise RuntimeError(f"the jaxlib of jax {jax.__version__} does not take penstock's handlers")
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
+        self._starts = [definition.starts for definition in definitions]
         plans: list[update.Plan] = []
         for definition in definitions:
             # Start at a cache line, so that no two tables share one.
@@ -143,6 +144,16 @@ class CpuTables:
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._run(self._step.copy, member, ids, values, part, True)
+
+    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
+        first = 0
+        starts: list[Float32] = []
+        for block in weights:
+            starts = starts or [np.full(block.shape, start, np.float32) for start in self._starts[member]]
+            its = ids[first : first + len(block)]
+            for part, values in enumerate([block, *starts]):
+                self.write(member, its, values[: len(its)], part)
+            first += len(block)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._run(self._step.copy, member, ids, out, part, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -99,6 +99,19 @@ class DeviceTable:
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         """Set one part of the rows of distinct ids. values : float32 (n, dim)"""
         self._tables.write(self._member, ids, values, part)
+
+    def create_rows(self, ids: Int64, weights: Iterable[Float32]) -> None:
+        """Set the weights of distinct ids, and their slots to the starts.
+
+        weights : float32 (n, dim) in blocks, of which none is larger than the first
+        The write may still be in flight when the call returns; see ``apply``.
+        """
+        self._tables.create_rows(self._member, ids, weights)
+
+    def key_by(self, keys: Callable[[Int64], Int64]) -> None:
+        """Round rows of 16-bit weights by keys instead of ids. keys : ids → keys, int64 (n,), at every ``apply``"""
+        assert isinstance(self._tables, XlaTables)  # all tables of 16-bit weights are
+        self._tables.key_by(self._member, keys)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:
         """Return a copy of one part of the rows of ids, which may repeat: float32 (n, dim)."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import MAX_BUCKET, buckets
+from penstock.bridge.sharding import GROWTH, MAX_BUCKET, WRITE_GROWTH, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
@@ -44,8 +44,9 @@ class Programs:
         """Compile every program that steps, lookups and checkpoints may need; return their number."""
         stack = self._stack
         needed: list[tuple[str, int, Line]] = []
-        for what, most in (("apply", stack.lines_per_device), ("write", max(t.lines_per_device for t in stack.tables))):
-            sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line))
+        largest = max(table.lines_per_device for table in stack.tables)
+        for what, most, growth in (("apply", stack.lines_per_device, GROWTH), ("write", largest, WRITE_GROWTH)):
+            sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line), growth)
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
@@ -85,17 +86,18 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
-    def scalar(dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((), dtype, sharding=same)
+    def scalar(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=same)
 
     table = tuple(split(num_lines, *shape, dtype=dtype) for shape, dtype in line.forms)
     numbers = split(mesh.size, size)
     words = split(mesh.size, size, line.halves * line.width)
+    keys = [split(mesh.size, size, line.group, dtype=np.uint32)] if line.halves > 1 else []
     step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))
     touched = split(num_lines * line.group, dtype=np.bool_)
     return {
-        "apply": (table, numbers, words, split(mesh.size), *step),
-        "write": (table, numbers, words, scalar(np.int32)),
+        "apply": (table, numbers, words, split(mesh.size), *keys, *step),
+        "write": (table, numbers, words, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
         "read": (table, numbers, scalar(np.int32)),
         "copy_rows": (table, numbers),
         "no_rows": (),

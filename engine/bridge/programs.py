@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge.row_format import Arrays, Line, Planes
@@ -24,6 +25,8 @@ from penstock.updates import Ops, UpdateRule, update
 
 AXIS = "shard"
 
+# The part of a write that sets the weights to values and the slots to their starts.
+NEW_ROWS = -1
 # Rows that a sweep updates at once: its temporaries are of this size, never of a table's.
 SWEPT_ROWS = 8192
 # Rules that read, or may read, a whole row: they must not mix elements of different rows of a line.
@@ -70,15 +73,18 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
     (table, lines i32[n,K], words i32[n,K,·], counts i32[n], lr f32[], zero i32[], key u32[]) → (table, fence)
     zero : 0, but unknown to the compiler, see ``_rounded``; key : of stochastic rounding (stochastic_rounding.py)
+    With bfloat16 weights, the keys of the rows of the lines, u32[n,K,group], follow the counts.
     """
 
-    def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
+    def local(table: Arrays, lines: Any, words: Any, counts: Any, *others: Any) -> Any:
+        *keys, lr, zero, key = others
         ops = Ops(jnp, partial(_rounded, zero))
         planes = line.gather(table, lines[0])
-        new = updated(ops, rule, line, lr, key, lines[0], line.received(words[0]), planes)
+        rounding = [(key, of_rows[0]) for of_rows in keys]
+        new = updated(ops, rule, line, lr, line.received(words[0]), planes, *rounding)
         return line.scatter(table, lines[0], new), _fence()
 
-    return sharded(mesh, local, num_row_args=4, num_scalars=3, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=4 + (line.halves > 1), num_scalars=3, num_out=2, donate=True)
 
 
 @lru_cache(maxsize=256)
@@ -121,8 +127,12 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
             planes = line.planes(parts)
             # The compiler would drop a known zero from sums, and -0 + 0 would stay -0.
             grads = ops.rounded(jnp.zeros((size, line.width), jnp.float32))
-            waiting = [spread(line, ~rows) for rows in jnp.split(done, line.halves, axis=1)]
-            new = updated(ops, rule, line, lr, key, lines, [(grads, rows) for rows in waiting], planes)
+            waiting = [(grads, line.of_half(~done, half)) for half in range(line.halves)]
+            rounding = []
+            if line.places is not None:
+                rows = lines[:, None] * line.group + jnp.arange(line.group)
+                rounding = [(key, line.places.ids(jax.lax.axis_index(AXIS), rows))]
+            new = updated(ops, rule, line, lr, waiting, planes, *rounding)
             return tuple(
                 jax.lax.dynamic_update_slice_in_dim(array, part, first, 0)
                 for array, part in zip(table, line.stacked(new), strict=True)
@@ -133,25 +143,26 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
     return sharded(mesh, local, num_row_args=2, num_scalars=3, num_out=2, donate=True)
 
 
-def spread(line: Line, rows: jax.Array) -> jax.Array:
-    """Expand bool (n, packed), per row of a plane, to (n, width), per element; False for elements of no row."""
-    elements = jnp.repeat(rows, line.dim, axis=1)
-    return jnp.pad(elements, ((0, 0), (0, line.width - elements.shape[1])))
-
-
 @lru_cache(maxsize=64)
 def write(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, lines i32[n,K], words i32[n,K,·], part i32[]) → (table with the values set, fence)."""
+    """Return a program: (table, lines i32[n,K], words i32[n,K,·], part i32[], starts f32[parts]) → (table, fence).
 
-    def local(table: Arrays, lines: jax.Array, words: jax.Array, part: jax.Array) -> Any:
+    It sets a part to the values; or, if part is ``NEW_ROWS``, the weights to the values and slot s to starts[1 + s].
+    """
+
+    def local(table: Arrays, lines: jax.Array, words: jax.Array, part: jax.Array, starts: jax.Array) -> Any:
         halves = line.unpack(line.gather(table, lines[0]))
         new = []
         for (values, touched), planes in zip(line.received(words[0]), halves, strict=True):
-            here = [part == number if touched is None else touched & (part == number) for number in range(len(planes))]
-            new.append([jnp.where(set_, values, plane) for set_, plane in zip(here, planes, strict=True)])
+            after = []
+            for number, plane in enumerate(planes):
+                chosen = (part == number) | (part == NEW_ROWS)
+                value = jnp.where(part == NEW_ROWS, starts[number], values) if number else values
+                after.append(jnp.where(chosen if touched is None else touched & chosen, value, plane))
+            new.append(after)
         return line.scatter(table, lines[0], line.pack(new)), _fence()
 
-    return sharded(mesh, local, num_row_args=3, num_scalars=1, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=3, num_scalars=2, num_out=2, donate=True)
 
 
 @lru_cache(maxsize=64)
@@ -191,17 +202,20 @@ def updated(
     rule: UpdateRule,
     line: Line,
     lr: jax.Array,
-    key: jax.Array,
-    lines: jax.Array,
     received: Sequence[tuple[jax.Array, jax.Array | None]],
     planes: Planes,
+    rounding: tuple[jax.Array, jax.Array] | None = None,
 ) -> Planes:
-    """Return the planes of lines after one update. received : per half of the rows, see ``Line.received``"""
+    """Return the planes of lines after one update.
+
+    received : per half of the rows, see ``Line.received``
+    rounding : with bfloat16 weights: the key of the step and those of the rows, uint32 (n, group)
+    """
     new = []
     for half, ((grads, touched), before) in enumerate(zip(received, line.unpack(planes), strict=True)):
         after = _updated_rows(ops, rule, line, lr, grads, before)
-        if line.places is not None:
-            after[0] = _to_16_bits(line, key, lines, half, after[0])
+        if rounding is not None:
+            after[0] = _to_16_bits(line, rounding[0], line.of_half(rounding[1], half), after[0])
         if touched is not None:
             after = [jnp.where(touched, a, b) for a, b in zip(after, before, strict=True)]
         new.append(after)
@@ -215,12 +229,10 @@ def _updated_rows(ops: Ops, rule: UpdateRule, line: Line, lr: jax.Array, grads: 
     return [line.plane(rows) if by_row else rows for rows in (weights, *slots)]
 
 
-def _to_16_bits(line: Line, key: jax.Array, lines: jax.Array, half: int, weights: jax.Array) -> jax.Array:
-    assert line.places is not None
-    rows, elements = line.elements(lines, half)
-    ids = line.places.ids(jax.lax.axis_index(AXIS), rows)
+def _to_16_bits(line: Line, key: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:
+    elements = jax.lax.broadcasted_iota(jnp.uint32, weights.shape, 1) % np.uint32(line.dim)
     bits = jax.lax.bitcast_convert_type(weights, jnp.uint32)
-    rounded = stochastic(jnp, bits, key, ids, elements.astype(jnp.uint32))
+    rounded = stochastic(jnp, bits, key, ids, elements)
     return jax.lax.bitcast_convert_type(rounded, jnp.float32)
 
 

@@ -138,6 +138,10 @@ class Line:
         inside = rows.astype(np.int64) % self.group
         return inside // self.packed * self.width + inside % self.packed * self.dim
 
+    def inside(self, offsets: Int64) -> Int64:
+        """Return which of the ``group`` rows of a line each offset is that of."""
+        return offsets // self.width * self.packed + offsets % self.width // self.dim
+
     # ---- on the device
 
     def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
@@ -230,10 +234,10 @@ class Line:
         side_by_side = rows.reshape(-1, self.packed * self.dim)
         return jnp.pad(side_by_side, ((0, 0), (0, self.width - side_by_side.shape[1])))
 
-    def elements(self, lines: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
-        """Return the device's row and the element of it at every element of a plane: int32 (n, width) each."""
-        lane = jax.lax.broadcasted_iota(jnp.int32, (lines.shape[0], self.width), 1)
-        return lines[:, None] * self.group + half * self.packed + lane // self.dim, lane % self.dim
+    def of_half(self, rows: jax.Array, half: int) -> jax.Array:
+        """Expand a value per row of a line, (n, group), to the elements of a half's planes, (n, width); pads are 0."""
+        elements = jnp.repeat(rows[:, half * self.packed : (half + 1) * self.packed], self.dim, axis=1)
+        return jnp.pad(elements, ((0, 0), (0, self.width - elements.shape[1])))
 
     def pick(self, planes: Sequence[jax.Array], inside: jax.Array) -> list[jax.Array]:
         """Return one row of each plane's line: (n, width) → (n, dim). inside : int32 (n,), which of the packed rows"""

@@ -10,6 +10,7 @@ weights and slots side by side, so that one gather fetches both. On a TPU a line
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,23 +33,26 @@ NUM_SHARDS = 1024
 
 # Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
+# How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic
+# table varies from step to step, and compiling a program takes longer than copying pads.
+GROWTH, WRITE_GROWTH = 1.5, 4.0
 # Where rows share lines, the number of lines per dispatch is a multiple of this, the block size of a kernel.
 LINES = 128
 
 
-def bucket(num_rows: int, multiple: int = 8) -> int:
-    """Return the padded number of rows: steps of ×1.5 in units of ``multiple``, so few programs serve all sizes."""
+def bucket(num_rows: int, multiple: int = 8, growth: float = GROWTH) -> int:
+    """Return the padded number of rows: steps of ×``growth`` in units of ``multiple``, so that few serve all sizes."""
     size = multiple
     while size < num_rows:
-        size = -(-size * 3 // (2 * multiple)) * multiple
+        size = math.ceil(size * growth / multiple) * multiple
     return min(size, MAX_BUCKET) if num_rows <= MAX_BUCKET else size
 
 
-def buckets(most: int, multiple: int = 8) -> list[int]:
+def buckets(most: int, multiple: int = 8, growth: float = GROWTH) -> list[int]:
     """Return the bucket sizes in ascending order, up to one that fits ``most`` rows."""
-    sizes = [bucket(1, multiple)]
+    sizes = [bucket(1, multiple, growth)]
     while sizes[-1] < most:
-        sizes.append(bucket(sizes[-1] + 1, multiple))
+        sizes.append(bucket(sizes[-1] + 1, multiple, growth))
     return sizes
 
 
@@ -103,7 +107,7 @@ class Layout:
 
     @cached_property
     def line(self) -> Line:
-        """The line format that programs are compiled for. Only bfloat16 needs ids; other tables can share programs."""
+        """The line format that programs are compiled for. Only bfloat16 needs places; other tables can share them."""
         shards = (self.shards_per_device, self.rows_per_shard)
         places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
         return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
@@ -117,6 +121,11 @@ class Layout:
     @property
     def nbytes(self) -> int:
         return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
+
+    def ids(self, rows: Int64) -> Int64:
+        """Return the ids that key the rounding of rows to bfloat16."""
+        first, stride = self.among
+        return first + stride * rows
 
     def place(self, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of every id, and its row there."""

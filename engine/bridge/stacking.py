@@ -21,13 +21,14 @@ import numpy.typing as npt
 
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED, Line
-from penstock.bridge.sharding import LINES, MAX_BUCKET, Layout, Room, TableDefinition, bucket
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, Layout, Room, TableDefinition, bucket
 from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.updates import UpdateRule
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
@@ -69,11 +70,15 @@ def stacked(tables: Sequence[TableDefinition]) -> list[list[int]]:
 
 
 class TableRows(NamedTuple):
-    """Rows for one table of a stack: distinct ids, and float32 (n, dim). member : index of the table in the stack"""
+    """Rows for one table of a stack: distinct ids, and float32 (n, dim).
+
+    member : index of the table in the stack; keys : uint32 (n,), of the rounding to bfloat16; None: without
+    """
 
     member: int
     ids: Int64
     rows: Float32
+    keys: UInt32 | None = None
 
 
 class Routing(NamedTuple):
@@ -82,12 +87,14 @@ class Routing(NamedTuple):
     devices, lines : int32 (n,), the device and the number of the line on it
     offsets : int64 (n,), where the row begins in the words of its line
     rows : the rows of each TableRows, float32 (n_i, dim_i)
+    keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
     """
 
     devices: Int32
     lines: Int32
     offsets: Int64
     rows: tuple[Float32, ...]
+    keys: UInt32 | None
 
     def rows_in(self, some: slice) -> Iterator[tuple[slice, Float32]]:
         """Yield the rows in a slice of the entries, as (slice relative to it, their rows)."""
@@ -105,11 +112,13 @@ class Packed(NamedTuple):
     lines : int32 (devices, bucket), line numbers, unique; pads lie beyond the device's lines
     words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
     counts : int32 (devices,), the number of lines before the pads
+    keys : uint32 (devices, bucket, rows of a line), of the rounding to bfloat16, 0 for rows without a gradient; or None
     """
 
     lines: Int32
     words: Int32
     counts: Int32
+    keys: UInt32 | None
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,9 @@ class Stack:
     def route(self, tables: Sequence[TableRows]) -> Routing:
         """Return the device, the line and the offset in it of rows of several tables."""
         devices, lines, offsets = zip(*[self._destinations(one.member, one.ids) for one in tables], strict=True)
-        return Routing(_joined(devices), _joined(lines), _joined(offsets), tuple(one.rows for one in tables))
+        keys = [one.keys for one in tables if one.keys is not None]
+        rows = tuple(one.rows for one in tables)
+        return Routing(_joined(devices), _joined(lines), _joined(offsets), rows, _joined(keys) if keys else None)
 
     def _destinations(self, member: int, ids: Int64) -> tuple[Int32, Int32, Int64]:
         table = self.tables[member]
@@ -185,32 +196,44 @@ class Stack:
             else:
                 yield some
 
-    def pack(self, routing: Routing, some: slice, room: Room = np.empty) -> Packed:
+    def pack(self, routing: Routing, some: slice, room: Room = np.empty, growth: float = GROWTH) -> Packed:
         """Pack the rows of a slice by devices and lines, padded to a bucket.
 
-        room : creates the arrays of the result: (shape, dtype) → array
+        room : creates the arrays of the result: (shape, dtype) → array; growth : of the buckets
         """
         devices, lines, line_of_row = routing.devices[some], routing.lines[some], None
         if self.line.masked:
             devices, lines, line_of_row = self._distinct(devices, lines)
-        padded, cells, counts = self._padded(devices, lines, self.lines_per_device, multiple_of(self.line), room)
+        multiple = multiple_of(self.line)
+        padded, cells, counts = self._padded(devices, lines, self.lines_per_device, multiple, room, growth)
         words = room((*padded.shape, self.line.halves * self.line.width), np.int32)
         self._blank(words, counts)
         cells, flat = cells if line_of_row is None else cells[line_of_row], words.reshape(-1, words.shape[2])
         for at, rows in routing.rows_in(some):
             partition.lay(cells[at], routing.offsets[some][at], rows, flat)
-        return Packed(padded, words, counts.astype(np.int32))
+        keys = None
+        if routing.keys is not None:
+            keys = room((*padded.shape, self.line.group), np.uint32)
+            keys.fill(0)
+            keys.reshape(-1, self.line.group)[cells, self.line.inside(routing.offsets[some])] = routing.keys[some]
+        return Packed(padded, words, counts.astype(np.int32), keys)
 
     def _padded(
-        self, devices: Int32, numbers: Int32, beyond: int, multiple: int, room: Room = np.empty
+        self,
+        devices: Int32,
+        numbers: Int32,
+        beyond: int,
+        multiple: int,
+        room: Room = np.empty,
+        growth: float = GROWTH,
     ) -> tuple[Int32, Int64, Int64]:
         """Distribute numbers to the devices, in order.
 
-        beyond : the first pad; multiple : the unit of the bucket
+        beyond : the first pad; multiple : the unit of the bucket; growth : from one bucket to the next
         Returns the numbers int32 (devices, bucket), the place of each in it, flattened, and the count of each device.
         """
         counts = np.bincount(devices, minlength=self.num_devices)
-        capacity = bucket(int(counts.max(initial=0)), multiple)
+        capacity = bucket(int(counts.max(initial=0)), multiple, growth)
         # NumPy sorts 16 bits in linear time; there are at most NUM_SHARDS devices.
         order = np.argsort(devices.astype(np.int16), kind="stable")
         cells = np.empty(len(devices), np.int64)

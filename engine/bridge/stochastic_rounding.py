@@ -2,7 +2,8 @@
 
 An update is often smaller than half the distance between two bfloat16 values; rounding to nearest would lose it every
 time. Stochastic rounding rounds each element up with the probability that preserves the mean. A hash of (key, id,
-element) decides, not a random stream, so the result is independent of where a row lies and what else is updated.
+element) decides, not a random stream, so the result is independent of where a row lies and what else is updated. The
+id of a row in a dynamic table is its key.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ def key_of(table: str, step: int, application: int) -> np.uint32:
     """Return the rounding key of a table in one step. application : the number of the optimizer's application in it"""
     digest = hashlib.blake2b(struct.pack("<qq", step, application) + table.encode(), digest_size=4).digest()
     return np.uint32(int.from_bytes(digest, "little"))
+
+
+def words_of(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Return keys as words for ``stochastic``: their lower 32 bits, changed by the upper ones unless those are 0."""
+    bits = keys.view(np.uint64)
+    lower, upper = bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)
+    words: npt.NDArray[np.uint32] = lower ^ _mixed(upper)
+    return words
 
 
 def stochastic(xp: ModuleType, bits: Array, key: Array, ids: Array, elements: Array) -> Array:

@@ -6,7 +6,7 @@ what to dispatch when, and from which host memory; the Stack (stacking.py), wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,11 +20,12 @@ from penstock.bridge import programs
 from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import TableDefinition
+from penstock.bridge.sharding import GROWTH, WRITE_GROWTH, TableDefinition
 from penstock.bridge.stacking import Stack, TableRows
-from penstock.bridge.stochastic_rounding import key_of, nearest
+from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
 
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 
 
@@ -46,6 +47,8 @@ class XlaTables:
     ) -> None:
         self.mesh, self.layouts, self.variant = mesh, [definition.layout for definition in definitions], variant
         _, self._rule, starts, _ = definitions[0]
+        self._starts = np.array([0.0, *starts], np.float32)
+        self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
         for layout in self.layouts:
             programs.check_program(layout.name, self._rule, layout.dim)
         self._stack = Stack.of(self.layouts, self._rule)
@@ -64,19 +67,29 @@ class XlaTables:
         reader = f"{_quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
-        rows = [TableRows(member, ids, grads) for member, segments, _ in updates for ids, grads in segments]
+        rows = [
+            TableRows(member, ids, grads, self._rounded_by(member, ids))
+            for member, segments, _ in updates
+            for ids, grads in segments
+        ]
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
     def _apply(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
         with self._own_mesh():
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
-            self._dispatch("apply", reader, rows, 3, numbers)
+            self._dispatch("apply", reader, rows, 3 + (self._stack.line.halves > 1), numbers)
+
+    def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
+        self._keys[member] = keys
+
+    def _rounded_by(self, member: int, ids: Int64) -> UInt32 | None:
+        return words_of(self._keys[member](ids)) if self.layouts[member].bfloat16 else None
 
     def _sweep_around(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
         """Update every row but these. The stack has a single table."""
         touched = self.programs.at("no_rows")()
-        for member, ids, _ in rows:
+        for member, ids, *_ in rows:
             for _, padded, _ in self._stack.locate(member, ids):
                 touched = self.programs.at("mark", padded.shape[1])(touched, padded)
         arena = self._dispatcher.arena()
@@ -93,21 +106,32 @@ class XlaTables:
         routed = self._stack.route(rows)
         for some in self._stack.slices(routed.devices):
             arena = self._dispatcher.arena()
-            packed = self._stack.pack(routed, some, arena.room)
+            packed = self._stack.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
             run = self.programs.at(program, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *packed[:num_packed], *numbers)
             arena.read_by(reader, fence)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._dispatcher.drain()
-        layout = self.layouts[member]
-        if layout.bfloat16 and part == 0:
+        self._write(self._writing(member), member, _ids(ids, len(values)), values, part)
+
+    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
+        reader, first = self._writing(member), 0
+        for block in weights:
+            its = ids[first : first + len(block)]
+            self._dispatcher.submit(reader, partial(self._write, reader, member, its, block, programs.NEW_ROWS))
+            first += len(block)
+
+    def _writing(self, member: int) -> str:
+        return f"table '{self.layouts[member].name}', writing rows"
+
+    def _write(self, reader: str, member: int, ids: Int64, values: Float32, part: int) -> None:
+        if self.layouts[member].bfloat16 and part <= 0:
             values = nearest(values)
         reserved = values.view(np.int32) == UNTOUCHED
         values = np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
-        rows = TableRows(member, _ids(ids, len(values)), values)
         with self._own_mesh():
-            self._dispatch("write", f"table '{layout.name}', writing rows", [rows], 2, [np.int32(part)])
+            self._dispatch("write", reader, [TableRows(member, ids, values)], 2, [np.int32(part), self._starts])
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()

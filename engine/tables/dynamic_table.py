@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.stochastic_rounding import nearest
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError, UsageError
@@ -49,6 +50,8 @@ class DynamicTable:
         self.run: Run | None = None
         self.directory = make_directory(spec, seed)
         self._has_opened = False
+        if table.layout.bfloat16:
+            table.key_by(self.directory.keys)
         self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
@@ -133,7 +136,7 @@ class DynamicTable:
         plan = self._plan
         assert plan is not None
         fresh = plan.fresh
-        self._start(plan.found[fresh], plan.keys[fresh])
+        self._table.create_rows(plan.found[fresh], self._starts(plan.keys[fresh]))
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
@@ -146,29 +149,29 @@ class DynamicTable:
             state = self.directory.get_state()
             self.directory.set_state({**state, "last": np.full_like(state["last"], clock)})
 
-    def _start(self, rows: Int64, keys: Int64) -> None:
-        """Write the initial weights and slots of keys to their rows, in blocks that fit in a cache."""
+    def _starts(self, keys: Int64) -> Iterator[Float32]:
+        """Yield the initial weights of keys in blocks that fit in a cache."""
         spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
-        starts = [np.full((min(size, len(keys)), spec.dim), start, np.float32) for _, start in spec.slots]
         for first in range(0, len(keys), size):
-            its = rows[first : first + size]
+            its = keys[first : first + size]
             weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
-            scattered_rows(spec.initializer, self._seed, spec.name, keys[first : first + size], weights, self.run)
-            for part, values in enumerate([weights, *starts]):
-                self._table.write(its, values[: len(its)], part)
+            scattered_rows(spec.initializer, self._seed, spec.name, its, weights, self.run)
+            yield weights
 
     # ---- reading and writing by key
 
-    def initial(self, keys: Int64) -> list[Float32]:
-        """Return the initial weights and slots of keys: float32 (n, dim) each."""
+    def initial(self, keys: Int64, part: int = 0) -> Float32:
+        """Return one part of the initial rows of keys, as it is stored: float32 (n, dim)."""
         spec = self.spec
+        if part:
+            return np.full((len(keys), spec.dim), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
         scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
-        return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
+        return nearest(weights) if self._table.layout.bfloat16 else weights
 
     def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:
         """Return which keys have other rows than their initial ones, bit by bit. values : float32 (parts, n, dim)"""
-        start = np.stack(self.initial(keys))
+        start = np.stack([self.initial(keys, part) for part in range(len(values))])
         found: npt.NDArray[np.bool_] = (start.view(np.int32) != values.view(np.int32)).any(axis=(0, 2))
         return found
 
@@ -181,7 +184,7 @@ class DynamicTable:
         values = np.zeros((len(keys), self.spec.dim), np.float32)
         values[~absent] = self._table.read(rows[~absent], part)
         if self.settings.missing == "initial" or part:
-            values[absent] = self.initial(keys[absent])[part]
+            values[absent] = self.initial(keys[absent], part)
         return values
 
     def admit(self, keys: Int64) -> Int64:

@@ -198,13 +198,14 @@ class TableSet:
         for table in self._tables.values():
             table.wait()
 
-    def lookup(self, name: str, ids: Any, forward: bool) -> Float32:
+    def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
         """Return the weights of ids, float32 (n, dim); ids may repeat.
 
+        ids : as ``valid_ids`` returns them
         forward : return them as a forward pass sees them, that is, quantized where the table is
         """
         dynamic = self.dynamic.get(name)
-        rows = (dynamic or self.table(name)).read(self.valid_ids(name, ids))
+        rows = (dynamic or self.table(name)).read(ids)
         seen = self.specs[name].quantization if forward else None
         if seen is None:
             return rows

@@ -139,6 +139,17 @@ cdef class Directory:
                     rows[i] = -1
         return found
 
+    def keys(self, const id_t[::1] rows not None):
+        """Return the key of every row, int64 (n,). rows : int64 (n,), of keys that have one"""
+        cdef Py_ssize_t i
+        found = np.empty(rows.shape[0], np.int64)
+        cdef int64_t[::1] keys = found
+        for i in range(rows.shape[0]):
+            if not 0 <= rows[i] < self.shards.capacity:
+                raise IndexError(f"no row {rows[i]} of {self.shards.capacity}")
+            keys[i] = self.shards.keys[rows[i]]
+        return found
+
     def records(self, const id_t[::1] keys not None, bint expired=False):
         """Return the records of keys, as arrays by name: ``row`` int32, -1 where it has none or is expired;
         ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the

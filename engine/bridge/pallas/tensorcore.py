@@ -100,7 +100,7 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     planes = line.joined([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
     ops = Ops(jnp, partial(_rounded, numbers[1]))
     lr = jax.lax.bitcast_convert_type(numbers[0], jnp.float32)
-    new = iter(line.cut(updated(ops, rule, line, lr, lr, lr, line.received(words[...]), planes)))
+    new = iter(line.cut(updated(ops, rule, line, lr, line.received(words[...]), planes)))
     for rows in updated_:
         for strip in range(rows.shape[2]):
             rows[here, :, strip] = next(new)

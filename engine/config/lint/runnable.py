@@ -114,14 +114,6 @@ def _dynamic(about: Subject, table: TableMessage) -> Iterator[Finding]:
             f"{non_lazy} updates every row once a step, but absent keys of a dynamic table have no row",
             f"remove {non_lazy}, or the table's dynamic settings",
         )
-    settings = Subject(f"table[{table.settings_index}]", about.name)
-    if table.settings.storage_dtype == TableSettings.BFLOAT16:
-        yield settings.finding(
-            "PS218",
-            "storage_dtype",
-            "a dynamic table cannot be stored in 16 bits yet: rounding is keyed by rows, which keys share over time",
-            "remove storage_dtype",
-        )
     if table.descriptor.vocabulary_size >= 2**31:
         where = Subject(f"table_descriptor[{table.index}]", about.name)
         yield where.finding(

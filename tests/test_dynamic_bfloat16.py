@@ -1,0 +1,110 @@
+"""Dynamic tables with weights of 16 bits: rounded by key, so equal to static tables wherever rows lie."""
+
+import numpy as np
+import pytest
+from dynamic import churning_steps, config_of, cut, in_16_bits, log_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.bridge.stochastic_rounding import key_of, stochastic, words_of
+
+OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.RowWiseAdagrad(0.1)]
+BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
+
+
+def engine_of(dynamic=None, mesh=None, **options):
+    names = ("rows", "dim", "optimizer")
+    config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})
+    return ps.Engine(in_16_bits(config), mesh, **options)
+
+
+@given(
+    optimizer=st.sampled_from(OPTIMIZERS),
+    steps=st.lists(st.lists(st.integers(0, 12), max_size=20), min_size=1, max_size=8),
+    num_required=st.integers(1, 3),
+    form=st.sampled_from([("plain", 1), ("plain", 3), ("tiled", 2)]),
+)
+@settings(max_examples=20)
+def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
+    layout, devices = form
+    table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
+    static = in_16_bits(ps.EmbeddingConfig.from_tables([table]))
+    dynamic = in_16_bits(config_of(rows=26, optimizer=optimizer))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_LAYOUT", layout)
+        engines = [ps.Engine(config, mesh_of(devices), num_required=num_required) for config in (static, dynamic)]
+        deltas = []
+        for engine in engines:
+            batches = engine.stage([log_of(steps)], numbered=False, slots=True, op=True)
+            deltas.append([batch.to_pylist() for batch in batches])
+            engine.flush()
+    assert deltas[0] == deltas[1]
+    rows = [engine.lookup("user", range(13)) for engine in engines]  # those of absent keys, too
+    assert rows[0].tobytes() == rows[1].tobytes()
+    assert not (rows[1].view(np.uint32) & np.uint32(0xFFFF)).any()
+    for part in range(1, 1 + len(engines[0].slots("user"))):
+        of_slot = [tables.read(np.arange(13), part) for tables in (static_of(engines[0]), dynamic_of(engines[1]))]
+        assert of_slot[0].tobytes() == of_slot[1].tobytes()
+
+
+def static_of(engine):
+    return engine.core.tables.table("user")
+
+
+def dynamic_of(engine):
+    return engine.core.tables.dynamic["user"]
+
+
+def test_the_row_of_a_key_and_a_larger_table_change_no_bit(tmp_path):
+    keys = np.array([5, -7, 2**40 + 5, 10**18])
+    grads = np.random.default_rng(0).standard_normal((6, 4, 4), np.float32) * np.float32(0.01)
+    first, second = engine_of(rows=8), engine_of(rows=8)
+    first.apply({"user": (np.array([3, 4]), grads[0, :2])})
+    second.apply({"user": (np.array([4]), grads[0, :1])})
+    for engine in (first, second):
+        for step in range(1, 3):
+            engine.apply({"user": (keys, grads[step])})
+    assert first.rows("user", keys).tolist() != second.rows("user", keys).tolist()
+    assert first.lookup("user", keys).tobytes() == second.lookup("user", keys).tobytes()
+    first.save(tmp_path)
+    larger = ps.Engine.restore(tmp_path, config=in_16_bits(config_of(rows=20_000)))
+    assert larger.rows("user", keys).tolist() != first.rows("user", keys).tolist()
+    for engine in (first, larger):
+        for step in range(3, 6):
+            engine.apply({"user": (keys, grads[step])})
+    assert larger.lookup("user", keys).tobytes() == first.lookup("user", keys).tobytes()
+
+
+def test_keys_that_share_their_lower_half_are_rounded_each_by_itself():
+    high = np.arange(40_000, dtype=np.int64) << 32
+    values = np.full(len(high), np.float32(1.0) + np.float32(0.3 / 128)).view(np.uint32)
+    rounded = stochastic(np, values, key_of("t", 5, 0), words_of(high), np.zeros(len(high), np.uint32))
+    assert abs((rounded.view(np.float32) > 1).mean() - 0.3) < 0.01
+    small = np.array([0, 1, 2**31, 2**32 - 1])
+    assert words_of(small).tolist() == small.tolist()
+    assert len(set(words_of(np.array([-1, 2**32 - 1, 2**63 - 1, -(2**63), 0])).tolist())) == 5
+
+
+@pytest.mark.parametrize("dynamic", [BITING, ps.Dynamic(probability=0.4, evict="lfu", half_life=4)], ids=["lru", "lfu"])
+def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of, monkeypatch):
+    log, states = log_of(churning_steps(40)), set()
+    for layout, devices, sizes in [("plain", 1, [10_000]), ("plain", 3, [1, 100]), ("tiled", 8, [24, 3])]:
+        monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+        engine = engine_of(dynamic, mesh_of(devices), rows=32, num_required=2)
+        engine.run(cut(log, sizes), flush=True)
+        states.add((engine.state_hash(), dynamic_of(engine).directory.num_evicted))
+    assert len(states) == 1
+    assert states.pop()[1] > 20
+
+
+def test_a_run_that_resumes_ends_like_the_unbroken_one(tmp_path, mesh_of):
+    log = log_of(churning_steps(40))
+    whole = engine_of(BITING, rows=32, num_required=2)
+    whole.run([log])
+    for limit, devices in ((7, 3), (20, 1)):
+        folder = tmp_path / str(limit)
+        engine_of(BITING, rows=32, num_required=2).run([log], checkpoint=folder, limit=limit, every=3)
+        again = ps.Engine.restore(folder, mesh_of(devices))
+        again.run([log], checkpoint=folder, resume=True, every=3)
+        assert again.state_hash() == whole.state_hash()
