@@ -25,7 +25,7 @@ def engine_of(dynamic=None, mesh=None, **options):
     num_required=st.integers(1, 3),
     form=st.sampled_from([("plain", 1), ("plain", 3), ("tiled", 2)]),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
     table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
@@ -36,8 +36,9 @@ def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num
         engines = [ps.Engine(config, mesh_of(devices), num_required=num_required) for config in (static, dynamic)]
         deltas = []
         for engine in engines:
-            batches = engine.stage([log_of(steps)], numbered=False, slots=True, op=True)
-            deltas.append([batch.to_pylist() for batch in batches])
+            batches = list(engine.stage([log_of(steps)], numbered=False, slots=True, op=True))
+            columns = [name for name in batches[0].schema.names if name != "clock"] if batches else []
+            deltas.append([batch.select(columns).to_pylist() for batch in batches])
             engine.flush()
     assert deltas[0] == deltas[1]
     rows = [engine.lookup("user", range(13)) for engine in engines]  # those of absent keys, too
