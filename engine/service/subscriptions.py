@@ -82,7 +82,7 @@ class Readers:
         tables = self._engine.core.tables
         valid = tables.valid_ids(name, ids)
         with self._engine.gate.still():
-            rows = tables.lookup(name, ids, forward=False)
+            rows = tables.lookup(name, valid, forward=False)
             metadata = {"step": self._engine.global_step, "told_step": self.log.step}
         key_type = "int64" if name not in tables.dynamic else tables.dynamic[name].settings.key_type
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
