@@ -170,11 +170,10 @@ class Deltas(StepObserver):
         return blocks
 
     def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
-        """Return the keys that changed, ascending: those that the consumer had and that lost their rows are deletes."""
-        table = self._dynamic[name]
-        keys, before = touched.take()
+        """Return the keys that changed, ascending. Those without a row are deletes, also of keys that got and lost it
+        meanwhile: a consumer may have read the tables in between."""
+        table, keys = self._dynamic[name], touched.take()
         absent = table.directory.rows(keys, expired=True) < 0
-        keys, absent = keys[before | ~absent], absent[before | ~absent]
         order = np.argsort(table.as_given(keys))
         return [Block(name, keys[order], absent[order])] if len(keys) else []
 
@@ -196,7 +195,7 @@ class Deltas(StepObserver):
         for name, several in coalesced.items():
             touched = self._touched[name]
             if isinstance(touched, TouchedKeys):
-                touched.add(*self._dynamic[name].changes())
+                touched.add(self._dynamic[name].changes())
                 continue
             if self._core.tables.specs[name].rule.non_lazy:
                 touched.add_all()
@@ -206,7 +205,7 @@ class Deltas(StepObserver):
     def loaded(self, name: str, ids: Int64 | None) -> None:
         touched = self._touched[name]
         if isinstance(touched, TouchedKeys):
-            touched.add(*self._dynamic[name].changes())
+            touched.add(self._dynamic[name].changes())
         elif ids is None:
             touched.add_all()
         else:

@@ -156,6 +156,7 @@ ROOMS = [
             "penstock.learning_rates",
             "penstock.pipeline",
             "penstock.stats",
+            "penstock.tables.dynamic_table",
             "penstock.tables.table_set",
         },
         {"numpy"},

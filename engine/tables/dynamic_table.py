@@ -6,6 +6,7 @@ is planned before any table changes, and committed with the step.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -92,14 +93,10 @@ class DynamicTable:
     # ---- a step
 
     def clock_at(self, step: int, time: int | None) -> int:
-        """Return the clock of a step. Raises StateError if it does not fit."""
-        if self.settings.clock == "time":
-            return self.directory.clock if time is None else time
-        if not 0 <= step <= MAX_STEP:
-            raise StateError(
-                f"table '{self.spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_STEP}"
-            )
-        return step
+        """Return the clock of a step. time : the largest so far, if frames have times"""
+        if self.settings.clock == "steps":
+            return step
+        return self.directory.clock if time is None else time
 
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
         """Decide what an opening does; nothing changes yet.
@@ -115,7 +112,8 @@ class DynamicTable:
             keys, at = np.unique(keys, return_inverse=True)
             num_frames = np.bincount(at, minlength=len(keys))
             rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
-        self._plan = self._planned(Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run))
+        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
+        self._accept(plan, self.settings.on_full == "reject")
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
@@ -142,16 +140,10 @@ class DynamicTable:
         self._carried_out: list[Plan] = []
         self.num_removed = 0
 
-    def changes(self) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """Return the keys that the last step or load removed and changed, in this order, plan by plan: int64 (n,); and
-        which of them had a row before."""
-        keys, before = [], []
-        for plan in self._carried_out:
-            had_row, has_row, removed = np.ones(len(plan.keys), bool), plan.found >= 0, plan.removed()[1]
-            had_row[plan.fresh] = False
-            keys += [removed, plan.keys[has_row]]
-            before += [np.ones(len(removed), bool), had_row[has_row]]
-        return np.concatenate([_NO_KEYS, *keys]), np.concatenate([np.zeros(0, bool), *before])
+    def changes(self) -> Int64:
+        """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times."""
+        keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
+        return np.concatenate([_NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
@@ -167,19 +159,24 @@ class DynamicTable:
         self._carried_out.append(plan)
         self._plan = None
 
-    def _planned(self, plan: Plan) -> Plan:
-        if plan.num_rejected and (self.settings.on_full == "error"):
-            plan.cancel()
-            self._refuse(plan.num_rejected)
-        return plan
+    def drop_plan(self) -> None:
+        """Drop the plan of a step that is not taken."""
+        if self._plan is not None:
+            self._plan.cancel()
+            self._plan = None
 
-    def _refuse(self, num_rejected: int) -> None:
-        directory = self.directory
-        shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
-        raise CapacityError(
-            f"table '{self.spec.name}': no room for {num_rejected} new keys: {len(directory)} of "
-            f"{directory.capacity} rows are in use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
-        )
+    def _accept(self, plan: Plan, may_reject: bool) -> None:
+        """Keep a plan to be carried out. Raises CapacityError if it must not reject keys."""
+        if plan.num_rejected and not may_reject:
+            plan.cancel()
+            directory, (used, rows, _) = self.directory, plan.fullest
+            shard = f", in one of the {directory.num_shards} virtual shards {used} of {rows}"
+            raise CapacityError(
+                f"table '{self.spec.name}': no room for {plan.num_rejected} new keys: {len(directory)} of "
+                f"{directory.capacity} rows are in use{shard if directory.num_shards > 1 else ''}; set a larger "
+                "vocabulary_size, with which a run can resume, or begin anew with evict or on_full: REJECT"
+            )
+        self._plan = plan
 
     # ---- reading and writing by key
 
@@ -207,10 +204,7 @@ class DynamicTable:
         Raises CapacityError; nothing has changed then.
         """
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
-        if plan.num_rejected:
-            plan.cancel()
-            self._refuse(plan.num_rejected)
-        self._plan = plan
+        self._accept(plan, False)
         self.carry_out()
         rows: Int64 = plan.found
         return rows

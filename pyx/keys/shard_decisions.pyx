@@ -177,7 +177,7 @@ cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) n
     return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.of.bits)
 
 
-cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
+cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Carry out what was decided about a shard."""
     cdef Shards* of = opening.of
     cdef Shard* shard = &of.each[s]
@@ -187,7 +187,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef Py_ssize_t i, j, k, num_removed = its.num_expired + its.num_evicted
     cdef uint64_t mixed
     if opening.first[s] == opening.first[s + 1] and num_removed == 0:
-        return
+        return 0
     age(of, shard, opening.generation)
     for k in range(num_removed):
         key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
@@ -213,6 +213,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     if of.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
         shard.young, shard.old = shard.old, shard.young
         candidates_clear(&shard.young)
+    return 0
 
 
 cdef void drop_candidate(Candidates* some, int bits, uint64_t mixed) noexcept nogil:
