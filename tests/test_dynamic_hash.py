@@ -67,7 +67,7 @@ def test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one(dynamic
     assert engine.gate.get_state() == whole.gate.get_state()
 
 
-def test_a_run_that_resumes_at_any_frame_goes_the_same_way(dynamic, tmp_path):
+def test_a_run_that_resumes_at_any_frame_takes_the_same_way(dynamic, tmp_path):
     """From every commit of one run to the end at once: what a resumed directory decides far behind its commit."""
     log = log_of(bursts(40))
     whole = engine_of(dynamic, rows=24)
