@@ -90,12 +90,18 @@ def test_openings_equal_the_twin(policy, admission, eviction, capacity, by_time,
     ids=["lru", "lfu", "chance"],
 )
 def test_a_third_of_a_million_operations_on_several_shards_equal_the_twin(policy):
+    """With the three policies, a million keys that are looked up, admitted, expired or evicted."""
     pair = Pair(16_384, period=8, **policy)
     rng = np.random.default_rng(3)
+    num_keys = 0
     for step in range(220):
         ranks = np.unique(rng.zipf(1.15, 3600) % 60_000)
         keys = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+        num_keys += len(keys)
         rows = rng.integers(1, 4, len(keys))
         pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
     pair.compare()
-    assert pair.directory.num_shards == 4
+    directory = pair.directory
+    assert num_keys + directory.num_expired + directory.num_evicted > 340_000
+    assert min(directory.num_expired, directory.num_evicted, directory.unadmitted_rows) > 5_000
+    assert directory.num_shards == 4
