@@ -243,7 +243,7 @@ class Gate:
                     self._is_changing, self._completions = True, completions
                     result = change()
                     self._serve()
-                    if opens:
+                    if opens and not self._closed:
                         self._open()
                     return result
                 finally:
@@ -262,7 +262,7 @@ class Gate:
                 self._give(future, ticket)
 
     def _open(self, early: bool = False) -> None:
-        if self._standing is not None and self.num_accumulated and (early or self.is_due()) and not self._queue:
+        if self._standing is not None and (self.num_accumulated if early else self.is_due()) and not self._queue:
             self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()

@@ -19,6 +19,10 @@ def test_keys_of_the_whole_range_by_type():
     push(unsigned, np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64))
     assert unsigned.keys("user") == pa.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], pa.uint64())
     assert unsigned.records("user", np.array([2**64 - 1, 5], np.uint64))["present"].tolist() == [True, False]
+    assert unsigned.records("user", [2**64 - 1, 5])["present"].tolist() == [True, False]
+    for wrong in ([5, 2**64], [-1, 2**63]):
+        with pytest.raises(ps.UsageError, match="table 'user': expected integer ids"):
+            unsigned.lookup("user", wrong)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64])

@@ -40,5 +40,8 @@ def test_a_larger_capacity_grows_and_a_smaller_one_is_refused(tmp_path):
 
 def test_other_settings_are_refused(tmp_path):
     engine_of(BITING).save(tmp_path)
-    with pytest.raises(ps.StateError, match="table 'user' has dynamic"):
+    expected = (
+        "dynamic expire_after 9, evict lru in the checkpoint and expire_after None, evict None in the configuration"
+    )
+    with pytest.raises(ps.StateError, match=expected):
         ps.Engine.restore(tmp_path, config=config_of(ps.Dynamic(min_count=2)))

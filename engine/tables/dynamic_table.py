@@ -272,7 +272,9 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
         given = np.asarray(ids).reshape(-1)
-    except ValueError as error:
+        if given.dtype == np.float64 and isinstance(ids, list | tuple) and {type(one) for one in ids} == {int}:
+            given = np.array(ids, np.uint64)  # NumPy makes floats of integers on both sides of 2**63
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
     if given.size and not np.issubdtype(given.dtype, np.integer):
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
