@@ -70,6 +70,7 @@ KERNELS = [
     "keys.key_lookup",
     "keys.key_shards",
     "keys.shard_decisions",
+    "keys.victims",
 ]
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"

@@ -16,12 +16,17 @@ from penstock.bench.distributions import reused, uniform, zipf
 from penstock.bench.workloads import STEP_ROWS, WORKLOADS, TableSize, Workload, make, one_table, with_batches_of
 from penstock.errors import UsageError
 
-KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput")
+KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput", "dynamic")
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
 GROWTH = tuple(f"growth/{what}" for what in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
-CASES = (*COMPARED, *GROWTH, "latency")
+KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "admit", "evict"))
+CASES = (*COMPARED, *KEYS, *GROWTH, "latency")
 
 LATENCY_ROWS, LATENCY_STEPS = 100, 200
+NUM_KEYS, KEYS_DIM = 10_000_000, 16
+# How many tables with slots, of the size of the workload's, take turns; more than one where a case has two sides.
+TABLES = {"doput": 2.0, "dynamic": 2.2, "evict": 4.0}
+KEY_BYTES = 50  # of a directory, per key
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,10 @@ class Point:
     @property
     def num_bytes(self) -> int:
         """Minimum memory that penstock needs: the steps, the tables with their slots, and the sums in the gate."""
-        parts = 1 + SLOTS.get(self.kind, 1)
-        if self.kind == "doput":
-            parts *= 2  # the service's and those of the replay it takes turns with
-        tables = 0 if self.kind == "coalesce" else parts * self.workload.table_bytes
+        parts = (1 + SLOTS.get(self.kind, 1)) * TABLES.get(self.kind, 1.0)
+        tables = 0 if self.kind == "coalesce" else int(parts * self.workload.table_bytes)
+        if self.kind == "dynamic" or self.case in KEYS:
+            tables += KEY_BYTES * sum(table.vocabulary_size for table in self.workload.tables)
         return (self.workload.num_steps + 2) * self.workload.step_bytes + tables
 
 
@@ -68,7 +73,7 @@ def select(patterns: Sequence[str]) -> list[str]:
             meant = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(
                 f"case '{pattern}': there is none of that name{meant} "
-                "(w1 to w4 with /coalesce, /sgd, /adagrad …, growth/…, latency; penstock bench --list)"
+                "(w1 to w4 with /coalesce, /sgd, /adagrad …, keys/…, growth/…, latency; penstock bench --list)"
             )
     return [c for c in CASES if (any(fnmatchcase(c, p) for p in patterns) if patterns else c in COMPARED)]
 
@@ -82,6 +87,11 @@ def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
         workload = one_table("latency", "100 rows a step", 1_000_000, 32, LATENCY_ROWS, zipf(1.1), LATENCY_STEPS)
         return [Point(case, "latency", workload)]
     what = case.split("/")[1]
+    if case in KEYS:
+        num_keys, num_steps = max(1024, round(NUM_KEYS * sizes.scale)), 1 if what == "evict" else 3
+        title = f"{num_keys:,} keys"
+        name = "turnover" if what == "evict" else "keys"  # cases of one name share their steps
+        return [Point(case, what, one_table(name, title, num_keys, KEYS_DIM, sizes.rows, uniform, num_steps))]
     if what == "threads":
         counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < cpus), cpus})
         return [Point(case, "adagrad", make("w1", sizes.rows, sizes.scale), n, n) for n in counts]

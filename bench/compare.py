@@ -17,13 +17,14 @@ from typing import Any
 from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
-from penstock.bench.contestants import UPDATES, WAYS_IN, PerTable, Side, Way
+from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Side, Way
 from penstock.bench.doput import DoPut
+from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
 from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
 from penstock.bench.workloads import Step
 
-OURS, REPLAY = "penstock", "penstock_replay"
+OURS, REPLAY, STATIC = "penstock", "penstock_replay", "penstock_static"
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
 
 Say = Callable[..., None]
@@ -36,7 +37,7 @@ class Settings:
 
     threads: int
     rounds: int
-    ways: Sequence[Way]
+    ways: Sequence[AnyWay]
     say: Say
 
 
@@ -45,6 +46,8 @@ def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, s
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if point.kind == "latency":
             found = latency(point, steps, settings)
+        elif point.case.startswith("keys/"):
+            found = keys(point, steps, settings)
         else:
             found = against_peers(point, steps, settings, Path(folder))
     found |= {"case": point.case, "kind": point.kind, "x": point.x, "threads": settings.threads}
@@ -64,14 +67,14 @@ def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folde
     if failed:
         return {"sides": {}, "failed": failed}
     # Growth cases measure penstock only.
-    ways = [way for way in settings.ways if way.kind == point.kind and point.case in COMPARED]
+    ways = [w for w in settings.ways if isinstance(w, Way) and w.kind == point.kind and point.case in COMPARED]
     timings: list[tuple[int, str, Timing]] = []
     for number, wave in enumerate(waves(ways, steps)):
         standing: dict[str, Side] = {OURS: ours}
-        if point.kind == "doput":
-            with tried(REPLAY, settings.say, failed):
-                standing[REPLAY] = Replay(point.workload, steps, settings.threads, folder)
-                check(standing[REPLAY], point.kind, steps)
+        if (baseline := baseline_of(point, steps, settings.threads, folder)) is not None:
+            with tried(baseline[0], settings.say, failed):
+                standing[baseline[0]] = baseline[1]()
+                check(standing[baseline[0]], point.kind, steps)
         for way in wave:
             with tried(way.name, settings.say, failed):
                 standing[way.name] = checked(way, point, steps)
@@ -90,7 +93,20 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
         return Replay(point.workload, steps, threads, folder)
     if point.kind == "doput":
         return DoPut(point.workload, steps, threads, folder)
+    if point.kind == "dynamic":
+        return ByKey(point.workload, steps, threads)
     return Update(point.workload, point.kind, steps, threads)
+
+
+def baseline_of(
+    point: Point, steps: Sequence[Step], threads: int, folder: Path
+) -> tuple[str, Callable[[], Side]] | None:
+    """Return another side of penstock's that the case is compared with, by name, as a function that creates it."""
+    if point.kind == "doput":
+        return REPLAY, lambda: Replay(point.workload, steps, threads, folder)
+    if point.kind == "dynamic":
+        return STATIC, lambda: Update(point.workload, "adagrad", steps, threads)
+    return None
 
 
 def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:
@@ -178,6 +194,23 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
     return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
 
 
+def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
+    """Measure a case of keys: penstock, what it is compared with, and every peer that numbers keys."""
+    failed: dict[str, str] = {}
+    standing: dict[str, Side] = {}
+    ways = [way for way in settings.ways if isinstance(way, KeyWay)]
+    rounds = settings.rounds * (STEPS_PER_ROUND if point.kind == "evict" else 1)
+    for name, create in key_sides(point.kind, point.workload, steps, settings.threads, ways, rounds).items():
+        with tried(name, settings.say, failed):
+            side = create()
+            if wrong_keys := getattr(side, "num_wrong", 0):
+                raise WrongError(f"{wrong_keys} keys have a wrong number or row")
+            standing[name] = side
+    settings.say("begin", side=OURS)
+    turns = take_turns(standing, len(steps), rounds) if OURS in standing else {}
+    return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
+
+
 def described(point: Point, steps: Sequence[Step]) -> dict[str, Any]:
     """Return the numbers of the workload, as drawn."""
     workload = point.workload
@@ -199,5 +232,5 @@ def described(point: Point, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def kinds_with_limits(points: Sequence[Point]) -> list[str]:
-    kinds = {"adagrad" if p.kind in WAYS_IN else p.kind for p in points}
+    kinds = {"adagrad" if p.kind in AS_ADAGRAD else p.kind for p in points}
     return sorted(kinds & {"coalesce", *UPDATES})

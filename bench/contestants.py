@@ -16,9 +16,12 @@ from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, TableSize, Workload
 
 # The kinds of cases, and the number of slots that each needs in addition to the weights.
-SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2, "replay": 1, "doput": 1}
+SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2} | dict.fromkeys(
+    ("replay", "doput", "dynamic"), 1
+)
 UPDATES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
-WAYS_IN = ("replay", "doput")  # Adagrad, with gradients from a file or over the network
+# Adagrad, with gradients from a file or over the network, or for the keys of a dynamic table.
+AS_ADAGRAD = ("replay", "doput", "dynamic")
 
 # The initial state and the hyperparameters of every side; ``expected`` in check.py computes the result. The weight is
 # small: thousands of small steps added to a large one would be lost to rounding.
@@ -73,6 +76,30 @@ class Way:
         """Return the approximate memory in bytes: converted inputs, the result of a step, and tables with slots."""
         tables = 0 if self.kind == "coalesce" else (1 + SLOTS[self.kind]) * workload.table_bytes
         return tables + (workload.num_steps + 2) * workload.step_bytes
+
+
+@dataclass(frozen=True)
+class KeyWay:
+    """One way of a library to number keys of 64 bits: the row of each, where a new key gets one.
+
+    name, package, convert, finish, to_numpy, slow : as for a Way
+    create : capacity → an empty state
+    number : (state, distinct keys) → their numbers; new keys get one
+    look_up : the same for keys that all have a number; None: ``number``
+    """
+
+    name: str
+    package: str
+    create: Callable[[int], Any]
+    number: Callable[[Any, Any], Any]
+    look_up: Callable[[Any, Any], Any] | None = None
+    convert: Callable[[npt.NDArray[Any]], Any] = lambda array: array
+    finish: Callable[[Any], Any] = lambda result: result
+    to_numpy: Callable[[Any], npt.NDArray[Any]] = np.asarray
+    slow: bool = False
+
+
+AnyWay = Way | KeyWay
 
 
 @dataclass

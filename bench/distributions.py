@@ -22,6 +22,13 @@ def spread(ranks: Int64, vocabulary_size: int) -> Int64:
     return (ranks * _FACTOR + _OFFSET) % vocabulary_size
 
 
+def hashed(ids: Int64) -> Int64:
+    """Return a key of 64 bits for every id, as a hash gives it. The mapping is a bijection."""
+    mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys: Int64 = ((mixed ^ mixed >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)).view(np.int64)
+    return keys
+
+
 def zipf(exponent: float) -> Draw:
     """Return a bounded zipf, by its inverse distribution function: head summed, tail integrated. exponent : not 1"""
     flat = 1.0 - exponent

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.bench import memory_bandwidth
-from penstock.bench.contestants import SLOTS, WAYS_IN
+from penstock.bench.contestants import AS_ADAGRAD, SLOTS
 from penstock.bench.workloads import Step, TableSize, Workload
 
 STREAM_BYTES = 1 << 28
@@ -92,8 +92,8 @@ def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
 
 
 def limit_ms(kind: str, step: Step, rates: Rates) -> float:
-    """Return the limit of one step in milliseconds. replay and doput count as Adagrad: their input is read once."""
-    kind = "adagrad" if kind in WAYS_IN else kind
+    """Return the limit of one step in milliseconds. AS_ADAGRAD count as Adagrad: their input is read once."""
+    kind = "adagrad" if kind in AS_ADAGRAD else kind
     seconds = step.workload.step_bytes / rates.read
     for table in step.workload.tables:
         unique = step.num_unique[table.name]

@@ -14,12 +14,11 @@ from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.frames import Coalesced, Frame, Int64
+from penstock.frames import MAX_TIME, Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.stats import Counters, TableReport
-from penstock.tables.dynamic_table import MAX_STEP
 from penstock.tables.table_set import TableSet
 
 Stepped = Mapping[str, Sequence[Coalesced]]
@@ -97,7 +96,7 @@ class EngineCore:
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         if tables.dynamic:
-            self.gate.steps = range(MAX_STEP + 1)
+            self.gate.steps = range(MAX_TIME + 1)
         self.pipeline = Pipeline(stores, threads)
         for table in tables.dynamic.values():
             table.run = self.pipeline.team.run
@@ -207,7 +206,8 @@ class EngineCore:
         if self.tables.dynamic:  # a step on another thread is between its plan and its changes
             with self.gate.still():
                 keys = {name: table.report() for name, table in self.tables.dynamic.items()}
-        return {name: TableReport(of.num_rows, of.num_distinct, keys.get(name)) for name, of in counted.items()}
+        distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
+        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
 
     # ---- tables
 

@@ -42,8 +42,9 @@ class StageFunction:
 
     @property
     def schema(self) -> pa.Schema:
-        named = ("slots", "op", "numbered")
-        return form_of(self._loaded().tables, **{n: v for n, v in self._of_stage.items() if n in named}).schema
+        named = {field.name for field in fields(DeltaOptions)}
+        options = DeltaOptions(**{name: value for name, value in self._of_stage.items() if name in named})
+        return form_of(self._loaded().tables, options).schema
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table

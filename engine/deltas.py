@@ -19,7 +19,7 @@ from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import UsageError
 from penstock.frames import Int64
-from penstock.io.storage.delta_format import Block, DeltaForm, Piece, Shape, checksum_begin
+from penstock.io.storage.delta_format import Block, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class DeltaOptions:
 
     slots: bool | Sequence[str] = ()
     op: bool = False
+    last: bool = False
     numbered: bool = False
     per_steps: int | None = None
     per_rows: int | None = None
@@ -46,22 +47,24 @@ class DeltaOptions:
                 raise UsageError(f"{name}: sets what deltas hold; give deltas= too")
 
 
-def form_of(
-    specs: Iterable[TableSpec], slots: bool | Sequence[str] = (), *, op: bool = False, numbered: bool = False
-) -> DeltaForm:
-    """Return the form of the deltas of some tables. Raises UsageError for slots that no table has."""
+def form_of(specs: Iterable[TableSpec], options: DeltaOptions) -> DeltaForm:
+    """Return the form of the deltas of some tables. Raises UsageError for slots, or ``last``, that no table has."""
     specs = tuple(specs)
     shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
     key_types = {None if spec.dynamic is None else spec.dynamic.key_type for spec in specs}
     if {"int64", "uint64"} <= key_types:
         raise UsageError("deltas: one column cannot hold the keys of int64 and of uint64 tables; run them apart")
+    is_dynamic = key_types != {None}
+    if options.last and not is_dynamic:
+        raise UsageError("last: no table is dynamic, and only the keys of dynamic tables have it")
     return DeltaForm(
         shapes,
-        slots,
-        op=op or key_types != {None},
-        numbered=numbered,
-        removes=key_types != {None},
+        options.slots,
+        op=options.op or is_dynamic,
+        numbered=options.numbered,
+        dynamic=is_dynamic,
         unsigned="uint64" in key_types,
+        last=options.last,
     )
 
 
@@ -77,7 +80,7 @@ class Deltas(StepObserver):
         specs = core.tables.specs
         self._core = core
         self._dynamic = core.tables.dynamic
-        self._form = form_of(specs.values(), options.slots, op=options.op, numbered=options.numbered)
+        self._form = form_of(specs.values(), options)
         self._rows = None if options.per_rows is None else whole("per_rows", options.per_rows, 1)
         self._seconds = None if options.per_seconds is None else _positive("per_seconds", options.per_seconds)
         self._steps = None if options.per_steps is None else whole("per_steps", options.per_steps, 1)
@@ -175,7 +178,10 @@ class Deltas(StepObserver):
         table, keys = self._dynamic[name], touched.take()
         absent = table.directory.rows(keys, expired=True) < 0
         order = np.argsort(table.as_given(keys))
-        return [Block(name, keys[order], absent[order])] if len(keys) else []
+        keys, absent = keys[order], absent[order]
+        # Not later, with the rows: a plan of the next step is made before they are read, and stamps its keys.
+        last = table.directory.records(keys, expired=True)["last"] if self._form.last else None
+        return [Block(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
 
     def _sizes(self) -> dict[str, int]:
         """Return table → number of rows."""
@@ -222,11 +228,12 @@ class Deltas(StepObserver):
 
     def _read(self, block: Block) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
-        if block.deleted is not None:
-            rows = self._dynamic[block.table].directory.rows(ids[~block.deleted], expired=True).astype(np.int64)
-            values = {c: table.read(rows, part) for c, part in self._columns(block.table).items()}
-            return Piece(block.table, ids, values, block.deleted)
-        return Piece(block.table, ids, {c: table.read(ids, part) for c, part in self._columns(block.table).items()})
+        rows = ids
+        if block.keys is not None:
+            present = ids[~block.keys.deleted]
+            rows = self._dynamic[block.table].directory.rows(present, expired=True).astype(np.int64)
+        values = {column: table.read(rows, part) for column, part in self._columns(block.table).items()}
+        return Piece(block.table, ids, values, block.keys)
 
     def _columns(self, table: str) -> dict[str, int]:
         """Return the columns that the deltas of a table contain: column → part."""

@@ -20,7 +20,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
-from penstock.frames import Contributor
+from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import Rates
@@ -67,8 +67,7 @@ class Engine(TableAccess):
         threads: int | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
-        self.config = config
-        self.seed = whole("seed", seed)
+        self.config, self.seed = config, whole("seed", seed)
         required = None if num_required is None else whole("num_required", num_required, 1)
         tables = self._make_tables(mesh, num_threads(threads))
         self.core = self._make_core(tables, required, threads)
@@ -113,6 +112,7 @@ class Engine(TableAccess):
         deltas: AnyPath | None = None,
         slots: bool | Sequence[str] = (),
         op: bool = False,
+        last: bool = False,
         numbered: bool = True,
         per_steps: int | None = None,
         per_rows: int | None = None,
@@ -142,7 +142,8 @@ class Engine(TableAccess):
         deltas : a new file, a pipe, "-" or a URI to write the rows that change to (docs/deltas.md). With ``checkpoint``
             a file: its contents and the commits agree, and ``resume`` continues both
         slots : of deltas: names of slots to include next to the weights; True: all of them
-        op : of deltas: add a column ``op``, "upsert" in every row
+        op : of deltas: add a column ``op``, "upsert" in every row; dynamic tables always have it
+        last : of deltas of dynamic tables: add a column ``last``, the clock when the key occurred last
         numbered : of deltas: add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated,
             truncated or damaged delta
         per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
@@ -182,6 +183,7 @@ class Engine(TableAccess):
         progress: Progress | None = None,
         slots: bool | Sequence[str] = (),
         op: bool = False,
+        last: bool = False,
         numbered: bool = False,
         per_steps: int | None = None,
         per_rows: int | None = None,
@@ -195,8 +197,7 @@ class Engine(TableAccess):
         run there, after a whole frame. The request that meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        deltas = self._make_deltas(rows)
-        return self._source_run(source, options, deltas).reader()
+        return self._source_run(source, options, self._make_deltas(rows)).reader()
 
     def apply(
         self,
@@ -204,17 +205,20 @@ class Engine(TableAccess):
         local_step: int | None = None,
         learning_rates: Rates = None,
         contributor: Contributor = None,
+        time: int | None = None,
     ) -> bool:
         """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; if it is behind ``global_step``, the frame is stale
         contributor : the producer, for ``gate.explain()`` and ``gate.stale``
+        time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
         self.core.check_ready()
         step = None if local_step is None else whole("local_step", local_step)
-        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor))
+        seconds = time_given(time, self.config.needs_time, "apply()")
+        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
         return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
@@ -225,13 +229,17 @@ class Engine(TableAccess):
         return self._exchange.recv(features, weights)
 
     def send_gradients(
-        self, gradients: Any, learning_rates: Rates = None, deduplication_data: DeduplicationData | None = None
+        self,
+        gradients: Any,
+        learning_rates: Rates = None,
+        deduplication_data: DeduplicationData | None = None,
+        time: int | None = None,
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
         Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        return self._exchange.send(gradients, learning_rates, deduplication_data)
+        return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""

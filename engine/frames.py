@@ -7,6 +7,7 @@ and undoes the sums if one is bad.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import InputError
 from penstock.pyx.buffer_pool import Sums
 
 Array = npt.NDArray[Any]
@@ -25,6 +27,8 @@ Contributor = int | str | None
 
 # Counts by contributor must not grow for as long as a service runs.
 MAX_CONTRIBUTORS = 1000
+
+MAX_TIME = 2**32 - 2  # seconds: the largest clock of a dynamic table
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
 # times as long to create.
@@ -152,3 +156,30 @@ def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
     largest = sorted(counts.items(), key=lambda of: -of[1])
     text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
     return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
+
+
+def time_problem(value: int | None) -> str:
+    """Return what is wrong with a time that is null or outside of 0 to MAX_TIME."""
+    problem = (
+        f"expected seconds from 0 to {MAX_TIME}, constant within a frame, got {'null' if value is None else value}"
+    )
+    if value is not None and value > MAX_TIME:
+        for unit, per_second in (("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+            if value // per_second <= MAX_TIME:
+                return f"{problem}; these may be {unit}: divide by {per_second}"
+    return problem
+
+
+def time_given(time: Any, is_needed: bool, source: str) -> int | None:
+    """Return the time of a frame, an argument; None if no table needs it. Raises InputError, also if it is missing."""
+    if time is None:
+        if is_needed:
+            raise InputError("expected time=, in seconds: the clock of a dynamic table", source=source)
+        return None
+    try:
+        seconds = operator.index(time)
+    except TypeError:
+        raise InputError(f"expected time=, an integer, in seconds, got {time!r}", source=source) from None
+    if not 0 <= seconds <= MAX_TIME:
+        raise InputError(time_problem(seconds), source=source)
+    return seconds if is_needed else None

@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 QUANTILES = (0.5, 0.9, 0.99)
+# Of dynamic tables: the field of KeyReport → the metric.
+KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
+    "keys": ("keys", Gauge, "keys that have a row"),
+    "load": ("keys_ratio", Gauge, "keys over the rows of the table"),
+    "waiting": ("waiting_keys", Gauge, "keys that wait for admission"),
+    "expired_waiting": ("unswept_keys", Gauge, "expired keys that still have a row"),
+    "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
+    "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
+    "returned": ("returned_keys_total", Counter, "keys that came back"),
+    "expired": ("expired_keys_total", Counter, "keys that lost their row because they had not occurred"),
+    "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
+    "rejected": ("rejected_keys_total", Counter, "keys that were due and found no room"),
+    "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
+}
 
 
 class Metrics(Collector):
@@ -115,12 +129,13 @@ class Metrics(Collector):
 
     def _tables(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
         tables: Mapping[str, TableReport] = self._engine.core.table_reports()
+        keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
         updated = self._engine.watch.updated
         if several:
             tables, updated = summed(several)
         rows = {name: table.rows for name, table in tables.items()}
         yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
-        distinct = {name: table.distinct for name, table in tables.items()}
+        distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
         yield labelled("penstock_table_distinct_ids", Gauge, "different ids among them", "table", distinct)
         yield labelled(
             "penstock_table_updated_rows_total",
@@ -131,6 +146,10 @@ class Metrics(Collector):
         )
         unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
         yield labelled("penstock_table_unique_ratio", Gauge, "updated rows over gradient rows", "table", unique)
+        for number, (metric, kind, documentation) in KEY_METRICS.items():
+            values = {name: getattr(of, number) for name, of in keys.items()}
+            if keys:
+                yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
 
     def _time(self) -> Iterator[Metric]:
         watch = self._engine.watch

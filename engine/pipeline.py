@@ -26,7 +26,7 @@ ROWS_WORTH_SPLITTING = 1 << 14
 class FrameGate:
     """The gate of an engine as its producers see it: they push frames, and takers are refused.
 
-    push : a callable with the arguments gradients, local_step, contributor and learning_rates of ``Engine.apply``
+    push : ``Engine.apply``
     """
 
     def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
@@ -38,13 +38,14 @@ class FrameGate:
         local_step: int | None = None,
         contributor: Contributor = None,
         learning_rates: Any = None,
+        time: int | None = None,
     ) -> bool:
-        """Push one frame, from any thread, also while the engine runs. Returns False if it was stale.
+        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``. Returns False if it was stale.
 
         Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
-        frames of all threads have one order. Arguments and errors: ``Engine.apply``.
+        frames of all threads have one order.
         """
-        return self._push(gradients, local_step=local_step, contributor=contributor, learning_rates=learning_rates)
+        return self._push(gradients, local_step, learning_rates, contributor, time)
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
@@ -251,7 +252,7 @@ class Pipeline:
             if table in rows:
                 self.stores[table].end()
         if frame.time is not None:
-            self.time = frame.time if self.time is None else max(self.time, frame.time)
+            self.time = max(frame.time, self.time or 0)
         self._num_added += 1
         self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
 
@@ -271,8 +272,7 @@ class Pipeline:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``get_state`` returned, or its copy through JSON."""
-        self._num_added = int(state["num_admitted"])
-        self.time = state.get("time")
+        self._num_added, self.time = int(state["num_admitted"]), state.get("time")
         self._last = self.last_rates = None
         if state["last"] is not None:
             step, contributor, rates = state["last"]

@@ -17,6 +17,7 @@ class KeyReport:
 
     keys : keys with a row; expired_waiting : those of them that are expired and wait for their sweep
     waiting : keys that wait for admission; directory_bytes : memory of keys and waiting keys
+    load : keys as a share of the rows of the table
     admitted, expired, evicted : in the run: keys at its start + admitted - expired - evicted = keys
     returned : expired keys that occurred again before their sweep; rejected : keys that were due and found no room
     unadmitted_rows : gradient rows of keys that were not admitted, which are lost
@@ -26,6 +27,7 @@ class KeyReport:
     expired_waiting: int
     waiting: int
     directory_bytes: int
+    load: float
     admitted: int
     expired: int
     evicted: int
@@ -38,22 +40,22 @@ class KeyReport:
 class TableReport:
     """The counts of one table.
 
-    rows : gradient rows that entered the gate; distinct : distinct ids among them, 0 for a dynamic table
+    rows : gradient rows that entered the gate; distinct : distinct ids among them; None: a dynamic table
     keys : of a dynamic table; None: it is not dynamic
     """
 
     rows: int
-    distinct: int
+    distinct: int | None
     keys: KeyReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, without ``keys`` if the table is not dynamic."""
+        """Return the report as plain data: with ``keys`` for a dynamic table, else with ``distinct``."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> TableReport:
         keys = plain.get("keys")
-        return cls(**{**plain, "keys": None if keys is None else KeyReport(**keys)})
+        return cls(plain["rows"], plain.get("distinct"), None if keys is None else KeyReport(**keys))
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], 
     tables = {
         name: TableReport(
             sum(of.tables[name].rows for of in processes if name in of.tables),
-            sum(of.tables[name].distinct for of in processes if name in of.tables),
+            sum(of.tables[name].distinct or 0 for of in processes if name in of.tables),
         )
         for name in processes[0].tables
     }

@@ -38,6 +38,18 @@ def log_of(steps, dim=4):
     )
 
 
+def timed(keys, times, steps=None):
+    """One frame per row."""
+    return pa.record_batch(
+        {
+            "id": pa.array(keys, pa.int64()),
+            "gradient": pa.array([[1.0] * 4] * len(keys), pa.list_(pa.float32(), 4)),
+            "step": pa.array(range(len(keys)) if steps is None else steps, pa.int64()),
+            "time": pa.array(times, pa.int64()),
+        }
+    )
+
+
 def cut(batch, sizes):
     """The same rows in batches of these sizes, over and over."""
     batches, at, turn = [], 0, 0
@@ -71,10 +83,11 @@ def same_rows(left, right):
 
 
 class Reader:
-    """A dictionary that follows deltas: key → row."""
+    """A dictionary that follows deltas: key → row. clock, last : of the table, and of every key, as deltas say them"""
 
     def __init__(self, step=0):
         self.rows, self.step, self.ops = {}, step, {"upsert": 0, "delete": 0}
+        self.clock, self.last = None, {}
         self._checksum, self._pending = None, []
 
     def take(self, batch):
@@ -86,6 +99,14 @@ class Reader:
         crc = zlib.crc32(b"user\0", self._checksum)
         crc = zlib.crc32(np.array([i - 2**64 if i >= 2**63 else i for i in ids], "<i8").tobytes(), crc)
         crc = zlib.crc32(bytes(op == "delete" for op in ops), crc)
+        self.clock = batch["clock"][0].as_py()
+        assert batch["clock"].to_pylist() == [self.clock] * len(ids)
+        crc = zlib.crc32(np.array([self.clock], "<i8").tobytes(), crc)
+        if "last" in batch.schema.names:
+            last = dict(zip(ids, batch["last"].to_pylist(), strict=True))
+            kept = [last[key] for key, op in zip(ids, ops, strict=True) if op == "upsert"]
+            crc = zlib.crc32(np.array(kept, "<i8").tobytes(), crc)
+            self.last = {key: at for key, at in (self.last | last).items() if at is not None}
         rows = batch["row"].to_pylist()
         crc = zlib.crc32(np.array([row for row in rows if row is not None], "<f4").tobytes(), crc)
         for column in batch.schema.names[4 : batch.schema.names.index("op")]:

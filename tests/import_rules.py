@@ -1,7 +1,17 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
 # Other libraries that the benches measure against: nothing else may know them.
-PEERS = {"torch", "fbgemm_gpu", "tensorflow", "polars", "duckdb", "jax_tpu_embedding"}
+PEERS = {
+    "duckdb",
+    "fbgemm_gpu",
+    "jax_tpu_embedding",
+    "pandas",
+    "polars",
+    "tensorflow",
+    "tensorflow_recommenders_addons",
+    "torch",
+    "torchrec",
+}
 OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
@@ -156,7 +166,6 @@ ROOMS = [
             "penstock.learning_rates",
             "penstock.pipeline",
             "penstock.stats",
-            "penstock.tables.dynamic_table",
             "penstock.tables.table_set",
         },
         {"numpy"},
@@ -173,13 +182,18 @@ ROOMS = [
             "penstock.config",
             "penstock.errors",
             "penstock.frames",
-            "penstock.pyx.keys.directory",
             "penstock.pyx.keys.directory_plan",
             "penstock.stats",
             "penstock.tables.initializers",
+            "penstock.tables.key_directory",
             "penstock.validation",
         },
         {"numpy"},
+    ),
+    (
+        "penstock.tables.key_directory",
+        {"penstock.config", "penstock.errors", "penstock.frames", "penstock.pyx.keys.directory", "penstock.stats"},
+        set(),
     ),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
     (
@@ -227,7 +241,7 @@ ROOMS = [
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
-    ("penstock.frames", {"penstock.pyx.buffer_pool"}, {"numpy"}),
+    ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
     (
         "penstock.tables.initializers",
@@ -251,19 +265,10 @@ ROOMS = [
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
     (
         "penstock.accumulators.storage",
-        {
-            "penstock.frames",
-            "penstock.pyx.accumulator",
-            "penstock.pyx.buffer_pool",
-            "penstock.pyx.frame_accumulate",
-        },
+        {"penstock.frames", "penstock.pyx.accumulator", "penstock.pyx.buffer_pool", "penstock.pyx.frame_accumulate"},
         {"numpy"},
     ),
-    (
-        "penstock.accumulators.gradient_checks",
-        {"penstock.errors", "penstock.frames", "penstock.validation"},
-        {"numpy"},
-    ),
+    ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.frames", "penstock.validation"}, {"numpy"}),
     (
         "penstock.accumulators.conditional",
         {"penstock.errors", "penstock.gate", "penstock.accumulators.gradient_checks", "penstock.stats"},

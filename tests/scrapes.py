@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.cli.http_server import TEXT
 
 METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
-UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "rows", "per_second")
+UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second")
 # Every number of the report, and the metric that says it; what is left says no number.
 METRIC_OF = {
     "rows": "penstock_rows_total",
@@ -27,18 +27,32 @@ METRIC_OF = {
     "seconds": "penstock_run_seconds",
     "rows_per_s": "penstock_rows_per_second",
     "dropped": "penstock_dropped_rows_total",
-    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids"),
+    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids", "penstock_table_keys"),
     "learning_rates": "penstock_learning_rate_ratio",
     "held_bytes": "penstock_held_bytes",
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
     "stale_rows": "penstock_stale_rows_total",
 }
+# Every number of the keys of a dynamic table, and its metric.
+METRIC_OF_KEYS = {
+    "keys": "penstock_table_keys",
+    "load": "penstock_table_keys_ratio",
+    "waiting": "penstock_table_waiting_keys",
+    "expired_waiting": "penstock_table_unswept_keys",
+    "directory_bytes": "penstock_table_directory_bytes",
+    "admitted": "penstock_table_admitted_keys_total",
+    "returned": "penstock_table_returned_keys_total",
+    "expired": "penstock_table_expired_keys_total",
+    "evicted": "penstock_table_evicted_keys_total",
+    "rejected": "penstock_table_rejected_keys_total",
+    "unadmitted_rows": "penstock_table_unadmitted_rows_total",
+}
 NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
 
 
-def config_of():
-    tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em')]
+def config_of(*more):
+    tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em'), *more]
     return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
 
 
@@ -108,6 +122,11 @@ def same_as_report(values, report):
     for name, table in report["tables"].items():
         escaped = name.replace('"', '\\"')
         assert values[f'penstock_table_rows_total{{table="{escaped}"}}'] == table["rows"]
-        assert values[f'penstock_table_distinct_ids{{table="{escaped}"}}'] == table["distinct"]
+        if "keys" in table:
+            assert table["keys"].keys() == METRIC_OF_KEYS.keys()
+            for number, metric in METRIC_OF_KEYS.items():
+                assert values[f'{metric}{{table="{escaped}"}}'] == table["keys"][number], number
+        else:
+            assert values[f'penstock_table_distinct_ids{{table="{escaped}"}}'] == table["distinct"]
     for tag, rate in enumerate(report["learning_rates"] or ()):
         assert values[f'penstock_learning_rate_ratio{{tag="{tag}"}}'] == pytest.approx(rate)

@@ -65,7 +65,9 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
     config = engine.config
     rates = LearningRates(config.num_tags, None, {})
     bad = arguments.pop("on_bad_row", "error")
-    reading = ReadOptions(config.sizes, features=config.features, unvalidated=True, on_bad_row=bad)
+    reading = ReadOptions(
+        config.id_ranges, features=config.features, unvalidated=True, on_bad_row=bad, needs_time=config.needs_time
+    )
     saving = None if folder is None else Saving(Folder(folder), every, resume)
     service = Service(engine, arguments.pop("address", LOOPBACK), reading, rates, saving=saving, **arguments)
     try:

@@ -83,8 +83,8 @@ def test_openings_equal_the_twin(policy, admission, eviction, capacity, by_time,
 @pytest.mark.parametrize(
     "policy",
     [
-        {"min_count": 3, "expire_after": 12, "evict": "lru"},
-        {"min_count": 2, "by_frames": True, "forget_after": 20, "expire_after": 9, "evict": "lfu", "half_life": 5},
+        {"min_count": 3, "expire_after": 30, "evict": "lru"},
+        {"min_count": 2, "by_frames": True, "forget_after": 20, "expire_after": 30, "evict": "lfu", "half_life": 5},
         {"probability": 0.3, "expire_after": 30, "evict": "lru"},
     ],
     ids=["lru", "lfu", "chance"],

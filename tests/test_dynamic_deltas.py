@@ -1,189 +1,137 @@
-"""Deltas with removals: what a reader of them has at every step, and how it notices that one is missing."""
+"""Deltas of dynamic tables as their readers use them: the clock, ``last``, files, and the example that applies them."""
 
-import itertools
+import subprocess
+import sys
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.ipc
 import pytest
-from dynamic import Reader, churning_steps, engine_of, log_of, physical, push, same_rows
+from deltas import example, follow
+from dynamic import Reader, churning_steps, config_of, engine_of, log_of, timed
+from ipc import write
 
 import penstock as ps
 
 BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
-FIRST = 800  # so that the sweep of step 1024 is among a thousand steps
+EXPIRING = ps.Dynamic(expire_after=5)
 
 
-@pytest.mark.parametrize("per_steps", [1, 4, 100])
-def test_a_reader_of_the_deltas_has_the_table(per_steps):
-    engine, reader = engine_of(BITING, rows=32), Reader()
-    steps = churning_steps(80)
-    for first in range(0, 80, 16):
-        batch = log_of([[] for _ in range(first)] + steps[first : first + 16])
-        reader.follow(engine.stage([batch], numbered=True, per_steps=per_steps))
-        same_rows(reader.rows, physical(engine))
-    directory = engine.core.tables.dynamic["user"].directory
-    assert directory.num_admitted - directory.num_expired - directory.num_evicted == len(directory) == len(reader.rows)
-    assert directory.num_evicted > 20
-    if per_steps == 1:
-        # An expired key that came back in the step that removed it is one upsert.
-        assert reader.ops["delete"] == directory.num_expired + directory.num_evicted - directory.num_returned
+def present(reader, expire_after):
+    """The keys that a reader with ``last`` finds not expired."""
+    return sorted(key for key in reader.rows if reader.clock - reader.last[key] <= expire_after)
 
 
-def test_the_deltas_of_uint64_keys_are_in_their_order():
-    engine, reader = engine_of(ps.Dynamic(key_type="uint64")), Reader()
-    batch = pa.record_batch(
-        {
-            "id": pa.array([2**64 - 1, 5, 2**63], pa.uint64()),
-            "gradient": pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4)),
-        }
+@pytest.mark.parametrize("per_steps", [1, 7])
+def test_a_reader_that_tests_expiry_by_clock_and_last_has_the_keys_of_the_engine(per_steps):
+    engine, reader = engine_of(EXPIRING, rows=200), Reader()
+    steps, swept = churning_steps(70), 0
+    for first in range(0, 70, 7):
+        batch = log_of([[] for _ in range(first)] + steps[first : first + 7])
+        reader.follow(engine.stage([batch], numbered=True, last=True, per_steps=per_steps))
+        assert reader.clock == engine.global_step - 1
+        assert present(reader, 5) == engine.keys("user").to_pylist()
+        swept += len(reader.rows) - len(engine.keys("user"))
+    assert swept > 0  # some of its keys were expired and waited for their sweep
+
+
+def test_the_clock_is_that_of_the_end_of_the_delta_and_last_that_of_each_key():
+    engine = engine_of(ps.Dynamic(expire_after=3600, clock="time"), rows=8)
+    first, second = engine.stage([timed([1, 2, 1, 3], [100, 200, 150, 4000])], last=True, per_steps=2)
+    assert first.select(["id", "op", "clock", "last"]).to_pylist() == [
+        {"id": 1, "op": "upsert", "clock": 200, "last": 100},
+        {"id": 2, "op": "upsert", "clock": 200, "last": 200},
+    ]
+    assert second.select(["id", "op", "clock", "last"]).to_pylist() == [
+        {"id": 1, "op": "upsert", "clock": 4000, "last": 200},
+        {"id": 3, "op": "upsert", "clock": 4000, "last": 4000},
+    ]
+
+
+def test_the_last_of_a_delta_is_read_before_the_next_step_stamps_its_keys():
+    engine = engine_of(rows=8)
+    deltas = engine.stage([log_of([[1, 2], [1, 2]])], last=True, per_steps=1)
+    with engine.gate.still():
+        batch = deltas.read_next_batch()
+    assert batch["last"].to_pylist() == [0, 0]
+    assert deltas.read_next_batch()["last"].to_pylist() == [1, 1]
+
+
+def test_rows_of_static_tables_have_no_clock_and_deletes_no_last():
+    tables = [
+        ps.TableConfig(1, 4, name="user", optimizer=ps.SGD(1.0), dynamic=ps.Dynamic(evict="lru")),
+        ps.TableConfig(9, 4, name="item", optimizer=ps.SGD(1.0)),
+    ]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables))
+    log = pa.concat_batches(
+        [
+            log_of([[7], [8]]).append_column("table", pa.array(["user"] * 2)),
+            log_of([[], [5]]).append_column("table", pa.array(["item"])),
+        ]
     )
-    (delta,) = engine.stage([batch], numbered=True)
-    assert delta["id"].to_pylist() == [5, 2**63, 2**64 - 1]
-    reader.take(delta)
-    same_rows(reader.rows, physical(engine))
+    rows = [row for batch in engine.stage([log], last=True) for row in batch.to_pylist()]
+    shown = [(row["table"], row["id"], row["op"], row["clock"], row["last"]) for row in rows]
+    assert shown == [
+        ("user", 7, "upsert", 0, 0),
+        ("user", 7, "delete", 1, None),
+        ("user", 8, "upsert", 1, 1),
+        ("item", 5, "upsert", None, None),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("steps", "changes"),
-    [
-        ([[1], [2]], [(1, "delete"), (2, "upsert")]),
-        ([[2], [1]], [(1, "upsert"), (2, "delete")]),  # a reader that began in between has 2
-        ([[1], [2], [1]], [(1, "upsert"), (2, "delete")]),
-    ],
-)
-def test_an_interval_says_only_how_it_ends(steps, changes):
-    engine = engine_of(ps.Dynamic(evict="lru"), rows=1)
-    if changes[0][1] == "delete":
-        push(engine, [1])
-    first = engine.global_step
-    batch = log_of([[] for _ in range(first)] + steps)
-    (delta,) = engine.stage([batch], per_steps=100)
-    assert list(zip(delta["id"].to_pylist(), delta["op"].to_pylist(), strict=True)) == changes
+def test_last_is_refused_where_no_table_is_dynamic():
+    static = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 4, name="user", optimizer=ps.SGD(1.0))]))
+    with pytest.raises(ps.UsageError, match="last: no table is dynamic"):
+        static.stage([log_of([[1]])], last=True)
+    with pytest.raises(ps.UsageError, match="last: sets what deltas hold; give deltas= too"):
+        engine_of().run([log_of([[1]])], last=True)
 
 
-def random_steps(number, seed=0):
-    """Busy and quiet stretches of steps, whose keys drift."""
-    rng = np.random.default_rng(seed)
-    sizes = [rng.integers(1, 4) if step // 8 % 2 else rng.integers(8, 20) for step in range(number)]
-    return [churning_steps(1, 40 + step // 10, size, seed=step)[0] for step, size in enumerate(sizes)]
+def test_a_stage_function_knows_the_columns_before_it_runs():
+    stage = ps.stage_fn(config_of(BITING), last=True, numbered=True)
+    batches = list(stage(iter([log_of(churning_steps(5))])))
+    assert stage.schema == batches[0].schema
+    assert {"op", "clock", "last"} <= set(stage.schema.names)
 
 
-@pytest.mark.parametrize(
-    "dynamic",
-    [
-        ps.Dynamic(min_count=2, expire_after=8, evict="lru", forget_after=40),
-        ps.Dynamic(expire_after=8, evict="lfu", half_life=16, on_full="reject"),
-    ],
-    ids=["lru", "lfu"],
-)
-def test_a_reader_equals_the_table_at_each_of_1000_steps_and_accounts_for_every_key(dynamic):
-    engine, reader = engine_of(dynamic, rows=32), Reader()
-    engine.gate.set_global_step(FIRST)
-    directory = engine.core.tables.dynamic["user"].directory
-    counts, most_waiting = np.zeros(3, int), 0
-    for keys in random_steps(1000):
-        before, held = (directory.num_admitted, directory.num_expired, directory.num_evicted), set(reader.rows)
-        deltas = engine.stage([log_of([[] for _ in range(engine.global_step)] + [keys])], numbered=True)
-        upserts, deletes = reader.ops["upsert"], reader.ops["delete"]
-        reader.follow(deltas)
-        after = directory.num_admitted, directory.num_expired, directory.num_evicted
-        admitted, expired, evicted = np.subtract(after, before)
-        same_rows(reader.rows, physical(engine))
-        assert len(held) + admitted - expired - evicted == len(directory) == len(reader.rows)
-        gone = len(held - set(reader.rows))
-        assert reader.ops["delete"] - deletes == gone
-        assert reader.ops["upsert"] - upserts >= len(set(reader.rows) - held)
-        # A key that expired and came back in one step is in both counts and in neither set.
-        back = expired + evicted - gone
-        assert admitted - len(set(reader.rows) - held) == back >= 0
-        assert len(reader.rows) - directory.num_expired_now == len(engine.keys("user"))
-        most_waiting = max(most_waiting, directory.num_expired_now)
-        counts += admitted, expired, evicted
-    assert counts.min() >= 100
-    assert most_waiting > 0
-    assert engine.global_step > 1024
+@pytest.mark.parametrize(("key_type", "last"), [("int64", False), ("uint64", True)])
+def test_base_and_deltas_give_what_out_has(tmp_path, call, key_type, last):
+    engine = engine_of(ps.Dynamic(min_count=2, evict="lru", key_type=key_type), rows=32)
+    log = log_of(churning_steps(60))
+    if key_type == "uint64":
+        log = log.set_column(0, "id", log["id"].view(pa.uint64()))
+    base, deltas, copy, out = (tmp_path / name for name in ("base", "deltas", "copy", "out"))
+    engine.write_tables(base)
+    engine.run([log], deltas=deltas, slots=True, last=last)
+    engine.write_tables(out)
+    command = [sys.executable, example.__file__, base, deltas, copy]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "step 60: 60 deltas applied, 0 known already\n"
+    call(0, "diff", out, copy)
+    assert len(engine.keys("user")) > 20
+    assert engine.core.tables.dynamic["user"].directory.num_evicted > 20
 
 
-def test_each_delta_that_is_lost_repeated_swapped_or_damaged_is_detected():
-    engine = engine_of(BITING, rows=32)
+def test_the_example_detects_a_lost_delete(tmp_path):
+    engine = engine_of(ps.Dynamic(evict="lru"), rows=32)
+    engine.write_tables(tmp_path / "base")
     batches = list(engine.stage([log_of(churning_steps(30))], numbered=True))
-    assert Reader().follow(batches).step == engine.global_step == len(batches) == 30
-    for n in range(30):
-        changed = {"lost": batches[:n] + batches[n + 1 :], "repeated": batches[: n + 1] + batches[n:]}
-        if n < 29:
-            changed["swapped"] = [*batches[:n], batches[n + 1], batches[n], *batches[n + 2 :]]
-            with pytest.raises(ValueError, match="follows on"):
-                Reader().follow(changed["lost"])
-        else:
-            assert Reader().follow(changed.pop("lost")).step < engine.global_step
-        for broken in changed.values():
-            with pytest.raises(ValueError, match="follows on"):
-                Reader().follow(broken)
-        ops = np.array([op == "delete" for op in batches[n]["op"].to_pylist()])
-        ops[n % len(ops)] ^= True
-        column = pa.DictionaryArray.from_arrays(pa.array(ops.astype(np.int8)), ["upsert", "delete"])
-        flipped = batches[n].set_column(batches[n].schema.get_field_index("op"), batches[n].schema.field("op"), column)
-        with pytest.raises(ValueError, match="its checksum differs"):
-            Reader().follow([*batches[:n], flipped])
+    tables, keys = example.read_tables(tmp_path / "base", ["row"])
+    follower = example.Follower(tables, keys=keys)
+    kept = [batch.filter(pa.compute.equal(batch["op"], "upsert")) for batch in batches]
+    with pytest.raises(example.BrokenError, match="its checksum differs"):
+        follow(follower, kept)
 
 
-def test_a_coalesced_delta_may_be_applied_to_any_state_that_it_covers():
-    """A reader that takes the tables in the middle of an interval has keys that come and go within it."""
-    steps = churning_steps(80)
-    straight = engine_of(BITING, rows=32)
-    (delta,) = straight.stage([log_of(steps)], numbered=True, per_steps=1000)
-    removed = set()
-    for limit in range(1, 80, 4):
-        engine = engine_of(BITING, rows=32)
-        engine.run([log_of(steps)], limit=limit)
-        reader = Reader()
-        reader.rows = physical(engine)
-        removed |= reader.rows.keys() - physical(straight).keys()
-        reader.take(delta)
-        same_rows(reader.rows, physical(straight))
-    assert len(removed) > 20
-
-
-def test_deltas_contain_what_loads_admit_and_evict():
-    engine, reader = engine_of(ps.Dynamic(evict="lru"), rows=3), Reader()
-    load = itertools.count(1)
-
-    def loaded(*keys):
-        rows = np.full((len(keys), 4), next(load), np.float32)
-        engine.load_parameters("user", rows, ids=keys, accumulators=rows)
-
-    for keys in ([1, 2, 3], [3], [2]):
-        reader.follow(engine.stage([log_of([[] for _ in range(engine.global_step)] + [keys])], numbered=True))
-    deltas = engine.stage([log_of([[] for _ in range(3)] + [[9], [7]])], numbered=True)
-    first = next(deltas)
-    loaded(5, 2)
-    loaded(6)
-    reader.follow([first, *deltas])
-    same_rows(reader.rows, physical(engine))
-    assert sorted(reader.rows) == engine.keys("user").to_pylist()
-
-
-def test_steps_that_admit_no_key_have_no_delta_and_change_only_what_waits():
-    engine = engine_of(ps.Dynamic(min_count=9))
-    hashes = [engine.state_hash()]
-    assert list(engine.stage([log_of([[1, 2], [1], [3, 3]])], numbered=True)) == []
-    hashes.append(engine.state_hash())
-    assert (len(engine.keys("user")), engine.global_step, engine.core.changed_step) == (0, 3, 0)
-    assert engine.explain("user", 1) == "waits: 2 of 9 rows, last at step 1"
-    assert hashes[0] != hashes[1]
-
-
-def test_a_run_resumes_after_an_interval_whose_keys_came_and_went(tmp_path):
-    """The table is as it was before the interval, and yet the interval has its delta."""
-    engine = engine_of(ps.Dynamic(min_count=2, expire_after=1))
-    engine.gate.set_global_step(1020)
-    log = log_of([[] for _ in range(1020)] + [[5, 5], *([100 + n] for n in range(9)), [6, 6]])
-    options = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows", "per_steps": 2048}
-    engine.run([log], limit=8, **options)
-    assert (len(engine.core.tables.dynamic["user"].directory), engine.core.changed_step) == (0, 1025)
-    again = ps.Engine.restore(tmp_path / "run")
-    again.run([log], resume=True, **options)
-    with pa.ipc.open_stream(tmp_path / "deltas.arrows") as batches:
-        reader = Reader().follow(batch for batch in batches if batch.num_rows)
-    same_rows(reader.rows, physical(again))
-    assert (sorted(reader.rows), reader.step) == ([6], 1031)
+def test_a_file_of_deltas_and_its_commits_resume_together(tmp_path):
+    log = write(tmp_path / "log.arrows", [log_of(churning_steps(40))])
+    whole = engine_of(BITING, rows=32)
+    whole.run(log, deltas=tmp_path / "whole", last=True)
+    for limit in (7, 22):
+        folder, deltas = tmp_path / f"run{limit}", tmp_path / f"deltas{limit}"
+        engine_of(BITING, rows=32).run(log, checkpoint=folder, every=3, limit=limit, deltas=deltas, last=True)
+        ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas, last=True)
+        with pa.ipc.open_stream(deltas) as found, pa.ipc.open_stream(tmp_path / "whole") as wanted:
+            assert found.read_all().equals(wanted.read_all())
+        with pytest.raises(ps.StateError, match="its deltas have other columns"):
+            ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas)

@@ -58,7 +58,7 @@ def test_live_json_has_the_values_of_the_page(replaying):
     told = live(replaying)
     assert told["metrics"]["penstock_required_frames"] == 3
     assert told["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
-    assert told["hot"][0][:2] == ["user", 7]
+    assert told["hot"][0][:2] == ["user", "7"]
     assert told["hot"][0][2] == pytest.approx(0.75)
     assert told["tables"] == ["user", "<b>item"]
     norms = [moment["norms"]["user"] for moment in told["moments"] if "user" in moment["norms"]]

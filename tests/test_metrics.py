@@ -9,6 +9,7 @@ import urllib.request
 import numpy as np
 import pyarrow as pa
 import pytest
+from dynamic import log_of
 from limits import HANG_S
 from prometheus_client import CollectorRegistry
 from scrapes import (
@@ -98,6 +99,10 @@ def refuse():
     raise ps.StateError("the device has gone")
 
 
+def dynamic_table():
+    return ps.TableConfig(8, 2, name="key", dynamic=ps.Dynamic(min_count=2, expire_after=3, evict="lru"))
+
+
 class EngineOfJob(ps.Engine):
     """An engine that reports two processes, each with a value for every label."""
 
@@ -108,12 +113,25 @@ class EngineOfJob(ps.Engine):
 
 
 def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_path):
-    engine = EngineOfJob(config_of(), num_required=2)
+    engine = EngineOfJob(config_of(dynamic_table()), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
     engine.watch.queued_rows = lambda: 0  # as a service sets it
     assert described(Metrics(engine).text()) == documented()
     assert len(documented()) > 30
     assert all(name.endswith(UNITS) for name in documented())
+
+
+def test_a_scrape_counts_the_keys_of_a_dynamic_table_as_the_report_does():
+    tables = [ps.TableConfig(8, 2, name="key", dynamic=dynamic_table().dynamic)]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)))
+    steps = [[1, 1, 2], [2, 3, 3], *([[i, i, 100 + i] for i in range(4, 20)])]
+    report = engine.run([log_of(steps, 2)]).to_dict()
+    of = report["tables"]["key"]["keys"]
+    assert of["admitted"] == 19
+    assert of["expired"] + of["evicted"] == 19 - of["keys"] > 0 < of["expired"]
+    assert 0 < of["load"] == of["keys"] / 8
+    assert of["unadmitted_rows"] == 17
+    same_as_report(parsed(Metrics(engine).text()), report)
 
 
 def test_a_collector_goes_into_the_registry_of_a_program():
@@ -128,7 +146,7 @@ def test_a_collector_goes_into_the_registry_of_a_program():
 
 def test_every_number_of_the_report_is_a_metric():
     assert set(METRIC_OF) | NO_NUMBERS == set(ps.Report.__dataclass_fields__)
-    exposed = set(described(Metrics(ps.Engine(config_of())).text()))
+    exposed = set(described(Metrics(ps.Engine(config_of(dynamic_table()))).text()))
     for names in METRIC_OF.values():
         assert exposed.issuperset([names] if isinstance(names, str) else names), names
 

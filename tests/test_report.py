@@ -61,7 +61,7 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
     assert told["state_hash"] in page
     numbers = json.loads((tmp_path / "page" / "report.json").read_text())
     assert numbers["report"]["rows"] == told["rows"] == 1200
-    assert numbers["live"]["hot"][0][:2] == ["user", 7]
+    assert numbers["live"]["hot"][0][:2] == ["user", "7"]
     assert [moment["rates"][0] for moment in numbers["live"]["moments"]][-1] == pytest.approx(0.5 / 30)
     assert told["out"] == []
 

@@ -13,7 +13,7 @@ from services import DIM, VOCABULARY, Process, client_of, config_of, frame, repl
 import penstock as ps
 from penstock.io.flight import connect
 from penstock.io.flight.messages import PutRequest, decoded, encoded
-from penstock.service import subscriptions
+from penstock.service import snapshots
 from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
@@ -35,13 +35,13 @@ def test_a_table_and_rows_are_those_of_the_engine():
         np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
             client.table("x")
-        with pytest.raises(ps.UsageError, match="expected 0 <= id < 500, got ids from 500 to 500"):
+        with pytest.raises(ps.UsageError, match="expected 0 <= id < 500, got 500"):
             client.rows("user", [500])
 
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_read_during_steps_is_of_one_step(durable, tmp_path, monkeypatch):
-    monkeypatch.setattr(subscriptions, "BLOCK_BYTES", 40 * 4 * DIM)
+    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 40 * 4 * DIM)
     saving = {"folder": tmp_path / "c", "every": 2} if durable else {}
     with service_of(**saving) as service, client_of(service) as client, client_of(service).producer("w0") as producer:
         producer.send(FRAMES[0])
@@ -186,8 +186,8 @@ def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_sett
                     pushing.put(sent[-1:], "w0")
             settled(self, step)
 
-        settled = subscriptions.Readers._settle
-        monkeypatch.setattr(subscriptions.Readers, "_settle", settle)
+        settled = snapshots.Snapshots._settle
+        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle)
         refused = r"'user': [\d,]+ bytes .* made while it was read, and 1,000 are kept: .* a larger --delta-memory"
         for _ in range(2):
             with pytest.raises(ps.UsageError, match=refused):
@@ -208,8 +208,8 @@ def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
                     pushing.put(FRAMES, "w0")
             settled(self, step)
 
-        settled = subscriptions.Readers._settle
-        monkeypatch.setattr(subscriptions.Readers, "_settle", settle)
+        settled = snapshots.Snapshots._settle
+        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle)
         at = client.table("user")
         assert at.step == 12
         np.testing.assert_array_equal(at.rows, np.asarray(replayed(FRAMES).table("user")))

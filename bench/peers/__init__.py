@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
-from penstock.bench.contestants import Way
+from penstock.bench.contestants import AnyWay
 from penstock.errors import UsageError
 
 # Name in --peers → (import name, distribution name, module in this package).
@@ -21,6 +21,9 @@ PEERS = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "of_tensorflow"),
     "polars": ("polars", "polars", "of_polars"),
     "duckdb": ("duckdb", "duckdb", "of_duckdb"),
+    "pandas": ("pandas", "pandas", "of_pandas"),
+    "torchrec": ("torchrec", "torchrec", "of_torchrec"),
+    "tfra": ("tensorflow_recommenders_addons", "tensorflow-recommenders-addons", "of_tfra"),
     "jax-tpu-embedding": ("jax_tpu_embedding", "jax-tpu-embedding", "of_jax_tpu_embedding"),
 }
 ALL, NONE = "all", "none"
@@ -44,8 +47,8 @@ def missing(names: Sequence[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(PEERS[name][0]) is None]
 
 
-def ways(name: str, threads: int) -> list[Way]:
+def ways(name: str, threads: int) -> list[AnyWay]:
     """Return all ways of one peer. Importing its library may raise anything."""
     module = importlib.import_module(f"penstock.bench.peers.{PEERS[name][2]}")
-    made: list[Way] = module.ways(threads)
+    made: list[AnyWay] = module.ways(threads)
     return made

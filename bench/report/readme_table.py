@@ -16,7 +16,7 @@ from penstock.bench.workloads import WORKLOADS
 
 BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
 END = "<!-- penstock.bench.report.readme_table: end -->\n"
-OURS, REPLAY = "penstock", "penstock_replay"
+OURS, REPLAY, STATIC = "penstock", "penstock_replay", "penstock_static"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -26,6 +26,7 @@ NAMES = {
     "ftrl": "FTRL",
     "replay": "replay of a file, Adagrad",
     "doput": "DoPut over loopback, Adagrad",
+    "dynamic": "dynamic table, Adagrad",
 }
 WORKLOAD_NAMES = {"w1": "zipf", "w2": "no reuse", "w3": "hot ids", "w4": "32 uneven tables"}
 
@@ -57,6 +58,8 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
         parts.append(f"{ratio:.2g}× {name.split('_')[0]}")
     if REPLAY in run["sides"]:
         parts.append(f"{run['sides'][REPLAY]['ratio']:.0%} of replay's rows/s")
+    if STATIC in run["sides"]:
+        parts.append(f"{1 / run['sides'][STATIC]['ratio']:.3g}× the static table")
     if "limit_ms" in run:
         parts.append(f"{run['limit_ms'] / ours:.0%} of limit")
     return ", ".join(parts)

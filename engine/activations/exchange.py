@@ -29,7 +29,7 @@ from penstock.activations.nesting import features_of, leaves, name_of, structure
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
-from penstock.frames import Float32, Frame, Int64, Rows
+from penstock.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.gate import Gate
 from penstock.tables.combiners import Lookups, combine, not_finite
 from penstock.validation import MASKED, is_masked
@@ -83,10 +83,11 @@ class Exchange:
         structure = structure_for(config, features)
         return pack(structure, (activations[index] for index in flatten(structure))), data
 
-    def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None) -> bool:
+    def send(self, gradients: Any, learning_rates: Any, data: DeduplicationData | None, time: Any = None) -> bool:
         """Push the gradients of activations as one frame. Return False if the gate found it stale.
 
         gradients : nested like the features, float32 of the activations' shapes, None for zeros
+        time : of the frame, in seconds
         Raises InputError, StateError, UsageError, UsageTypeError. After a failed push the data can be sent again.
         """
         self._check_not_staging("send_gradients", "return the gradients from the jitted function")
@@ -99,9 +100,10 @@ class Exchange:
             raise UsageError(f"deduplication_data: expected a DeduplicationData (unpack makes one), got {got}")
         check_fingerprint(self._fingerprint, data.fingerprint)
         _check_scalars(learning_rates)
+        seconds = time_given(time, self._config.needs_time, "send_gradients()")
         structure = structure_for(self._config, gradients)
         by_feature = leaves(structure, gradients, "gradients")
-        frame = self._frame(data, [self._checked(index, by_feature[index]) for index in sorted(by_feature)])
+        frame = self._frame(data, [self._checked(index, by_feature[index]) for index in sorted(by_feature)], seconds)
         self._claim(data)
         try:
             return self._push(frame, learning_rates)
@@ -139,7 +141,7 @@ class Exchange:
         # No defensive copy, which would cost a pass: send() sums the frame before it returns.
         return np.ascontiguousarray(array).reshape(-1, shape[-1])
 
-    def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None]) -> Frame:
+    def _frame(self, data: DeduplicationData, gradients: Sequence[Float32 | None], time: int | None) -> Frame:
         """Return the frame with each table's rows: its features in order, the lookups of each in order."""
         of_feature = {}
         for table, ids in data.unique_ids.items():
@@ -157,6 +159,7 @@ class Exchange:
             max(data.step + self._lag, 0),
             source="send_gradients()",
             truncated=data.truncated,
+            time=time,
         )
         # The gradients are finite, but may overflow times a weight: ``audit`` checks that when the sum is not finite.
         weighted = any(rows.gains is not None for rows in of_feature.values())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
 from penstock.checkpoint.engine_state import rows_of
-from penstock.checkpoint.store import Folder
+from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
 
@@ -53,13 +55,19 @@ class SavedTables:
         settings = self.tables[name].get("dynamic")
         if settings is None:
             return None, None
-        state = next(
-            record.arrays
-            for record in self._folder.records(self.commit, self.commit.last_files)
-            if record.kind == "directory" and record.about["table"] == name
-        )
+        state = self._directories[name]
         clock, after = int(state["numbers"][1]), settings["expire_after"]
         present = np.ones(len(state["key"]), bool) if after is None else clock - state["last"].astype(np.int64) <= after
         keys = state["key"][present].view(settings["key_type"])
         order = np.argsort(keys)
         return keys[order], state["row"][present][order].astype(np.int64)
+
+    @cached_property
+    def _directories(self) -> dict[str, Mapping[str, Array]]:
+        return directories_of(self._folder, self.commit)
+
+
+def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Array]]:
+    """Return the saved directory of every dynamic table by name, in the form of ``Directory.get_state``."""
+    records = folder.records(commit, commit.last_files)
+    return {record.about["table"]: record.arrays for record in records if record.kind == "directory"}

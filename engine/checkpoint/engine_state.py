@@ -24,7 +24,7 @@ from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
 from penstock.core import EngineCore
-from penstock.errors import ConfigError, PenstockError, StateError
+from penstock.errors import CapacityError, ConfigError, PenstockError, StateError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 
@@ -148,6 +148,12 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
     for name, spec in specs.items():
         mine, its = _described(spec), saved[name]
         its = {"storage_dtype": "float32", **its}  # older commits omit it
+        if "dynamic" in mine and "dynamic" not in its:  # its ids become keys; loading finds out how many there are
+            if commit.contents["gate"]["num_accumulated"]:
+                raise StateError(
+                    f"{where}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
+                )
+            its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
             if mine.get(key) != its.get(key):
                 said, own = _said(its.get(key), mine.get(key)), _said(mine.get(key), its.get(key))
@@ -187,6 +193,9 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
             ids = places[name][ids]
             values = values[:, ids >= 0]
             ids = ids[ids >= 0]
+        elif name in core.tables.dynamic:
+            _admit(core, name, ids, values, folder)
+            continue
         core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
     stores = _stores_of(folder, commit)
     contents = commit.contents
@@ -202,6 +211,16 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
     core.last_rates = None if rates is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
     session.resume_from(folder, commit, positions, totals)
+
+
+def _admit(core: EngineCore, name: str, ids: Int64, values: Float32, folder: Folder) -> None:
+    """Set rows of a table that was not dynamic: the ids of those that differ from their start become keys."""
+    table = core.tables.dynamic[name]
+    kept = table.differing(ids, values) | (table.directory.rows(ids) >= 0)  # an earlier block may have admitted the id
+    try:
+        core.tables.set_rows(name, ids[kept], dict(enumerate(values[:, kept])))
+    except CapacityError as error:
+        raise StateError(f"{folder.path}: rows that differ from their start become keys: {error}") from None
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "sources",
         nargs="*",
         metavar="CASE",
-        help="names or globs, such as w1/adagrad, '*/coalesce', 'growth/*', latency (default: w1 to w4, every kind)",
+        help="names or globs, such as w1/adagrad, '*/coalesce', 'keys/*', latency (default: w1 to w4, every kind)",
     )
     command.add_argument("--list", action="store_true", help="list the cases, and measure nothing")
     command.add_argument("--threads", metavar="N,N", help="thread counts to measure with (default: all CPUs)")
@@ -33,7 +33,8 @@ def add(commands: Any) -> None:
         "--peers",
         metavar="A,B",
         help="which other libraries take part: numpy, jax, torch, fbgemm, tensorflow, polars, duckdb, "
-        "jax-tpu-embedding; all (slow ways, too) or none (default: those that are installed, without slow ways)",
+        "pandas, torchrec, tfra, jax-tpu-embedding; all (slow ways, too) or none (default: those that are installed, "
+        "without slow ways)",
     )
     command.add_argument("--rounds", type=whole(1), metavar="N", help=f"turns of every side (default {ROUNDS})")
     command.add_argument("--rows", type=whole(1), metavar="N", help="rows of a step of w1 to w4 (default 1048576)")

@@ -14,6 +14,7 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.options import set_cpu_devices, whole
 from penstock.cli.output import Output
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.engine import Engine
 from penstock.errors import UsageError
 
@@ -44,6 +45,7 @@ def joined(args: argparse.Namespace) -> Iterator[None]:
     if not args.distributed:
         yield
         return
+    check_tables(args)
     set_cpu_devices(args.devices)
     from penstock.distributed.peers import Peers
     from penstock.distributed.rendezvous import join
@@ -75,6 +77,15 @@ def check_flags(args: argparse.Namespace) -> None:
         raise UsageError(f"--coordinator {args.coordinator}: expected HOST:PORT, such as 127.0.0.1:7000")
     if args.merge == "step":
         raise UsageError("--merge step: several processes take a frame of each source in turn (--merge round)")
+
+
+def check_tables(args: argparse.Namespace) -> None:
+    """Raise UsageError for a dynamic table, before the processes wait for each other."""
+    from penstock.config.embedding import EmbeddingConfig
+
+    for name, (size, _) in EmbeddingConfig.load(args.config).id_ranges.items():
+        if size in (ANY_INT64, ANY_UINT64):
+            raise UsageError(f"--distributed: table '{name}' is dynamic, which several processes cannot hold; run one")
 
 
 def is_first(args: argparse.Namespace) -> bool:

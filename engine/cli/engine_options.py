@@ -115,6 +115,11 @@ def add_delta_options(command: Parser) -> None:
         help="with the optimizer's slots: all of them, or those named (default: none)",
     )
     deltas.add_argument(
+        "--deltas-last",
+        action="store_true",
+        help="with the clock when each key of a dynamic table occurred last, which tells whether it has expired",
+    )
+    deltas.add_argument(
         "--deltas-per",
         metavar="UNIT=N",
         help="one delta per N steps, rows or seconds, with the last value of every row that changed (default: steps=1)",
@@ -124,7 +129,7 @@ def add_delta_options(command: Parser) -> None:
 def deltas_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the flags as arguments of ``Engine.run``. Raise UsageError for flags that exclude each other."""
     if args.deltas is None:
-        for flag in ("slots", "per"):
+        for flag in ("slots", "last", "per"):
             if getattr(args, f"deltas_{flag}"):
                 raise UsageError(f"--deltas-{flag}: name a file for deltas: --deltas FILE")
         return {}
@@ -132,7 +137,8 @@ def deltas_of(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--deltas - and --json both want standard output; give --deltas a file or a pipe")
     if is_stream(args.deltas) and args.checkpoint is not None:
         raise UsageError(f"--deltas {args.deltas}: with --checkpoint deltas go into a file, which --resume continues")
-    return {"deltas": args.deltas, "slots": _slots(args.deltas_slots), **_per(args.deltas_per)}
+    form = {"slots": _slots(args.deltas_slots), "last": args.deltas_last}
+    return {"deltas": args.deltas, **form, **_per(args.deltas_per)}
 
 
 def file_of_deltas(args: argparse.Namespace) -> Path | None:

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock
-from penstock.cli.output import count, input_text, writing
+from penstock.cli.output import count, input_text, size_text, writing
 from penstock.cli.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 from penstock.errors import MOST_LISTED
 from penstock.sampling import Hot, Moment, thinned
-from penstock.stats import Report
+from penstock.stats import Report, TableReport
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
 padding:1rem}h1{font-size:1.4rem}h2{font-size:1rem;margin:0}p{margin:.2rem 0}p.note{color:#7b8794;font-size:.85rem}
@@ -29,6 +29,18 @@ td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;he
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
+# Field of KeyReport → its heading.
+KEY_COLUMNS = {
+    "keys": "keys",
+    "admitted": "admitted",
+    "returned": "returned",
+    "expired": "expired",
+    "evicted": "evicted",
+    "rejected": "rejected",
+    "waiting": "waiting",
+    "unadmitted_rows": "rows not admitted",
+    "expired_waiting": "expired, not swept",
+}
 
 
 def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
@@ -91,6 +103,11 @@ def run_sections(
         lines(drops_of(moments), "step", ""),
     )
     yield "Tables", "reuse: gradient rows for each row that the optimizer was applied to", _tables(report, updated)
+    yield (
+        "Keys of dynamic tables",
+        "admitted, expired and evicted in this run; waiting: not admitted yet",
+        _keys(report),
+    )
     yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
     yield (
         "How often ids came",
@@ -133,11 +150,26 @@ def _tables(report: Report, updated: Mapping[str, int]) -> str:
     if more > 0:
         names = sorted(names, key=lambda name: -report.tables[name].rows)[:MOST_LISTED]
     rows = [
-        (name, count(of.rows), count(of.distinct), count(updated.get(name, 0)), _ratio(of.rows, updated.get(name, 0)))
+        (name, count(of.rows), _ids(of), count(updated.get(name, 0)), _ratio(of.rows, updated.get(name, 0)))
         for name, of in ((name, report.tables[name]) for name in names)
     ]
     head = ("table", "rows", "different ids", "updates", "reuse")
     return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
+
+
+def _ids(table: TableReport) -> str:
+    return "–" if table.distinct is None else count(table.distinct)
+
+
+def _keys(report: Report) -> str:
+    """Return one row per dynamic table, the largest ones; "" if there is none."""
+    found = sorted(((name, of.keys) for name, of in report.tables.items() if of.keys), key=lambda of: -of[1].keys)
+    rows = [
+        (name, *(count(getattr(of, number)) for number in KEY_COLUMNS), f"{of.load:.0%}", size_text(of.directory_bytes))
+        for name, of in found[:MOST_LISTED]
+    ]
+    more = [(f"… {count(len(found) - MOST_LISTED)} more",)] if len(found) > MOST_LISTED else []
+    return table(("table", *KEY_COLUMNS.values(), "full", "directory"), [*rows, *more]) if rows else ""
 
 
 def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.interrupts as interrupts
+from penstock.checkpoint.arrays import directories_of
 from penstock.checkpoint.store import Folder
 from penstock.cli.html_report import write_page
 from penstock.cli.id_statistics import IdUses, Uses, use_sections
@@ -107,18 +108,22 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     )
     bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
-    texts = []
+    directories = directories_of(folder, commit)
+    tables, texts = [], []
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
-        size = f"{count(table['vocabulary_size'])} × {table['dim']}"
-        dynamic = ", dynamic" if table.get("dynamic") else ""
-        texts.append(f"{table['name']}: {size}, {table['optimizer']}, {slots}{dynamic}")
+        text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, {table['optimizer']}, {slots}"
+        if (of := directories.get(table["name"])) is not None:
+            table = {**table, "keys": len(of["key"]), "waiting": len(of["waiting.key"])}
+            text += f", dynamic: {several(table['keys'], 'key')}, {count(table['waiting'])} waiting"
+        tables.append(table)
+        texts.append(text)
     out.say_tables("  table ", texts)
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
-    state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "tables", "counters")}
-    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, **state}
-    out.result({"path": path, "kind": "checkpoint", **found})
+    state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
+    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
+    out.result({"path": path, "kind": "checkpoint", **found, **state})
     return 0
 
 
@@ -131,8 +136,9 @@ def inspect_config(path: str, out: Output) -> int:
             optimizer = type(config.table(name).optimizer).__name__
         except ConfigError as error:
             optimizer = str(error)
-        texts.append(f"{name}: {count(rows)} × {dim}, {optimizer}")
-        tables.append({"name": name, "vocabulary_size": rows, "dim": dim, "optimizer": optimizer})
+        dynamic = {} if config.id_ranges[name][0] == rows else {"dynamic": True}
+        texts.append(f"{name}: {count(rows)} × {dim}, {optimizer}{', dynamic' if dynamic else ''}")
+        tables.append({"name": name, "vocabulary_size": rows, "dim": dim, "optimizer": optimizer, **dynamic})
     out.say_tables("  table ", texts)
     out.result({"path": path, "kind": "config", "mode": config.mode, "tags": config.num_tags, "tables": tables})
     return 0

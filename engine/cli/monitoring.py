@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.html_report import run_sections, write_page
 from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of
 from penstock.cli.output import writing
+from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
 from penstock.pipeline import FrameGate
 from penstock.run import Progress
@@ -131,7 +132,7 @@ class Watching:
         return {
             "title": self.title,
             "metrics": metrics,
-            "hot": hot,
+            "hot": [(table, self._id_text(table, one), share) for table, one, share in hot],
             "errors": errors,
             "tables": shown,
             "moments": [
@@ -139,6 +140,10 @@ class Watching:
                 for m in thinned(moments, MAX_SHOWN_MOMENTS)
             ],
         }
+
+    def _id_text(self, table: str, one: int) -> str:
+        """Return an id as text: the numbers of a browser hold 53 bits of it."""
+        return str(one % 2**64 if self._engine.config.id_ranges[table][0] == ANY_UINT64 else one)
 
     def report(self, report: Report) -> list[Path]:
         """Write the page that ``--report`` requests. Return the paths written."""

@@ -169,7 +169,7 @@ def add_column_option(to: Any) -> None:
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help="the stream's own name for a column; roles: id, gradient, table, step, contributor, learning_rates",
+        help="the stream's own name for a column; roles: id, gradient, table, step, contributor, learning_rates, time",
     )
 
 

@@ -21,7 +21,7 @@ from penstock.io.storage.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
     from penstock.pipeline import FrameGate
-    from penstock.stats import Counters, Report
+    from penstock.stats import Counters, Report, TableReport
 
 _REDRAWS_PER_S = 5.0
 _LINES_PER_S = 0.2  # on a terminal that cannot redraw a line
@@ -151,6 +151,23 @@ def frames_text(frames: int, steps: int, stale: int, pending: int) -> str:
     text = f"{count(frames)}: {several(steps, 'step')}"
     text += f", {count(stale)} stale" if stale else ""
     return text + (f", {count(pending)} pending (--flush would apply them)" if pending else "")
+
+
+def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
+    """Return the lines about the keys of every dynamic table."""
+    texts = []
+    for name, table in tables.items():
+        of = table.keys
+        if of is None:
+            continue
+        sizes = f"{several(of.keys, 'key')} ({of.load:.0%} of the rows), directory {size_text(of.directory_bytes)}"
+        texts.append(f"{name}: {sizes}, {count(of.expired_waiting)} expired and not swept yet")
+        changes = ("admitted", "returned", "expired", "evicted", "rejected")
+        counts = ", ".join(f"{count(getattr(of, change))} {change}" for change in changes)
+        texts.append(
+            f"{name}: {counts}; {count(of.waiting)} waiting, {several(of.unadmitted_rows, 'row')} not admitted"
+        )
+    return texts
 
 
 def input_text(report: Report) -> str:

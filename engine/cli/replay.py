@@ -29,7 +29,16 @@ from penstock.cli.options import (
     learning_rates_of,
     make_devices,
 )
-from penstock.cli.output import Output, ProgressLine, check_writable, count, frames_text, input_text, writing
+from penstock.cli.output import (
+    Output,
+    ProgressLine,
+    check_writable,
+    count,
+    frames_text,
+    input_text,
+    keys_texts,
+    writing,
+)
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
@@ -38,7 +47,7 @@ from penstock.io.sources.opening import open_sources
 from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.run import RunOptions
-from penstock.stats import Report
+from penstock.stats import Report, TableReport
 
 
 def add(commands: Any) -> None:
@@ -170,6 +179,10 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     return engine
 
 
+def _ids_text(table: TableReport) -> str:
+    return "" if table.distinct is None else f" of {count(table.distinct)} ids"
+
+
 def say_report(out: Output, report: Report) -> None:
     """Print the report as text."""
     out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
@@ -181,7 +194,8 @@ def say_report(out: Output, report: Report) -> None:
     tables = list(report.tables.items())
     if len(tables) > MOST_LISTED:
         tables.sort(key=lambda of: -of[1].rows)
-    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows of {count(of.distinct)} ids" for name, of in tables])
+    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
+    out.say_tables("keys      ", keys_texts(dict(tables)))
     for number, process in enumerate(report.processes):
         left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
         out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")

@@ -26,7 +26,7 @@ from penstock.cli.options import (
     read_options,
     whole,
 )
-from penstock.cli.output import Output, check_writable, count, several, writing
+from penstock.cli.output import Output, check_writable, count, keys_texts, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.flight.connection import Address
@@ -103,6 +103,11 @@ def _add_saving(command: Parser) -> None:
         metavar="N",
         help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
     )
+    saving.add_argument(
+        "--delta-last",
+        action="store_true",
+        help="deltas and tables say when each key of a dynamic table occurred last, in a column 'last'",
+    )
     _add_limit_flags(saving, DELTA_MEMORY)
 
 
@@ -157,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         tls=tls,
         tokens=tokens,
         per_steps=args.delta_steps,
+        last=args.delta_last,
     )
     with watching:
         return _serve(args, service, watching)
@@ -198,6 +204,7 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
             args.leave_at_once()
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
+    out.say_tables("keys      ", keys_texts(service.engine.core.table_reports()))
     out.say_tables("wrote     ", files)
     for name, value in hashed.items():
         out.say(f"{name.partition('_')[0]:<10}{value}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from penstock.cli.engine_options import add_replay_gate_options
+from penstock.cli.key_checks import KeyChecks
 from penstock.cli.options import (
     add_command,
     add_reading_options,
@@ -23,6 +25,7 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
+from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
 
 
@@ -92,17 +95,22 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         )
         checks = [SourceCheck(source, drops_bad_rows) for source in args.sources]
         if checks:
-            walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, out)
+            keys = KeyChecks(config if memory else None)
+            walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, keys, out)
+            walked |= keys.say(out)
     sources = [check.to_dict() for check in checks]
-    of_config = {"config": args.config, "findings": [vars(f) for f in findings], "memory": memory}
+    found = [vars(finding) for finding in findings]
+    of_config = {"config": args.config, "findings": found, "memory": memory}
     out.result({**of_config, "sources": sources, **walked})
     if any(check.is_bad for check in checks) or walked.get("errors"):
         return 3
-    return 4 if any(f.severity == "error" for f in findings) or any(check.errors for check in checks) else 0
+    is_unfit = any(finding["severity"] == "error" for finding in [*found, *walked.get("key_findings", [])])
+    return 4 if is_unfit or any(check.errors for check in checks) else 0
 
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
-    """Print the memory that the tables need at least. Return the bytes of weights and slots by table."""
+    """Print the memory that the tables need at least. Return the bytes of weights and slots by table, and those of the
+    directories of dynamic tables."""
     memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
     weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
     text = f"at least {size_text(weights + slots)} over all devices"
@@ -111,6 +119,13 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
         most = max(memory, key=lambda name: sum(memory[name].values()))
         text += f"; most for '{most}', {size_text(sum(memory[most].values()))}"
     out.say(f"{'memory':8}  {text}")
+    dynamic = {spec.name: spec.dynamic.evict == "lfu" for spec in config.tables if spec.dynamic is not None}
+    for name, counts in dynamic.items():
+        memory[name]["directory"] = directory_bytes(config.sizes[name][0], counts)
+    if dynamic:
+        total = sum(memory[name]["directory"] for name in dynamic)
+        tables = several(len(dynamic), "dynamic table")
+        out.say(f"{'memory':8}  at least {size_text(total)} on the host: directories of {tables}")
     return memory
 
 
@@ -171,19 +186,28 @@ class SourceCheck:
 
 
 def walk(
-    checks: list[SourceCheck], options: ReadOptions, num_required: int, args: argparse.Namespace, out: Output
+    checks: list[SourceCheck],
+    options: ReadOptions,
+    num_required: int,
+    args: argparse.Namespace,
+    keys: KeyChecks,
+    out: Output,
 ) -> dict[str, Any]:
-    """Pass the frames of all sources through a gate without tables. Print and return the resulting counts."""
+    """Pass the frames of all sources through a gate without tables. Print and return the resulting counts.
+
+    keys : gets the frames that the gate admits, and its openings
+    """
     gate, total = Gate(num_required), Counters()
 
     def opened(_: int) -> None:
+        keys.open(gate.global_step)
         total.steps += 1
 
     gate.open_into(opened)
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
         for number, frame in islice(numbered, args.limit):
-            admitted = gate.admit(frame.local_step, lambda: None, frame.contributor)
+            admitted = gate.admit(frame.local_step, partial(keys.add, frame), frame.contributor)
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
     if args.flush and gate.num_accumulated:

@@ -53,7 +53,7 @@ class MessageView:
                 ranges[settings.name] = ANY_UINT64 if is_unsigned else ANY_INT64, ranges[settings.name][1]
         return MappingProxyType(ranges)
 
-    @property
+    @cached_property
     def needs_time(self) -> bool:
         """Whether the clock of a dynamic table is the time of the stream's rows."""
         settings = [table.dynamic for table in self._message.table if table.HasField("dynamic")]

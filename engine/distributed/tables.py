@@ -20,7 +20,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Share
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import UsageError
 from penstock.frames import Coalesced
 from penstock.tables.initializers import start_of
 from penstock.tables.table_set import TableSet
@@ -156,7 +156,9 @@ class SharedState(TableSet):
         self.specs = {spec.name: spec for spec in config.tables}
         for name, spec in self.specs.items():
             if spec.dynamic is not None:
-                raise ConfigError(f"table '{name}': a job of several processes cannot hold a dynamic table; use one")
+                raise UsageError(
+                    f"table '{name}' is dynamic, which a job of several processes cannot hold; run one process"
+                )
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
         self._here = _Here(config, self.shares, mesh, seed, threads)

@@ -40,6 +40,7 @@ class DeltaLog:
     per_steps : steps per delta; None: per commit, or without a checkpoint per step while a reader follows
     max_bytes : of all retained deltas
     durable : whether to publish deltas only after their commit
+    last : whether deltas say when each key of a dynamic table occurred last
 
     step : the step that the published deltas lead to
     first_step : the step that the retained deltas begin at
@@ -47,8 +48,10 @@ class DeltaLog:
     Methods may be called from any thread; those that the sequencer calls, under the gate's lock.
     """
 
-    def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool) -> None:
-        self._engine, self._durable, self.max_bytes = engine, durable, max_bytes
+    def __init__(
+        self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool = False
+    ) -> None:
+        self._engine, self._durable, self.max_bytes, self.last = engine, durable, max_bytes, last
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
         deltas = self._tracked()
@@ -72,9 +75,13 @@ class DeltaLog:
             self._publish(self._logged_step)
 
     def commit_begins(self) -> None:
+        self.cut()
+        self._committing_step = self._logged_step
+
+    def cut(self) -> None:
+        """End the current delta, which is published with the next commit. The caller holds the gate's lock."""
         if self._deltas is not None:
             self._log(self._deltas, self._deltas.take)
-        self._committing_step = self._logged_step
 
     def commit_is_on_disk(self) -> None:
         self._publish(self._committing_step)
@@ -159,7 +166,7 @@ class DeltaLog:
 
     def _tracked(self) -> Deltas:
         """Track the changes from the current step."""
-        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps))
+        return Deltas(self._engine.core, DeltaOptions(numbered=True, per_steps=self._per_steps, last=self.last))
 
     def _log(self, deltas: Deltas, create: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Retain the delta that ``create`` returns; drop all if it is too large. A step without changes has none."""

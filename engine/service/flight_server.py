@@ -193,8 +193,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ticket: dict[str, Any] = {DELTAS: {}}
             schema, rows = self._readers.delta_schema, -1
         elif len(path) == 2 and path[0] == TABLE:
-            ticket, schema = {TABLE: path[1]}, self._readers.table_schema(path[1])
-            rows = self._engine.core.tables.specs[path[1]].vocabulary_size
+            ticket, schema = {TABLE: path[1]}, self._readers.snapshots.schema(path[1])
+            rows = self._readers.snapshots.num_rows(path[1])
         else:
             raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
@@ -204,7 +204,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         specs = self._engine.core.tables.specs
         dims = {spec.dim for spec in specs.values()}
         gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
-        fields = [("id", pa.int64()), ("gradient", gradient)]
+        unsigned = any(spec.dynamic is not None and spec.dynamic.key_type == "uint64" for spec in specs.values())
+        fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
+        fields += [("time", pa.int64())] if self._engine.config.needs_time else []
         return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)
 
 

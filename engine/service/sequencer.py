@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, ServiceError, UsageError
+from penstock.errors import CapacityError, InputError, ServiceError, UsageError
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
@@ -197,6 +197,9 @@ class Sequencer(CommitListener):
         try:
             with watch.timed("sum"):
                 taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
+        except CapacityError as error:  # the frame is in the gate, which cannot open: no frame can follow it
+            self._fail(error)
+            self._check_open()
         except BaseException as error:
             if self._engine.core.failed is not None:  # else nothing of the frame was applied
                 self._fail(error)

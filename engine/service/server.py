@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,6 +39,7 @@ class Service:
     tokens : each of them admits a caller; none: every caller is admitted
     reading : how streams of gradients are decoded
     per_steps : steps per delta; None: one delta per commit, or per step without a checkpoint
+    last : whether deltas and tables say when each key of a dynamic table occurred last
 
     wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
     Raises OSError if it cannot listen at the address.
@@ -55,11 +57,12 @@ class Service:
         tls: list[tuple[bytes, bytes]] | None = None,
         tokens: tuple[bytes, ...] = (),
         per_steps: int | None = None,
+        last: bool = False,
     ) -> None:
         limits = limits or Limits()
         self.engine, self.limits = engine, limits
         self.wants_to_end = threading.Event()
-        self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None)
+        self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log, limits)
@@ -123,6 +126,7 @@ class Service:
         """Return the status as plain data, for JSON."""
         sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
         with self.engine.gate.still():
+            tables = self.engine.core.table_reports()
             return {
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
@@ -134,6 +138,7 @@ class Service:
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
+                "keys": {name: asdict(of.keys) for name, of in tables.items() if of.keys is not None},
                 "producers": sequencer.streams.num_producers,
                 "streams": sequencer.streams.num_open,
                 "queued_rows": self.producers.budget.num_rows,

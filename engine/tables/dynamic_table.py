@@ -19,18 +19,17 @@ from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
-from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
-from penstock.tables.initializers import scattered_rows
+from penstock.tables.initializers import Run, scattered_rows
+from penstock.tables.key_directory import clock_at, key_counts, key_report, make_directory, no_room
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
 
-Run = Callable[[list[Callable[[], bool]]], Any]
 _ROWS_AT_ONCE = 1 << 16
-MAX_STEP = 2**32 - 2
+_FLOATS_AT_ONCE = 1 << 20  # of new rows
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -49,18 +48,8 @@ class DynamicTable:
         assert settings is not None
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
-        self.directory = Directory(
-            spec.vocabulary_size,
-            seed,
-            spec.name,
-            min_count=settings.min_count,
-            by_frames=settings.count == "frames",
-            probability=settings.probability,
-            forget_after=settings.forget_after,
-            expire_after=settings.expire_after,
-            evict=settings.evict,
-            half_life=settings.half_life,
-        )
+        self.directory = make_directory(spec, seed)
+        self._has_opened = False
         self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
@@ -70,33 +59,17 @@ class DynamicTable:
 
     def start_counting(self) -> None:
         """Reset the counts of the previous run."""
-        self._counted_before = self._counted()
+        self._counted_before = key_counts(self.directory)
 
     def report(self) -> KeyReport:
         """Return the keys now, and what became of keys since ``start_counting``."""
-        directory = self.directory
-        counts = {name: number - self._counted_before[name] for name, number in self._counted().items()}
-        num_bytes = directory.nbytes + directory.candidate_bytes
-        return KeyReport(len(directory), directory.num_expired_now, directory.num_waiting, num_bytes, **counts)
-
-    def _counted(self) -> dict[str, int]:
-        directory = self.directory
-        return {
-            "admitted": directory.num_admitted,
-            "expired": directory.num_expired,
-            "evicted": directory.num_evicted,
-            "returned": directory.num_returned,
-            "rejected": directory.num_rejected,
-            "unadmitted_rows": directory.unadmitted_rows,
-        }
+        return key_report(self.directory, self._counted_before)
 
     # ---- a step
 
     def clock_at(self, step: int, time: int | None) -> int:
-        """Return the clock of a step. time : the largest so far, if frames have times"""
-        if self.settings.clock == "steps":
-            return step
-        return self.directory.clock if time is None else time
+        """Return the clock of a step. time : the largest of any frame so far, if frames have times"""
+        return clock_at(self.spec, self.directory, step, time)
 
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
         """Decide what an opening does; nothing changes yet.
@@ -112,8 +85,11 @@ class DynamicTable:
             keys, at = np.unique(keys, return_inverse=True)
             num_frames = np.bincount(at, minlength=len(keys))
             rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
-        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
-        self._accept(plan, self.settings.on_full == "reject")
+        if not self._has_opened:
+            self._stamp(self.directory.clock, clock)
+        self._plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
+        if self._plan.num_rejected and self.settings.on_full == "error":
+            raise self._no_room()
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
@@ -145,15 +121,16 @@ class DynamicTable:
         keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
         return np.concatenate([_NO_KEYS, *itertools.chain(*keys)])
 
-    def carry_out(self) -> None:
-        """Carry the plan out: new keys get their initial rows. The updates of the step follow."""
+    def carry_out(self, opens: bool = True) -> None:
+        """Carry the plan out: new keys get their initial rows. The updates of the step follow.
+
+        opens : the plan is of an opening, not of a load
+        """
+        self._has_opened |= opens
         plan = self._plan
         assert plan is not None
         fresh = plan.fresh
-        if len(fresh):
-            rows = plan.found[fresh]
-            for part, values in enumerate(self.initial(plan.keys[fresh])):
-                self._table.write(rows, values, part)
+        self._start(plan.found[fresh], plan.keys[fresh])
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
@@ -164,27 +141,48 @@ class DynamicTable:
         if self._plan is not None:
             self._plan.cancel()
             self._plan = None
+            if not self._has_opened:
+                self._stamp(-1, self.directory.clock)
 
-    def _accept(self, plan: Plan, may_reject: bool) -> None:
-        """Keep a plan to be carried out. Raises CapacityError if it must not reject keys."""
-        if plan.num_rejected and not may_reject:
-            plan.cancel()
-            directory, (used, rows, _) = self.directory, plan.fullest
-            shard = f", in one of the {directory.num_shards} virtual shards {used} of {rows}"
-            raise CapacityError(
-                f"table '{self.spec.name}': no room for {plan.num_rejected} new keys: {len(directory)} of "
-                f"{directory.capacity} rows are in use{shard if directory.num_shards > 1 else ''}; set a larger "
-                "vocabulary_size, with which a run can resume, or begin anew with evict or on_full: REJECT"
-            )
-        self._plan = plan
+    def _no_room(self) -> CapacityError:
+        """Drop the plan, and return the error of the new keys that it rejects."""
+        assert self._plan is not None
+        error = no_room(self.spec.name, self.directory, self._plan.num_rejected, self._plan.fullest)
+        self.drop_plan()
+        return error
+
+    def _stamp(self, before: int, clock: int) -> None:
+        """Change the stamps of all keys. Those that were loaded before the first opening count as if they occurred at
+        it: a clock that is a time would find them expired."""
+        if len(self.directory) and clock != before:
+            state = self.directory.get_state()
+            self.directory.set_state({**state, "last": np.full_like(state["last"], clock)})
+
+    def _start(self, rows: Int64, keys: Int64) -> None:
+        """Write the initial weights and slots of keys to their rows, in blocks that fit in a cache."""
+        spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
+        starts = [np.full((min(size, len(keys)), spec.dim), start, np.float32) for _, start in spec.slots]
+        for first in range(0, len(keys), size):
+            its = rows[first : first + size]
+            weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
+            scattered_rows(spec.initializer, self._seed, spec.name, keys[first : first + size], weights, self.run)
+            for part, values in enumerate([weights, *starts]):
+                self._table.write(its, values[: len(its)], part)
 
     # ---- reading and writing by key
 
     def initial(self, keys: Int64) -> list[Float32]:
         """Return the initial weights and slots of keys: float32 (n, dim) each."""
         spec = self.spec
-        weights = scattered_rows(spec.initializer, self._seed, spec.name, keys, spec.dim)
+        weights = np.empty((len(keys), spec.dim), np.float32)
+        scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
         return [weights, *(np.full((len(keys), spec.dim), start, np.float32) for _, start in spec.slots)]
+
+    def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:
+        """Return which keys have other rows than their initial ones, bit by bit. values : float32 (parts, n, dim)"""
+        start = np.stack(self.initial(keys))
+        found: npt.NDArray[np.bool_] = (start.view(np.int32) != values.view(np.int32)).any(axis=(0, 2))
+        return found
 
     def read(self, keys: Int64, part: int = 0) -> Float32:
         """Return one part of the rows of keys, which may repeat: float32 (n, dim); absent keys as the settings say."""
@@ -204,8 +202,10 @@ class DynamicTable:
         Raises CapacityError; nothing has changed then.
         """
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
-        self._accept(plan, False)
-        self.carry_out()
+        self._plan = plan
+        if plan.num_rejected:
+            raise self._no_room()
+        self.carry_out(opens=False)
         rows: Int64 = plan.found
         return rows
 
@@ -244,7 +244,7 @@ class DynamicTable:
         digest.update(struct.pack("<q", self.directory.clock))
 
     def get_state(self) -> dict[str, Array]:
-        return self.directory.get_state()
+        return {**self.directory.get_state(), "has_opened": np.array([self._has_opened])}
 
     def set_state(self, state: Mapping[str, Array]) -> Int64:
         """Restore the keys; return for every row of the saved table the row here, -1 where it had no key."""
@@ -252,6 +252,7 @@ class DynamicTable:
             rows = self.directory.set_state(state)
         except ValueError as error:
             raise StateError(f"table '{self.spec.name}': {error}") from None
+        self._has_opened = bool(state["has_opened"][0])
         places = np.full(int(state["numbers"][0]), -1, np.int64)
         places[state["row"]] = rows
         return places
@@ -272,12 +273,13 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
         given = np.asarray(ids).reshape(-1)
-        if given.dtype == np.float64 and isinstance(ids, list | tuple) and {type(one) for one in ids} == {int}:
-            given = np.array(ids, np.uint64)  # NumPy makes floats of integers on both sides of 2**63
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    if given.size and not np.issubdtype(given.dtype, np.integer):
+    if given.dtype.kind in "fO":  # of Python's integers beyond int64
+        exact = np.asarray(ids, object).reshape(-1)
+        given = exact if all(isinstance(one, int) for one in exact) else given.astype(float)
+    if given.size and given.dtype.kind not in "iuO":
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
     if given.size and (bad := outside(given, vocabulary_size)).any():
         raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
-    return given.astype(np.int64)
+    return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

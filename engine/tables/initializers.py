@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, 
 from penstock.errors import ConfigError
 from penstock.frames import Float32, Int64
 from penstock.pyx.initial_rows import draw
+
+Run = Callable[[list[Callable[[], bool]]], Any]
 
 # TensorFlow's truncated normal redraws values beyond two standard deviations. This one inverts the
 # distribution function: x = q*P(q²)/Q(q²) for |q| <= Φ(2) - ½ is within 4e-9 of the normal quantile
@@ -100,22 +104,34 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
     return drawn
 
 
-def scattered_rows(start: object, seed: int, table: str, keys: Int64, dim: int) -> Float32:
-    """Return the initial rows of any int64 keys, float32 (len(keys), dim): of key k those of row k modulo 2**64.
+def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float32, run: Run | None = None) -> None:
+    """Write the initial rows of any int64 keys to ``out``, float32 (len(keys), dim): of key k those of row k modulo 2**64.
 
-    start : an ``Initializer`` value
+    start : an ``Initializer`` value; run : runs tasks on several threads; None: the caller's thread alone
     """
-    rows = np.empty((len(keys), dim), np.float32)
     if isinstance(start, Constant):
-        rows.fill(start.value)
-    elif isinstance(start, RowIdInitializer):
-        rows[:] = (keys + np.int64(start.offset)).astype(np.float32)[:, None]
-    elif isinstance(start, Uniform):
-        draw(keys, start_key(seed, table), False, start.maximum - start.minimum, start.minimum, rows)
+        out.fill(start.value)
+        return
+    if isinstance(start, RowIdInitializer):
+        out[:] = (keys + np.int64(start.offset)).astype(np.float32)[:, None]
+        return
+    if normal := isinstance(start, TruncatedNormal):
+        first, second = start.stddev, start.mean
     else:
-        assert isinstance(start, TruncatedNormal)  # a configuration with another one is refused
-        draw(keys, start_key(seed, table), True, start.stddev, start.mean, rows)
-    return rows
+        assert isinstance(start, Uniform)  # a configuration with another one is refused
+        first, second = start.maximum - start.minimum, start.minimum
+    key, size = start_key(seed, table), max(1, _FLOATS_AT_ONCE // out.shape[1])
+
+    def part(at: slice) -> bool:
+        draw(keys[at], key, normal, first, second, out[at])
+        return True
+
+    tasks = [partial(part, slice(begin, begin + size)) for begin in range(0, len(keys), size)]
+    if run is None or len(tasks) == 1:
+        for task in tasks:
+            task()
+    else:
+        run(tasks)
 
 
 def start_key(seed: int, table: str) -> bytes:

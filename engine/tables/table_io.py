@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.errors import CapacityError, StateError
+from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
 from penstock.tables.orbax import is_orbax, load_tree, parts_of
@@ -84,6 +84,10 @@ def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
 def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
     tree = load_tree(directory)
     for name in tables.specs:
+        if name in tables.dynamic:
+            raise UsageError(
+                f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load rows with --out's files"
+            )
         layout, parts = tables.whole(name).layout, tables.parts(name)
         found = parts_of(tree, directory, name, (layout.vocabulary_size, layout.dim), list(parts))
         ids = np.arange(layout.vocabulary_size)

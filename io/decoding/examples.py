@@ -23,7 +23,16 @@ from penstock.io.decoding.example_gradients import FeatureUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.rows import DecodedBatch, valid_column
-from penstock.io.decoding.schema import ROLES, Roles, field_of, is_float_list, is_list, storage_type, suggestion
+from penstock.io.decoding.schema import (
+    ROLES,
+    Roles,
+    check_types,
+    field_of,
+    is_float_list,
+    is_list,
+    storage_type,
+    suggestion,
+)
 from penstock.io.sources.batch import Batch
 from penstock.tables.combiners import gains
 
@@ -41,7 +50,7 @@ class ExampleRoles(Roles):
 
     @cached_property
     def names(self) -> list[str]:
-        fields = (self.step, self.contributor, self.learning_rates)
+        fields = (self.step, self.contributor, self.learning_rates, self.time)
         return [feature.path for feature in self.features] + [f.name for f in fields if f is not None]
 
 
@@ -64,7 +73,9 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         field_of(schema, source, feature.path, feature.path)  # one column has this name
         _check(feature, schema.field(feature.path), options, source)
     first = schema.field(features_in_use[0].path)
-    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in ROLES[3:-1]}
+    roles = [role for role in ROLES[3:] if role != "time" or options.needs_time]
+    fields = {role: field_of(schema, source, role, options.columns.get(role), role == "time") for role in roles}
+    check_types(fields, source)
     return ExampleRoles(
         **fields,
         id=first,

@@ -38,6 +38,7 @@ def one_frame(
     local_step: int | None,
     contributor: int | str | None = None,
     *,
+    time: int | None = None,
     unvalidated: bool = True,
 ) -> Frame:
     """Convert table → (ids, gradients) to a Frame.
@@ -48,7 +49,7 @@ def one_frame(
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
-    frame = partial(one_frame, gradients, sizes, local_step, contributor, unvalidated=False)
+    frame = partial(one_frame, gradients, sizes, local_step, contributor, time=time, unvalidated=False)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
@@ -64,7 +65,7 @@ def one_frame(
             rows[table] = blocks
             num_rows += length
     audit = frame if unvalidated else None
-    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit)
+    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit, time=time)
 
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:

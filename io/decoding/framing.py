@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, Rows
+from penstock.frames import Frame, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
-from penstock.io.decoding.frame_columns import MAX_TIME, Key
+from penstock.io.decoding.frame_columns import Key
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import REASONS, Sizes
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
@@ -135,17 +135,14 @@ class PartialFrame:
         """Take the time of a frame, which all of its rows must have."""
         batch, field = piece.batch.raw, piece.batch.roles.time
         assert field is not None
-        first = int(times[0]) if self._time is None else self._time
-        for bad, problem in (
-            (times < 0, f"expected seconds from 0 to {MAX_TIME}, constant within a frame, got"),
-            (times != first, f"the time changes inside a frame: {first}, then"),
-        ):
-            if bad.any():
-                row = piece.start + int(np.argmax(bad))
-                value = batch.data.column(field.name)[row].as_py()
-                unit = "; are these milliseconds or less?" if value is not None and value > MAX_TIME else ""
-                raise batch.error(row, f"{problem} {'null' if value is None else value}{unit}", field.name)
-        self._time = first
+        if (times < 0).any():
+            row = piece.start + int(np.argmax(times < 0))
+            raise batch.error(row, time_problem(batch.data.column(field.name)[row].as_py()), field.name)
+        self._time = first = int(times[0]) if self._time is None else self._time
+        if (times != first).any():
+            at = int(np.argmax(times != first))
+            problem = f"the time changes inside a frame: {first}, then {times[at]}"
+            raise batch.error(piece.start + at, problem, field.name)
 
     def _add_rates(self, piece: Piece) -> None:
         columns, batch, roles = piece.batch.content.frame_columns, piece.batch.raw, piece.batch.roles

@@ -116,11 +116,6 @@ class FrameReader:
         roles = resolve_examples(part.schema, part.name, options) or resolve(
             part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time
         )
-        if options.needs_time and isinstance(roles, ExampleRoles):
-            raise InputError(
-                "an example stream has no column 'time', which the clock of a dynamic table needs; use a row stream",
-                source=part.name,
-            )
         if roles.table is None and self._default_table(roles) is None:
             raise InputError(
                 "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "

@@ -88,14 +88,10 @@ def _resolve(
     gradient = fields["gradient"]
     assert gradient is not None
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
-    for role, found in fields.items():
-        if found is not None and not _fits(role, found.type, bfloat16):
-            problem = f"expected {WANTED[role]}, got {found.type}"
-            if role == "gradient" and gradient_dtype == "bfloat16" and is_float_list(storage_type(found.type)):
-                problem = (
-                    f"declared as bfloat16, which Arrow holds as uint16, but it is {found.type}: do not declare it"
-                )
-            raise InputError(problem, source=source, column=found.name)
+    if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
+        problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
+        raise InputError(problem, source=source, column=gradient.name)
+    check_types(fields, source, bfloat16)
     if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
         problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
         raise InputError(problem, source=source, column=gradient.name)
@@ -105,6 +101,13 @@ def _resolve(
         default_table=None if default is None else default.decode("utf-8", "replace"),
         bfloat16=bfloat16,
     )
+
+
+def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:
+    """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient is declared to be that"""
+    for role, found in fields.items():
+        if found is not None and not _fits(role, found.type, bfloat16):
+            raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
@@ -137,7 +140,8 @@ def field_of(schema: pa.Schema, source: str, role: str, name: str | None, requir
     if name is None and not required:
         return None
     hint, has = column_hint(role, schema, column), ", ".join(schema.names) or "no columns"
-    raise InputError(f"no column '{column}' for the role '{role}'{hint} (the stream has: {has})", source=source)
+    why = ", which the clock of a dynamic table needs" if role == "time" else ""
+    raise InputError(f"no column '{column}' for the role '{role}'{why}{hint} (the stream has: {has})", source=source)
 
 
 def _declares_bfloat16(gradient: pa.Field) -> bool:

@@ -38,11 +38,20 @@ class Delta(NamedTuple):
 
 
 class TableAt(NamedTuple):
-    """A table at one step. rows : float32 (vocabulary_size, dim); lineage : to be passed with the step"""
+    """A table at one step. rows : float32 (vocabulary_size, dim); lineage : to be passed with the step
+
+    keys : of a dynamic table, the keys of the rows, ascending, int64 or uint64 (n,); the rows are (n, dim) then.
+        Expired keys are among them until their sweep
+    last : int64 (n,), the clock when each key occurred last, if the service runs with --delta-last
+    clock : of a dynamic table
+    """
 
     rows: Float32
     step: int
     lineage: str
+    keys: npt.NDArray[Any] | None = None
+    last: npt.NDArray[np.int64] | None = None
+    clock: int | None = None
 
 
 def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
@@ -182,18 +191,56 @@ class Client:
             reader.cancel()
 
     def _table(self, name: str) -> TableAt:
-        blocks: list[Float32] = []
-        rows: Float32 | None = None
-        for chunk in self.connection.get({TABLE: name}):
+        reader = self.connection.get({TABLE: name})
+        is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
+        found = _Keys(reader.schema) if is_dynamic else _AllIds()
+        for chunk in reader:
             metadata = decoded(chunk.app_metadata, "a table's metadata")
             if "step" in metadata:
-                return TableAt(np.concatenate(blocks) if rows is None else rows, metadata["step"], metadata["lineage"])
-            if not metadata["changed"]:
-                blocks.append(_matrix(chunk.data))
-                continue
-            rows = np.concatenate(blocks) if rows is None else rows
-            rows[chunk.data.column("id").to_numpy()] = _matrix(chunk.data)
+                return found.table(metadata)
+            found.add(chunk.data, metadata)
         raise ServiceError(f"{self.connection.where}: the table '{name}' ended before its last row")
+
+
+class _AllIds:
+    """The rows of a table with all ids below its vocabulary_size: first each of them, then those that changed."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Float32] = []
+        self._rows: Float32 | None = None
+
+    def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
+        if not metadata["changed"]:
+            self._blocks.append(_matrix(batch))
+            return
+        self._rows = np.concatenate(self._blocks) if self._rows is None else self._rows
+        self._rows[batch.column("id").to_numpy()] = _matrix(batch)
+
+    def table(self, end: dict[str, Any]) -> TableAt:
+        return TableAt(np.concatenate(self._blocks) if self._rows is None else self._rows, end["step"], end["lineage"])
+
+
+class _Keys:
+    """The rows of a dynamic table: of each key the last one counts, and a null one removes it."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
+        self._batches = [] if metadata.get("anew") else [*self._batches, batch]
+
+    def table(self, end: dict[str, Any]) -> TableAt:
+        found = pa.Table.from_batches(self._batches, self._schema)
+        keys, rows = found["id"].to_numpy(), found["row"]
+        keys, from_end = np.unique(keys[::-1], return_index=True)
+        at = found.num_rows - 1 - from_end
+        present = np.asarray(rows.is_valid())[at]
+        some = pa.array(at[present])
+        flat: Float32 = rows.take(some).combine_chunks().flatten().to_numpy()
+        last = found["last"].take(some).to_numpy() if "last" in found.schema.names else None
+        matrix = flat.reshape(-1, rows.type.list_size)
+        return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"])
 
 
 def _matrix(batch: pa.RecordBatch) -> Float32:

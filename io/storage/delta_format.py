@@ -17,8 +17,8 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 
-# Key in the schema's metadata, and its values: for streams with deletes, whose checksums cover ``op``, and others.
-DELTAS_KEY, VERSION, VERSION_WITH_DELETES = b"penstock.deltas", b"1", b"2"
+# Key in the schema's metadata, and its values: for streams with dynamic tables, whose checksums cover more, and others.
+DELTAS_KEY, VERSION, VERSION_WITH_KEYS = b"penstock.deltas", b"1", b"2"
 OPS = ("upsert", "delete")
 
 # A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
@@ -34,26 +34,38 @@ class Shape(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows of one table to read. ids : ascending; a range if a whole table changed.
-
-    deleted : which ids have no row any more, of a dynamic table; None: of another one
-    """
+    """Rows of one table to read. ids : ascending; a range if a whole table changed. keys : of a dynamic table"""
 
     table: str
     ids: Int64 | range
-    deleted: npt.NDArray[np.bool_] | None = None
+    keys: KeyChanges | None = None
+
+
+class KeyChanges(NamedTuple):
+    """More about the ids of a dynamic table. deleted : which of them have no row any more; clock : of the table
+
+    last : int64 (n,), the clock when each occurred last, if it is included; of a deleted key it means nothing
+    """
+
+    deleted: npt.NDArray[np.bool_]
+    clock: int
+    last: Int64 | None = None
+
+    def of(self, some: slice) -> KeyChanges:
+        """Return the same of some of the ids."""
+        return KeyChanges(self.deleted[some], self.clock, None if self.last is None else self.last[some])
 
 
 class Piece(NamedTuple):
     """The values of a block. values : column → float32 (n, dim), "row" first, then the slots of the table
 
-    deleted : as of the block; the values are of the other ids
+    keys : as of the block; the values are of the ids that are not deleted
     """
 
     table: str
     ids: Int64
     values: Mapping[str, Float32]
-    deleted: npt.NDArray[np.bool_] | None = None
+    keys: KeyChanges | None = None
 
 
 class DeltaForm:
@@ -63,7 +75,9 @@ class DeltaForm:
     slots : the slots to include next to the weights; True: all
     op : include a column with the operation to apply to the row
     numbered : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
-    removes : rows may be null, of deletes; unsigned : ids are uint64, held by their bits
+    dynamic : a table is dynamic: rows may be null, of deletes, and ``clock`` is the clock of the row's table
+    unsigned : ids are uint64, held by their bits
+    last : include the clock when each key of a dynamic table occurred last
 
     Raises UsageError for a slot that no table has.
     """
@@ -75,10 +89,12 @@ class DeltaForm:
         *,
         op: bool = False,
         numbered: bool = False,
-        removes: bool = False,
+        dynamic: bool = False,
         unsigned: bool = False,
+        last: bool = False,
     ) -> None:
-        self._removes, self._unsigned = removes, unsigned
+        self.last = last
+        self._dynamic, self._unsigned = dynamic, unsigned
         self._tables, self._op, self._numbered = tables, op, numbered
         self._slots = _checked(tables, slots)
         self._places = {name: place for place, name in enumerate(tables)}
@@ -88,16 +104,18 @@ class DeltaForm:
             pa.field("table", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),
             pa.field("step", pa.int64(), nullable=False),
             pa.field("id", pa.uint64() if unsigned else pa.int64(), nullable=False),
-            pa.field("row", rows, nullable=removes),
+            pa.field("row", rows, nullable=dynamic),
             *(pa.field(slot, rows) for slot in self._slots),
         ]
         if op:
             fields.append(pa.field("op", pa.dictionary(pa.int8(), pa.utf8()), nullable=False))
+        if dynamic:
+            fields += [pa.field(name, pa.int64()) for name in ("clock", *(["last"] if last else []))]
         if numbered:
             fields.append(pa.field("parent", pa.int64(), nullable=False))
             fields.append(pa.field("checksum", pa.uint32(), nullable=False))
             fields.append(pa.field("rows_left", pa.int64(), nullable=False))
-        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION_WITH_DELETES if removes else VERSION})
+        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION_WITH_KEYS if dynamic else VERSION})
 
     def slots_of(self, table: str) -> list[str]:
         """Return the slots of a table that are included."""
@@ -122,9 +140,8 @@ class DeltaForm:
                     continue
                 count = max(count, 1)  # a row that exceeds the limit of a batch is one batch
                 some = slice(first, first + count)
-                batch.append(
-                    Block(block.table, block.ids[some], None if block.deleted is None else block.deleted[some])
-                )
+                keys = None if block.keys is None else block.keys.of(some)
+                batch.append(Block(block.table, block.ids[some], keys))
                 first, room = first + count, room - count * share
         if batch:
             yield batch
@@ -144,6 +161,8 @@ class DeltaForm:
         if self._op:
             ops = np.concatenate([_deleted(piece) for piece in pieces]).astype(np.int8)
             columns.append(pa.DictionaryArray.from_arrays(ops, pa.array(OPS)))
+        if self._dynamic:
+            columns += _clocks(pieces, self.last)
         if self._numbered:
             columns.append(pa.array(np.full(num_rows, parent)))
             columns.append(pa.array(np.full(num_rows, checksum, np.uint32)))
@@ -153,13 +172,18 @@ class DeltaForm:
     def checksum(self, crc: int, pieces: Sequence[Piece]) -> int:
         """Extend the checksum by a batch: each table's name and a zero byte, ids, rows, then slots in order.
 
-        In a stream with deletes, a byte per id follows the ids, which is 1 for a delete.
+        In a stream with a dynamic table, a byte per id follows the ids, which is 1 for a delete, then of a dynamic
+        table the clock, and ``last`` of every upsert, if it is included.
         """
         for piece in pieces:
             crc = zlib.crc32(piece.table.encode() + b"\0", crc)
             crc = zlib.crc32(np.ascontiguousarray(piece.ids, "<i8").data, crc)
-            if self._removes:
+            if self._dynamic:
                 crc = zlib.crc32(_deleted(piece).astype(np.uint8).data, crc)
+            if piece.keys is not None:
+                crc = zlib.crc32(struct.pack("<q", piece.keys.clock), crc)
+                if piece.keys.last is not None:
+                    crc = zlib.crc32(np.ascontiguousarray(piece.keys.last[~piece.keys.deleted], "<i8").data, crc)
             for values in piece.values.values():
                 crc = zlib.crc32(np.ascontiguousarray(values, "<f4").data, crc)
         return crc
@@ -182,7 +206,18 @@ class DeltaForm:
 
 
 def _deleted(piece: Piece) -> npt.NDArray[np.bool_]:
-    return np.zeros(len(piece.ids), bool) if piece.deleted is None else piece.deleted
+    return np.zeros(len(piece.ids), bool) if piece.keys is None else piece.keys.deleted
+
+
+def _clocks(pieces: Sequence[Piece], with_last: bool) -> Iterator[pa.Array]:
+    """Build the columns ``clock``, null in rows of other tables, and ``last``, null there and in deletes."""
+    clocks = [np.full(len(piece.ids), 0 if piece.keys is None else piece.keys.clock) for piece in pieces]
+    static = np.concatenate([np.full(len(piece.ids), piece.keys is None) for piece in pieces])
+    yield pa.array(np.concatenate(clocks), mask=static)
+    if with_last:
+        lasts = [None if piece.keys is None else piece.keys.last for piece in pieces]
+        found = [np.zeros(len(of.ids), np.int64) if at is None else at for of, at in zip(pieces, lasts, strict=True)]
+        yield pa.array(np.concatenate(found), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
 
 
 def checksum_begin(step: int, parent: int) -> int:

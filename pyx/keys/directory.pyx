@@ -12,10 +12,10 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
-from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys
+from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_entries
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
-    is_expired, key_mix, key_unmix, shards_free, shards_init,
+    is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
 )
 
 POLICIES = {None: 0, "lru": EVICT_LRU, "lfu": EVICT_LFU}
@@ -83,9 +83,7 @@ cdef class Directory:
     @property
     def nbytes(self):
         """Bytes of entries, keys, free rows and counts; without candidates."""
-        cdef Shards* of = &self.shards
-        return (of.num_shards * of.slots * sizeof(KeyEntry) + of.capacity * (sizeof(id_t) + sizeof(int32_t))
-                + (of.capacity * sizeof(uint32_t) if of.counts != NULL else 0))
+        return shards_bytes(&self.shards)
 
     @property
     def candidate_bytes(self):
@@ -114,7 +112,7 @@ cdef class Directory:
         if of.policy.expire_after >= 0:
             with nogil:
                 for at in range(of.num_shards * <Py_ssize_t>of.slots):
-                    n += of.entries[at].value >= 0 and is_expired(of, &of.entries[at], of.clock)
+                    n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
         return n
 
     def rows(self, const id_t[::1] keys not None, bint expired=False):
@@ -138,10 +136,10 @@ cdef class Directory:
                     rows[i] = -1
         return found
 
-    def records(self, const id_t[::1] keys not None):
+    def records(self, const id_t[::1] keys not None, bint expired=False):
         """Return the records of keys, as arrays by name: ``row`` int32, -1 where it has none or is expired;
         ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the
-        occurrences of a candidate."""
+        occurrences of a candidate. expired : also the rows of expired keys that wait for their sweep"""
         cdef Shards* of = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
         cdef uint64_t mixed
@@ -155,7 +153,7 @@ cdef class Directory:
             for i in range(n):
                 mixed = key_mix(<uint64_t>keys[i], of.salt)
                 entry = find(of, mixed)
-                if entry.value >= 0 and not is_expired(of, entry, of.clock):
+                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
                     row[i], last[i] = entry.value, entry.last
                     if of.counts != NULL:
                         count[i] = decayed(of, of.counts[entry.value], entry.last, of.clock)
@@ -169,23 +167,22 @@ cdef class Directory:
         """Return the keys with a row as arrays by name, in order of the mixed key: ``key`` int64, ``row`` int32,
         ``last`` uint32, ``count`` uint32 (LFU's). expired : with the keys that wait for their sweep"""
         cdef Shards* of = &self.shards
-        cdef Py_ssize_t at, i = 0, n = len(self)
-        cdef KeyEntry* entry
+        cdef Py_ssize_t s, i, first = 0, n = len(self)
         self.settle()
         out = {"key": np.empty(n, np.int64), "row": np.empty(n, np.int32), "last": np.empty(n, np.uint32)}
-        mixed_keys = np.empty(n, np.uint64)
-        cdef uint64_t[::1] mixed = mixed_keys
         cdef int64_t[::1] key = out["key"]
         cdef int32_t[::1] row = out["row"]
         cdef uint32_t[::1] last = out["last"]
+        cdef uint64_t[::1] memory = np.empty(of.each[0].num_rows * sizeof(KeyEntry) // 8, np.uint64)
+        cdef KeyEntry* block = <KeyEntry*>&memory[0]
         with nogil:
-            for at in range(of.num_shards * <Py_ssize_t>of.slots):
-                entry = &of.entries[at]
-                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
-                    mixed[i], key[i], row[i], last[i] = entry.mixed, of.keys[entry.value], entry.value, entry.last
-                    i += 1
-        order = np.argsort(mixed_keys[:i])
-        out = {name: array[order] for name, array in out.items()}
+            for s in range(of.num_shards):
+                n = sorted_entries(of, s, expired, block)
+                for i in range(n):
+                    key[first + i] = <int64_t>key_unmix(block[i].mixed, of.salt)
+                    row[first + i], last[first + i] = block[i].value, block[i].last
+                first += n
+        out = {name: array[:first] for name, array in out.items()}
         if of.counts != NULL:
             out["count"] = np.asarray(<uint32_t[:of.capacity]>of.counts)[out["row"]]
         return out
@@ -276,6 +273,14 @@ cdef class Directory:
     def _sweep_every(self, int64_t period):
         """For tests: every shard is swept once in so many steps; 0: never."""
         self.shards.policy.sweep_period = period
+
+
+def directory_bytes(int64_t capacity, bint counts=False):
+    """Return the bytes of a directory of this capacity, without candidates. counts : with those of LFU"""
+    cdef Shards of
+    of.policy.evict = EVICT_LFU if counts else 0
+    shards_divide(&of, capacity)
+    return shards_bytes(&of)
 
 
 def philox_key(bytes purpose, seed, str table):

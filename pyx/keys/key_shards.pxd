@@ -98,6 +98,8 @@ cdef inline uint32_t decayed(const Shards* of, uint32_t count, int64_t last, int
     return count if halvings <= 0 else 0 if halvings > 31 else count >> halvings
 
 
+cdef void shards_divide(Shards* of, int64_t capacity) noexcept nogil
+cdef size_t shards_bytes(const Shards* of) noexcept nogil
 cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil
 cdef void shards_free(Shards* of) noexcept nogil
 cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil

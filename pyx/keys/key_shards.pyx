@@ -17,15 +17,27 @@ cdef extern from "pages.h":
 MAX_CLOCK = 2**32 - 2
 
 
-cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
-    """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
-    cdef int64_t s
-    of.capacity, of.num_shards = capacity, 1
+cdef void shards_divide(Shards* of, int64_t capacity) noexcept nogil:
+    """Set the number of shards and of their slots."""
+    of.capacity, of.num_shards, of.bits = capacity, 1, 0
     while 2 * of.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
         of.num_shards *= 2
         of.bits += 1
     # 1.6 slots per row, and one that is always empty.
     of.slots = (-(-capacity // of.num_shards) * 8 + 4) // 5 + 1
+
+
+cdef size_t shards_bytes(const Shards* of) noexcept nogil:
+    """Bytes of entries, keys, free rows and counts; without candidates. The shards may not be allocated yet."""
+    cdef size_t of_counts = sizeof(uint32_t) if of.policy.evict == EVICT_LFU else 0
+    return (of.num_shards * of.slots * sizeof(KeyEntry)
+            + <size_t>of.capacity * (sizeof(id_t) + sizeof(int32_t) + of_counts))
+
+
+cdef int shards_init(Shards* of, int64_t capacity) noexcept nogil:
+    """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
+    cdef int64_t s
+    shards_divide(of, capacity)
     of.newest = -1
     of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
     of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))

@@ -6,10 +6,12 @@ A shard has one thread.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
+from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport (
-    EVICT_LFU, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
-    decayed, find, is_expired, key_find, key_remove, philox_block, philox_unit, rank_lowest,
+    AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
+    find, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
 )
+from penstock.pyx.keys.victims cimport lowest_scores, score_all
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
@@ -25,6 +27,8 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(opening.of, shard, opening.of.generation)
     for j in range(begin, end):
         i = opening.order[j]
+        if j + AHEAD < end:
+            prefetch(opening.found + opening.order[j + AHEAD])
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
         its.num_returned += opening.found[i] != ABSENT
@@ -75,56 +79,46 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
     cdef const Shard* shard = &of.each[s]
     cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
-    cdef Py_ssize_t j, short, room, num_expired = its.num_returned, num_victims = 0
-    cdef bint scans = wanted > shard.num_free + its.num_returned or is_due(opening, s)
+    cdef Py_ssize_t j, short, num_expired = its.num_returned, num_low = 0, num_victims = 0
+    cdef uint32_t* scores = NULL
+    cdef uint32_t most = 0
     cdef size_t at
-    if scans and of.policy.expire_after >= 0:
-        num_expired = 0
-        for at in range(of.slots):
-            num_expired += entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock)
-    short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
-    room = shard.num_rows - shard.num_free if short else num_expired
-    if room == 0:
-        return 0
-    its.removed = <KeyRank*>malloc(room * sizeof(KeyRank))
-    if its.removed == NULL:
-        return -1
-    if scans:
-        for at in range(of.slots):
-            if entries[at].value < 0:
-                continue
-            if is_expired(of, &entries[at], opening.clock):
-                fill(&its.removed[its.num_expired], &entries[at], 0)
-                its.num_expired += 1
-            elif short and not is_touched(opening, &entries[at]):
-                fill(&its.removed[num_expired + num_victims], &entries[at], score(opening, &entries[at]))
-                num_victims += 1
-    else:
+    if wanted > shard.num_free + its.num_returned or is_due(opening, s):
+        scores = <uint32_t*>malloc(of.slots * sizeof(uint32_t))
+        if scores == NULL:
+            return -1
+        num_expired = score_all(opening, entries, scores)
+        short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
+        if short:
+            its.num_evicted = short + shard.num_rows // SPARE
+            num_low = lowest_scores(scores, of.slots, its.num_evicted, &most)
+            its.num_evicted = min(its.num_evicted, num_low)
+    if num_expired + num_low:
+        its.removed = <KeyRank*>malloc((num_expired + num_low) * sizeof(KeyRank))
+        if its.removed == NULL:
+            free(scores)
+            return -1
+    if scores == NULL:
         for j in range(opening.first[s], opening.first[s + 1]):
             if opening.found[opening.order[j]] != ABSENT:
                 fill(&its.removed[its.num_expired], find(of, mixed_of(opening, opening.order[j])), 0)
                 its.num_expired += 1
+    elif num_expired + num_low:
+        for at in range(of.slots):
+            if num_expired and entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock):
+                fill(&its.removed[its.num_expired], &entries[at], 0)
+                its.num_expired += 1
+            elif num_low and scores[at] <= most:
+                fill(&its.removed[num_expired + num_victims], &entries[at], scores[at])
+                num_victims += 1
+    free(scores)
     rank_lowest(its.removed, num_expired, num_expired)
-    if short:
-        its.num_evicted = min(num_victims, short + shard.num_rows // SPARE)
-        rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
+    rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
     return 0
 
 
 cdef void fill(KeyRank* rank, const KeyEntry* entry, uint32_t score) noexcept nogil:
     rank.mixed, rank.score, rank.value = entry.mixed, score, entry.value
-
-
-cdef uint32_t score(const Opening* opening, const KeyEntry* entry) noexcept nogil:
-    if opening.of.policy.evict == EVICT_LFU:
-        return decayed(opening.of, opening.of.counts[entry.value], entry.last, opening.clock)
-    return entry.last
-
-
-cdef bint is_touched(const Opening* opening, const KeyEntry* entry) noexcept nogil:
-    if opening.marked:
-        return opening.of.touched[entry.value >> 3] >> (entry.value & 7) & 1
-    return entry.last == opening.clock
 
 
 cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
@@ -184,9 +178,10 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef const Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
     cdef KeyEntry* entry
-    cdef Py_ssize_t i, j, k, num_removed = its.num_expired + its.num_evicted
+    cdef Py_ssize_t i, j, k, begin = opening.first[s], end = opening.first[s + 1]
+    cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
     cdef uint64_t mixed
-    if opening.first[s] == opening.first[s + 1] and num_removed == 0:
+    if begin == end and num_removed == 0:
         return 0
     age(of, shard, opening.generation)
     for k in range(num_removed):
@@ -194,8 +189,13 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     for k in range(num_removed - its.num_admitted):
         of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
     shard.num_free += <int32_t>(num_removed - its.num_admitted)
-    for j in range(opening.first[s], opening.first[s + 1]):
+    for j in range(begin, end):
         i = opening.order[j]
+        if j + 2 * AHEAD < end:
+            prefetch(opening.keys + opening.order[j + 2 * AHEAD])
+            prefetch(opening.found + opening.order[j + 2 * AHEAD])
+        if j + AHEAD < end:
+            prefetch(entries + key_home(mixed_of(opening, opening.order[j + AHEAD]), of.bits, of.slots))
         mixed = mixed_of(opening, i)
         if opening.fate[j] == ADMITTED:
             entry = key_find(entries, of.slots, of.bits, mixed)

@@ -1,0 +1,264 @@
+"""The sides of the cases about dynamic tables: updates by key, and keys alone, next to what they are compared with.
+
+Like ``penstock_adapter``, it uses the Engine and its internals.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.bench import memory_bandwidth
+from penstock.bench.contestants import KeyWay, Side
+from penstock.bench.distributions import Int64, hashed
+from penstock.bench.penstock_adapter import Ours, Update, roomy
+from penstock.bench.workloads import Float32, Step, Workload
+from penstock.config.dynamic import Dynamic
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizers import Adagrad
+from penstock.config.tables import TableConfig
+from penstock.engine import Engine
+from penstock.frames import Coalesced, SummedArrays
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
+from penstock.tables.dynamic_table import DynamicTable
+from penstock.threads import ThreadTeam
+
+OURS, LINES, WITHOUT = "penstock", "random_lines", "penstock_without"
+LINE_BYTES = 64
+KEYS_AT_ONCE = 1 << 20
+
+# keys/evict: the share of the table's keys that are new in a step, and the samples of each round.
+TURNOVER, STEPS_PER_ROUND = 0.01, 8
+EXPIRE_AFTER = 90  # steps; a key that no step touches is among the oldest after about as many
+
+
+class ByKey(Update):
+    """``Engine.run`` over batches of hashed ids; every id of the vocabulary has a row."""
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
+        super().__init__(workload, "dynamic", [by_key(step) for step in steps], threads)
+        for table in workload.tables:
+            for first in range(0, table.vocabulary_size, KEYS_AT_ONCE):
+                keys = hashed(np.arange(first, min(first + KEYS_AT_ONCE, table.vocabulary_size)))
+                with self.engine.core.still():
+                    self.engine.core.tables.dynamic[table.name].admit(keys)
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        return super().seen(table, hashed(ids))
+
+
+def by_key(step: Step) -> Step:
+    """Return the step with hashed ids; it references the same gradients."""
+    return Step(step.workload, hashed(step.ids), step.values)
+
+
+# ---- keys alone
+
+
+@dataclass
+class Keys:
+    """A directory, and the number of its openings."""
+
+    directory: Directory
+    openings: int = field(default=0)
+
+
+def directory_way(threads: int) -> KeyWay:
+    """Return penstock's way: a plan and its commit, as in a step."""
+    run = ThreadTeam(threads).run if threads > 1 else None
+
+    def number(state: Keys, keys: Int64) -> Int64:
+        state.openings += 1
+        plan = Plan(state.directory, keys, clock=state.openings, step=state.openings, run=run)
+        plan.commit()
+        found: Int64 = plan.found
+        return found
+
+    return KeyWay(OURS, OURS, lambda size: Keys(Directory(roomy(size), 0, "bench", evict="lru")), number)
+
+
+class Numbering:
+    """A KeyWay: batches of present keys of a table that has all keys of the vocabulary (``lookup``), or batches of keys
+    that are new to an empty table (``insert``)."""
+
+    def __init__(self, way: KeyWay, workload: Workload, steps: Sequence[Step], lookup: bool) -> None:
+        self._way, self._lookup, (table,) = way, lookup, workload.tables
+        self._num_keys = table.vocabulary_size if lookup else len(steps) * table.rows
+        keys = [hashed(ids) for ids in (present(steps) if lookup else fresh(table.rows, len(steps)))]
+        self._batches = [way.convert(batch) for batch in keys]
+        self._call = (way.look_up if lookup else None) or way.number
+        self.state = way.create(self._num_keys)
+        if lookup:
+            way.finish(way.number(self.state, way.convert(hashed(np.arange(self._num_keys)))))
+        self.num_wrong = self._num_wrong(keys[0])
+
+    def prepare(self, steps: Sequence[int]) -> None:
+        if not self._lookup:
+            self.state = self._way.create(self._num_keys)
+
+    def run(self, steps: Sequence[int]) -> None:
+        for number in steps:
+            self._way.finish(self._call(self.state, self._batches[number]))
+
+    def _num_wrong(self, keys: Int64) -> int:
+        """Return how many of the keys have the number of another key, no number, or another one the second time."""
+        convert, to_numpy = self._way.convert, self._way.to_numpy
+        first = np.asarray(to_numpy(self._call(self.state, convert(keys))))
+        second = np.asarray(to_numpy(self._call(self.state, convert(keys[::-1].copy()))))[::-1]
+        return int(len(keys) - len(np.unique(first)) + (first < 0).sum() + (first != second).sum())
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        raise NotImplementedError("keys have no weights")
+
+
+def present(steps: Sequence[Step]) -> list[Int64]:
+    """Return the distinct ids of every step, in no order."""
+    rng = np.random.default_rng(0)
+    return [rng.permutation(np.unique(step.ids)) for step in steps]
+
+
+def fresh(rows: int, num_steps: int) -> list[Int64]:
+    """Return as many batches of ids that occur nowhere else."""
+    return list(np.arange(rows * num_steps).reshape(num_steps, rows))
+
+
+class RandomLines:
+    """The least that a hash table must do to memory: a random line of 64 bytes for each key of ``lookup``.
+
+    num_bytes : of the array, in huge pages where the system provides them
+    """
+
+    def __init__(self, num_bytes: int, steps: Sequence[Step], threads: int) -> None:
+        num_lines = num_bytes // LINE_BYTES
+        memory = mmap.mmap(-1, num_lines * LINE_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._words = np.frombuffer(memory, np.uint64)
+        self._words[:] = 0  # touch every page before timing
+        rng = np.random.default_rng(0)
+        self._lines = [np.array_split(rng.integers(0, num_lines, len(ids)), threads) for ids in present(steps)]
+        self._pool = ThreadPoolExecutor(threads)
+        self._alone = threads == 1
+
+    def prepare(self, steps: Sequence[int]) -> None:
+        pass
+
+    def run(self, steps: Sequence[int]) -> None:
+        for number in steps:
+            if self._alone:
+                memory_bandwidth.touch_lines(self._words, self._lines[number][0])
+            else:
+                list(
+                    self._pool.map(lambda lines: memory_bandwidth.touch_lines(self._words, lines), self._lines[number])
+                )
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        raise NotImplementedError("lines have no weights")
+
+
+class Admissions(Ours):
+    """New keys only: planned, their initial rows drawn and written. Sums and the update are left out."""
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
+        (self._size,) = workload.tables
+        self._engine = turnover_engine(self._size.vocabulary_size, self._size.dim, threads, Dynamic())
+        keys = [hashed(ids) for ids in fresh(self._size.rows, len(steps))]
+        sums = [step.parts[self._size.name][1] for step in steps]
+        self._sums = [Coalesced((SummedArrays(*of),)) for of in zip(keys, sums, strict=True)]
+        self.prepare(range(1))
+        self.run(range(1))
+        self.num_wrong = int((self.table.read(keys[0]) != self.table.initial(keys[0])[0]).any(axis=1).sum())
+
+    def prepare(self, steps: Sequence[int]) -> None:
+        """Forget all keys."""
+        old = self._engine.core.tables.dynamic["table"]
+        self.table = DynamicTable(old.spec, self._engine.core.tables.table("table"), 0)
+        self.table.run = old.run
+
+    def run(self, steps: Sequence[int]) -> None:
+        for number in steps:
+            self.table.plan([self._sums[number]], None, number, number)
+            self.table.forget_changes()
+            self.table.carry_out()
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        return self.table.read(hashed(ids))
+
+
+class Turnover(Ours):
+    """Steps of a table of which 1 % of the keys are new each time; the others are among the younger half.
+
+    policies : with eviction, expiry and sweeps, in a full table; else in a table with room for all of them
+    num_steps : the most steps that will run
+    """
+
+    def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, policies: bool, num_steps: int) -> None:
+        (self._size,) = workload.tables
+        self._rows, self._new = workload.rows, max(1, int(TURNOVER * self._size.vocabulary_size))
+        capacity, dynamic = self._size.vocabulary_size, Dynamic(evict="lru", expire_after=EXPIRE_AFTER)
+        if not policies:
+            capacity, dynamic = roomy(capacity + num_steps * self._new), Dynamic()
+        self.engine = turnover_engine(capacity, self._size.dim, threads, dynamic)
+        self._gradients, self._rng, self._known = steps[0].parts["table"][1], np.random.default_rng(0), 0
+        # The first keys, a step apart, until evictions are near.
+        full = self._size.vocabulary_size * 15 // 16
+        while self._known < full:
+            self._draw(min(self._rows, full - self._known))
+            self.run(range(1))
+
+    def prepare(self, steps: Sequence[int]) -> None:
+        self._draw(min(self._new, self._rows))
+
+    def _draw(self, num_new: int) -> None:
+        known = self._known
+        old = self._rng.integers(known // 2, max(known, 1), self._rows - num_new) if known else np.zeros(0, np.int64)
+        new = np.resize(np.arange(known, known + num_new), self._rows - len(old))
+        ids = self._rng.permutation(np.concatenate([new, old]))
+        self._known = known + num_new
+        self._next = hashed(ids), self._gradients
+
+    def run(self, steps: Sequence[int]) -> None:
+        if not self.engine.apply({"table": self._next}):
+            raise RuntimeError("the step was not taken")
+
+    @property
+    def num_evicted(self) -> int:
+        return int(self.engine.core.tables.dynamic["table"].directory.num_evicted)
+
+    def seen(self, table: str, ids: Int64) -> Float32:
+        return self.engine.lookup(table, hashed(ids))
+
+
+def turnover_engine(capacity: int, dim: int, threads: int, dynamic: Dynamic) -> Engine:
+    """Return an engine with one dynamic table whose initial rows are drawn."""
+    table = TableConfig(capacity, dim, name="table", dynamic=dynamic)
+    return Engine(EmbeddingConfig.from_tables([table], Adagrad(0.01)), threads=threads)
+
+
+def key_sides(
+    kind: str, workload: Workload, steps: Sequence[Step], threads: int, ways: Sequence[KeyWay], rounds: int
+) -> dict[str, Callable[[], Side]]:
+    """Return the sides of a case of keys by name, penstock first, as functions that create them.
+
+    rounds : of ``take_turns``, one step each, with the one that warms up
+    """
+    if kind == "admit":
+        return {OURS: lambda: Admissions(workload, steps, threads)}
+    if kind == "evict":
+        return {
+            name: lambda policies=policies: Turnover(workload, steps, threads, policies, rounds + 1)  # type: ignore[misc]
+            for name, policies in ((OURS, True), (WITHOUT, False))
+        }
+    sides: dict[str, Callable[[], Side]] = {
+        way.name: lambda way=way: Numbering(way, workload, steps, kind == "lookup")  # type: ignore[misc]
+        for way in (directory_way(threads), *ways)
+    }
+    if kind == "lookup":
+        size = Directory(roomy(workload.tables[0].vocabulary_size), 0, "", evict="lru").nbytes
+        sides[LINES] = lambda: RandomLines(size, steps, threads)
+    return sides

@@ -1,0 +1,117 @@
+"""``penstock validate`` with dynamic tables: the keys of the sources, as a replay would admit and remove them.
+
+A directory without rows decides, so that a table that is too small for the sources is found before a replay is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from penstock.cli.output import Output, count, keys_texts
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.specs import TableSpec
+from penstock.frames import Frame, Int64
+from penstock.pyx.keys.directory_plan import Plan
+from penstock.stats import TableReport
+from penstock.tables.key_directory import clock_at, key_report, make_directory
+
+SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
+
+
+class KeyChecks:
+    """The keys of all dynamic tables. config : None: check none"""
+
+    def __init__(self, config: EmbeddingConfig | None) -> None:
+        specs = () if config is None else config.tables
+        self._tables = {spec.name: _TableKeys(spec) for spec in specs if spec.dynamic is not None}
+
+    def add(self, frame: Frame) -> None:
+        """Take a frame that the gate admits."""
+        for table in self._tables.values():
+            table.add(frame)
+
+    def open(self, step: int) -> None:
+        """Take an opening of the gate."""
+        for table in self._tables.values():
+            table.open(step)
+
+    def say(self, out: Output) -> dict[str, Any]:
+        """Print the keys and the findings about them. Return both, as plain data; nothing without dynamic tables."""
+        if not self._tables:
+            return {}
+        reports = {name: TableReport(0, None, key_report(table.directory)) for name, table in self._tables.items()}
+        out.say_tables("keys      ", keys_texts(reports))
+        findings = [{"table": name, **of} for name, table in self._tables.items() for of in table.findings()]
+        for finding in findings:
+            out.say(f"{finding['severity']:8}  table '{finding['table']}': {finding['problem']}")
+        keys = {
+            name: {**asdict(of.keys), "most_in_a_step": self._tables[name].most}
+            for name, of in reports.items()
+            if of.keys is not None
+        }
+        return {"keys": keys, "key_findings": findings}
+
+
+class _TableKeys:
+    """The keys of one table.
+
+    most : different keys of the step that has the most; over : what ended it, as (step, its keys, keys without room)
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._spec, self.directory = spec, make_directory(spec, SEED)
+        self._frames: list[Int64] = []  # of the next opening: the ids of each
+        self._time: int | None = None
+        self.most = 0
+        self._over: tuple[int, int, int] | None = None
+
+    def add(self, frame: Frame) -> None:
+        blocks = [rows.ids for rows in frame.rows.get(self._spec.name, ())]
+        if blocks:
+            self._frames.append(np.concatenate(blocks))
+        if frame.time is not None:
+            self._time = max(frame.time, self._time or 0)
+
+    def open(self, step: int) -> None:
+        """Take an opening; the first one for which there is no room is the last."""
+        frames, self._frames = self._frames, []
+        keys, rows = np.unique(np.concatenate([np.zeros(0, np.int64), *frames]), return_counts=True)
+        num_frames = np.unique(np.concatenate([keys[:0], *map(np.unique, frames)]), return_counts=True)[1]
+        self.most = max(self.most, len(keys))
+        dynamic = self._spec.dynamic
+        assert dynamic is not None
+        if self._over is not None and dynamic.on_full == "error":
+            return
+        clock = clock_at(self._spec, self.directory, step, self._time)
+        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step)
+        if plan.num_rejected and self._over is None:
+            self._over = step, len(keys), plan.num_rejected
+        if plan.num_rejected and dynamic.on_full == "error":
+            plan.cancel()
+        else:
+            plan.commit()
+
+    def findings(self) -> list[dict[str, str]]:
+        """Return the findings, each with ``severity`` and ``problem``."""
+        of, dynamic = self.directory, self._spec.dynamic
+        assert dynamic is not None
+        if self._over is not None:
+            step, num_keys, missing = self._over
+            problem = (
+                f"step {step} has {count(num_keys)} different keys, and {count(missing)} find no room in "
+                f"{count(of.capacity)} rows; set a larger vocabulary_size"
+            )
+            return [{"severity": "error" if dynamic.on_full == "error" else "warning", "problem": problem}]
+        # Shards fill unevenly: the fullest of so many has about 4 standard deviations more keys than the mean.
+        share = 1 - 4 / math.sqrt(of.capacity / of.num_shards) if of.num_shards > 1 else 1.0
+        if dynamic.evict is None and len(of) > share * of.capacity:
+            problem = (
+                f"{count(len(of))} keys leave too little room in {count(of.capacity)} rows, because virtual shards "
+                f"fill unevenly; set vocabulary_size to at least {count(math.ceil(len(of) / share))}, or evict"
+            )
+            return [{"severity": "warning", "problem": problem}]
+        return []

@@ -1,0 +1,82 @@
+"""Who is evicted from a shard: scores of its entries, and which of them are the lowest.
+
+Whether an entry is empty, and whether it is among the lowest, is as good as random: the loops over all entries have no
+branch that depends on it, and only the lowest are sorted. Sorting all of them took longer than the rest of a step.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from penstock.pyx.keys.key_shards cimport EVICT_LFU, KeyEntry, Shards, decayed
+from penstock.pyx.keys.shard_decisions cimport Opening
+
+cdef enum:
+    BUCKETS = 512           # of scores
+
+cdef extern from *:
+    """
+    #define PENSTOCK_STAYS 0xffffffffu
+    /* The score of one entry by its last clock. spared: the clock of keys that stay; expired: counts them */
+    static inline uint32_t penstock_score(int32_t value, uint32_t last, int64_t clock, int64_t after, int64_t spared,
+                                          int64_t* expired) {
+        int has_expired = (value >= 0) & (clock - (int64_t)last > after);
+        *expired += has_expired;
+        return last | -(uint32_t)((value < 0) | has_expired | ((int64_t)last == spared));
+    }
+    /* The bucket of a score, from ``low`` on; the last one for STAYS, which the large number brings there. */
+    static inline uint64_t penstock_bucket(uint32_t score, uint32_t low, int shift, uint64_t last) {
+        uint64_t bucket = ((uint64_t)(score - low) + ((uint64_t)(score == PENSTOCK_STAYS) << 60)) >> shift;
+        return bucket < last ? bucket : last;
+    }
+    """
+    const uint32_t STAYS "PENSTOCK_STAYS"   # in place of a score; scores end below
+    uint32_t penstock_score(int s, uint32_t last, int64_t clock, int64_t after, int64_t spared, int64_t* n) noexcept nogil
+    uint64_t penstock_bucket(uint32_t score, uint32_t low, int shift, uint64_t last) noexcept nogil
+
+
+cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
+    """Score the entries of a shard by what evictions go by; STAYS: the entry is empty, expired, or of a key that occurs.
+    Returns how many are expired."""
+    cdef const Shards* of = opening.of
+    cdef int64_t num_expired = 0, clock = opening.clock, after = of.policy.expire_after
+    cdef int64_t spared = -1 if opening.marked else clock
+    cdef size_t at
+    if after < 0:
+        after = 1 << 62
+    for at in range(of.slots):
+        scores[at] = penstock_score(entries[at].value, entries[at].last, clock, after, spared, &num_expired)
+    if opening.marked or of.policy.evict == EVICT_LFU:
+        for at in range(of.slots):
+            if scores[at] == STAYS:
+                continue
+            if opening.marked and of.touched[entries[at].value >> 3] >> (entries[at].value & 7) & 1:
+                scores[at] = STAYS
+            elif of.policy.evict == EVICT_LFU:
+                scores[at] = decayed(of, of.counts[entries[at].value], entries[at].last, clock)
+    return num_expired
+
+
+cdef Py_ssize_t lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, uint32_t* most) noexcept nogil:
+    """Set ``most`` so that as few scores as possible, but at least ``wanted`` or all, are at most that: exactly where the
+    scores are within BUCKETS of each other, else in coarse steps. Returns how many are."""
+    cdef Py_ssize_t[BUCKETS + 1] counts
+    cdef Py_ssize_t n = 0, bucket = 0
+    cdef uint32_t low = STAYS, high = 0
+    cdef int shift = 0
+    cdef size_t at
+    for at in range(slots):
+        low = min(low, scores[at])
+        high = max(high, <uint32_t>(scores[at] + 1))  # 0 for STAYS
+    if high == 0:
+        return 0
+    high -= 1
+    while (high - low) >> shift >= BUCKETS:
+        shift += 1
+    memset(counts, 0, sizeof(counts))
+    for at in range(slots):
+        counts[penstock_bucket(scores[at], low, shift, BUCKETS)] += 1
+    while n < wanted and bucket < BUCKETS:
+        n += counts[bucket]
+        bucket += 1
+    most[0] = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)
+    return n

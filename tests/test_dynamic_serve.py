@@ -1,0 +1,223 @@
+"""Dynamic tables in the Flight service: tables and rows by key, deltas with deletes, and what a full table does."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+from dynamic import Reader, churning_steps, config_of, engine_of, log_of, timed
+from limits import HANG_S, until
+from services import Process, client_of, service_of
+
+import penstock as ps
+from penstock.io.flight import connect
+from penstock.io.flight.messages import decoded, encoded
+from penstock.service import snapshots
+from penstock.service.limits import Limits
+
+BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
+STEPS = churning_steps(60)
+
+
+def frame(step):
+    """The frame of one step of STEPS, the same in every test."""
+    return log_of([*([[]] * step), STEPS[step]])
+
+
+FRAMES = [frame(step) for step in range(len(STEPS))]
+
+
+def replayed(frames, dynamic=BITING, **options):
+    engine = engine_of(dynamic, rows=32, **options)
+    engine.run(iter(frames))
+    return engine
+
+
+def physical(engine):
+    """key → row of all keys that have one, also of expired ones that wait for their sweep."""
+    table = engine.core.tables.dynamic["user"]
+    state = table.directory.state()
+    rows = engine.core.tables.table("user").read(state["row"].astype(np.int64))
+    return dict(zip(table.as_given(state["key"]).tolist(), rows.tolist(), strict=True))
+
+
+def rows_of(at):
+    assert at.keys.tolist() == sorted(at.keys.tolist())
+    return dict(zip(at.keys.tolist(), at.rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
+    saving = {"folder": tmp_path / "c", "every": 7} if durable else {"per_steps": 5}
+    with service_of(engine_of(BITING, rows=32), last=True, **saving) as service, client_of(service) as client:
+        assert client.table("user").keys.tolist() == []
+        client.put(FRAMES[:20], "w0")
+        at = client.table("user")
+        assert rows_of(at) == physical(replayed(FRAMES[: at.step]))
+        reader = Reader(at.step)
+        reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
+        client.put(FRAMES, "w0", first=1)
+        for delta in client.deltas(at.step, lineage=at.lineage):
+            reader.follow(delta.batches)
+            assert reader.rows == physical(replayed(FRAMES[: delta.step]))
+        whole = replayed(FRAMES)
+        assert reader.step == 60
+        assert reader.ops["delete"] > 20
+        assert [key for key in sorted(reader.rows) if reader.clock - reader.last[key] <= 9] == (
+            whole.keys("user").to_pylist()
+        )
+        assert service.engine.state_hash() == whole.state_hash()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_table_read_while_keys_come_and_go_is_of_one_step(durable, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 5 * 4 * 4)
+    saving = {"folder": tmp_path / "c", "every": 10} if durable else {}
+    engine = engine_of(BITING, rows=32)
+    with service_of(engine, **saving) as service, client_of(service) as client:
+        with client_of(service).producer("w0") as producer:
+            for each in FRAMES[:25]:  # with a commit every 10 steps, the last one is behind
+                producer.send(each)
+            until(lambda: engine.global_step == 25)
+            stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
+            first = stream.read_chunk()
+            for each in FRAMES[25:]:
+                producer.send(each)
+            producer.wait()
+        rows, end = {}, {}
+        for chunk in [first, *stream]:
+            rows |= dict(zip(chunk.data["id"].to_pylist(), chunk.data["row"].to_pylist(), strict=True))
+            end = decoded(chunk.app_metadata, "")
+        assert None in rows.values()  # keys of the first block that were removed meanwhile
+        assert {key: row for key, row in rows.items() if row is not None} == physical(replayed(FRAMES[: end["step"]]))
+        assert end["clock"] == end["step"] - 1
+
+
+def test_a_key_admitted_before_a_read_and_removed_after_it_within_one_commit_is_not_left_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "BLOCK_BYTES", 4 * 4)
+    engine = engine_of(ps.Dynamic(evict="lru"), rows=2)
+    with service_of(engine, folder=tmp_path / "c") as service, client_of(service) as client:
+        client.put([log_of([[1, 2]])], "w0")  # committed at its end
+        with client_of(service).producer("w0") as producer:
+            producer.send(log_of([[], [3]]))
+            until(lambda: engine.global_step == 2)
+            stream = client.connection.opened()[0].do_get(flight.Ticket(encoded({"table": "user"})))
+            first = stream.read_chunk()
+            producer.send(log_of([[], [], [4, 5]]))
+            producer.wait()
+        rows = {}
+        for chunk in [first, *stream]:
+            rows |= dict(zip(chunk.data["id"].to_pylist(), chunk.data["row"].to_pylist(), strict=True))
+        assert sorted(key for key, row in rows.items() if row is not None) == [4, 5]
+
+
+def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypatch):
+    engine = engine_of(ps.Dynamic(evict="lru"), rows=2)
+    with service_of(engine, limits=Limits(delta_bytes=1)) as service, client_of(service) as client:
+        client.put([log_of([[1, 2]])], "w0")
+        settle = snapshots.Snapshots._settle
+
+        def settle_late(self, step):
+            if service.engine.global_step == 1:  # between the first read and its deltas, which are too large to keep
+                client_of(service).put([log_of([[], [3, 4]])], "w1")
+            settle(self, step)
+
+        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle_late)
+        at = client.table("user")
+        assert (at.keys.tolist(), at.step) == ([3, 4], 2)
+
+
+@pytest.mark.parametrize("key_type", ["int64", "uint64"])
+def test_rows_are_looked_up_by_key(key_type):
+    engine = engine_of(ps.Dynamic(key_type=key_type), rows=8)
+    largest = 2**64 - 1 if key_type == "uint64" else -(2**63)
+    keys = np.array([largest, 7], key_type)
+    with service_of(engine) as service, client_of(service) as client:
+        client.put([pa.record_batch({"id": keys, "gradient": [np.ones(4, np.float32)] * 2})], "w0")
+        asked = np.array([7, largest, 7, 9], key_type)
+        np.testing.assert_array_equal(client.rows("user", asked), engine.lookup("user", asked))
+        at = client.table("user")
+        assert at.keys.dtype == key_type
+        assert at.keys.tolist() == sorted(keys.tolist())
+        outside = -1 if key_type == "uint64" else 2**63
+        with pytest.raises(ps.UsageError, match=f"table 'user': expected .*, got {outside}"):
+            client.rows("user", [outside])
+        info = client.connection.opened()[0].get_flight_info(flight.FlightDescriptor.for_path("table", "user"))
+        assert info.total_records == 2
+        assert info.schema.field("id").type == pa.type_for_alias(key_type)
+
+
+def test_the_status_has_the_keys():
+    with service_of(engine_of(BITING, rows=32)) as service, client_of(service) as client:
+        client.put(FRAMES, "w0")
+        report = replayed(FRAMES).core.table_reports()["user"].keys
+        of = client.status()["keys"]["user"]
+        assert of["keys"] == report.keys
+        assert (of["admitted"], of["evicted"]) == (report.admitted, report.evicted)
+        assert of["evicted"] > 0
+
+
+def test_frames_carry_the_time():
+    dynamic = ps.Dynamic(expire_after=100, clock="time")
+    with service_of(engine_of(dynamic, rows=8)) as service, client_of(service) as client:
+        client.put(timed([1, 2, 3], [1000, 1050, 1101]), "w0")
+        assert service.engine.keys("user").to_pylist() == [2, 3]
+        assert client.table("user").clock == 1101
+        with pytest.raises(ps.InputError, match="no column 'time' for the role 'time', which the clock of a dynamic"):
+            client.put([timed([1], [5]).drop_columns(["time"])], "w1")
+        with pytest.raises(ps.InputError, match="these may be milliseconds: divide by 1000"):
+            client.put([timed([1], [1_700_000_000_000], [9])], "w2")
+        descriptor = flight.FlightDescriptor.for_path("gradients", "w0")
+        assert client.connection.opened()[0].get_schema(descriptor).schema.field("time").type == pa.int64()
+
+
+def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp_path):
+    small, large = (tmp_path / f"rows{rows}.pbtxt" for rows in (2, 9))
+    config_of(rows=2).save(small)
+    config_of(rows=9).save(large)
+    frames = [log_of([*([[]] * step), keys]) for step, keys in enumerate([[1, 2], [1], [3], [4]])]
+    saving = ("--checkpoint", tmp_path / "c", "--every", 1)
+    with Process(small, *saving) as service, connect(service.uri, patience_s=0.5) as client:
+        with pytest.raises(ps.ServiceError):
+            client.put(frames, "w0")
+        code, _, err = service.wait()
+    assert code == 6
+    assert "table 'user': no room for 1 new keys: 2 of 2 rows are in use; set a larger vocabulary_size" in err
+    assert err.count("\n") == 1
+    with Process(large, *saving, "--resume", "--json") as service, connect(service.uri, patience_s=HANG_S) as client:
+        done = client.position("w0")
+        client.put(frames[done:], "w0", first=done + 1)
+        client.drain()
+        code, out, err = service.wait()
+    assert code == 0, err
+    straight = engine_of(rows=9)
+    straight.run(iter(frames))
+    assert f'"state_hash": "{straight.state_hash()}"' in out
+
+
+def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
+    config_of(BITING, rows=32).save(tmp_path / "c.pbtxt")
+    saving = ("--checkpoint", tmp_path / "c", "--every", 4, "--resume", "--delta-last", "--json")
+    with Process(tmp_path / "c.pbtxt", *saving) as service, connect(service.uri, patience_s=HANG_S) as client:
+        client.put(FRAMES[:22], "w0")
+        with client.producer("w0", first=23) as producer:
+            for each in FRAMES[22:37]:
+                producer.send(each)
+            until(lambda: client.status()["committed_step"] > 22)
+            service.process.kill()
+            service.wait()
+            again = Process(tmp_path / "c.pbtxt", *saving, "--listen", service.uri)
+            for each in FRAMES[37:45]:
+                producer.send(each)
+    with again, connect(again.uri, patience_s=HANG_S) as client:
+        at = client.table("user")
+        reader = Reader(at.step)
+        reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
+        assert reader.rows == physical(replayed(FRAMES[: at.step]))
+        client.put(FRAMES[45:], "w0")
+        for delta in client.deltas(at.step, lineage=at.lineage):
+            reader.follow(delta.batches)
+        client.drain()
+        code, out, err = again.wait()
+    assert reader.rows == physical(replayed(FRAMES))
+    assert code == 0, err
+    assert f'"state_hash": "{replayed(FRAMES).state_hash()}"' in out
