@@ -14,7 +14,7 @@ from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.frames import Coalesced, Frame, Int64
+from penstock.frames import MAX_TIME, Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
@@ -22,7 +22,6 @@ from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
 
 Stepped = Mapping[str, Sequence[Coalesced]]
-REDUCTIONS = ("mean", "sum")
 
 
 class StepObserver:
@@ -80,8 +79,7 @@ class EngineCore:
         self.failed: str | None = None
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
-        self.changed_step = 0
-        self.counters = Counters()
+        self.changed_step, self.counters = 0, Counters()
         self._observers: list[ref[StepObserver]] = []
         stores = {
             name: TableStore(
@@ -97,6 +95,8 @@ class EngineCore:
         }
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
+        if tables.dynamic:
+            self.gate.steps = range(MAX_TIME + 1)
         self.pipeline = Pipeline(stores, threads)
         for table in tables.dynamic.values():
             table.run = self.pipeline.team.run
@@ -134,7 +134,7 @@ class EngineCore:
         def begin() -> None:
             # Under the gate's lock: another thread's step may have failed, and the rates belong to this step.
             nonlocal began
-            opens = self.gate.opens_next
+            opens = self.gate.is_due(1)
             if opens:
                 self.gate.check_may_open()
             self.check_ready()
@@ -149,6 +149,8 @@ class EngineCore:
         full: CapacityError | None = None
         try:
             with self.gate.still():
+                if self.gate.is_due():
+                    self.open_early(rates, counters)  # a full table has refused the step
                 add = partial(self.pipeline.add, frame, begin)
                 try:
                     admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
@@ -178,14 +180,14 @@ class EngineCore:
         self.rates = rates.complete()
         return self.push(frame, rates, self.counters)[1]
 
-    def flush(self, counters: Counters) -> bool:
-        """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
+    def open_early(self, rates: LearningRates, counters: Counters) -> bool:
+        """Open the gate for the buffered frames. Returns False if there are none. Raises CapacityError, as ``push``."""
         with self.gate.still():
             self.check_ready()
             if not self.gate.num_accumulated:
                 return False
             self.gate.check_may_open()
-            self._opening = self.rates.at(self.global_step, self.pipeline.last_rates), counters
+            self._opening = rates.at(self.global_step, self.pipeline.last_rates), counters
             with self._whole():
                 return self.gate.open_early()
 
@@ -204,10 +206,8 @@ class EngineCore:
         if self.tables.dynamic:  # a step on another thread is between its plan and its changes
             with self.gate.still():
                 keys = {name: table.report() for name, table in self.tables.dynamic.items()}
-        return {
-            name: TableReport(of.num_rows, None if name in keys else of.num_distinct, keys.get(name))
-            for name, of in counted.items()
-        }
+        distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
+        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
 
     # ---- tables
 
@@ -295,6 +295,6 @@ def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:
     if mesh is not None and not hasattr(mesh, "devices"):
         raise UsageError(f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}")
     reduction = reduction or config.gate_reduction or "mean"
-    if reduction not in REDUCTIONS:
+    if reduction not in ("mean", "sum"):
         raise UsageError(f"reduction: expected 'mean' or 'sum', got '{reduction}'")
     return reduction

@@ -173,11 +173,10 @@ class Deltas(StepObserver):
         return blocks
 
     def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
-        """Return the keys that changed, ascending: those that the consumer had and that lost their rows are deletes."""
-        table = self._dynamic[name]
-        keys, before = touched.take()
+        """Return the keys that changed, ascending. Those without a row are deletes, also of keys that got and lost it
+        meanwhile: a consumer may have read the tables in between."""
+        table, keys = self._dynamic[name], touched.take()
         absent = table.directory.rows(keys, expired=True) < 0
-        keys, absent = keys[before | ~absent], absent[before | ~absent]
         order = np.argsort(table.as_given(keys))
         keys, absent = keys[order], absent[order]
         # Not later, with the rows: a plan of the next step is made before they are read, and stamps its keys.
@@ -202,7 +201,7 @@ class Deltas(StepObserver):
         for name, several in coalesced.items():
             touched = self._touched[name]
             if isinstance(touched, TouchedKeys):
-                touched.add(*self._dynamic[name].changes())
+                touched.add(self._dynamic[name].changes())
                 continue
             if self._core.tables.specs[name].rule.non_lazy:
                 touched.add_all()
@@ -212,7 +211,7 @@ class Deltas(StepObserver):
     def loaded(self, name: str, ids: Int64 | None) -> None:
         touched = self._touched[name]
         if isinstance(touched, TouchedKeys):
-            touched.add(*self._dynamic[name].changes())
+            touched.add(self._dynamic[name].changes())
         elif ids is None:
             touched.add_all()
         else:

@@ -243,7 +243,7 @@ class Engine(TableAccess):
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
-        return self.core.flush(self.core.counters)
+        return self.core.open_early(self.core.rates, self.core.counters)
 
     # ---- state out and in
 

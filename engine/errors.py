@@ -110,7 +110,10 @@ class CancelledError(PenstockError, concurrent.futures.CancelledError):
 
 
 class CapacityError(PenstockError, RuntimeError):
-    """A dynamic table has no room for new keys. The step was not taken: its frames stay in the gate."""
+    """A dynamic table has no room for new keys. The step was not taken: its frames stay in the gate.
+
+    The gate admits no further frame before it has opened.
+    """
 
 
 class PeerError(PenstockError, ConnectionError):

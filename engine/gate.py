@@ -42,6 +42,7 @@ class Gate:
     clock : seconds, used only by ``explain``
 
     num_accumulated : contributions admitted since the last opening
+    steps : the global steps at which it can open
 
     Thread-safe.
     """
@@ -58,6 +59,7 @@ class Gate:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         self.num_required = num_required
         self.global_step = global_step
+        self.steps = range(-INT64_MAX - 1, INT64_MAX)
         self.num_accumulated = 0
         self._counted = counted
         self._clock = clock
@@ -75,10 +77,9 @@ class Gate:
         """Return whether a contribution of this step is behind the global step; one without a step never is."""
         return local_step is not None and local_step < self.global_step
 
-    @property
-    def opens_next(self) -> bool:
-        """Whether the next contribution opens the gate into its consumer."""
-        return self.num_required is not None and self.num_accumulated + 1 >= self.num_required
+    def is_due(self, more: int = 0) -> bool:
+        """Return whether the gate opens into its consumer with so many more contributions than it has."""
+        return self.num_required is not None and self.num_accumulated + more >= self.num_required
 
     def admit(
         self,
@@ -110,20 +111,20 @@ class Gate:
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
         step = whole("global_step", global_step)
-        self._change(lambda: setattr(self, "global_step", step))
+        self._change(lambda: setattr(self, "global_step", step), opens=False)
 
     def check_may_open(self) -> None:
-        """Raise StateError if the global step is the largest int64."""
-        if self.global_step >= INT64_MAX:
+        """Raise StateError if the global step is none of ``steps``."""
+        if self.global_step not in self.steps:
             raise StateError(
-                f"the global step is {self.global_step}, the largest int64: the gate cannot open; set_global_step to a "
-                "smaller one"
+                f"the global step is {self.global_step}, and the gate opens only from {self.steps[0]} to "
+                f"{self.steps[-1]}; set_global_step to one of these"
             )
 
     def open_into(self, standing: Callable[[int], None]) -> None:
         """Set the consumer: called with num_accumulated once it reaches ``num_required`` and no taker is queued.
 
-        The ``admit`` that opened the gate raises its errors, and the step does not count then.
+        The ``admit`` that opened the gate raises its errors; the step does not count then, and the gate stays due.
         """
         self._standing = standing
 
@@ -136,7 +137,7 @@ class Gate:
         def change() -> bool:
             self._check_open()
             step = self.global_step
-            self._serve(early=True)
+            self._open(early=True)
             return self.global_step > step
 
         return self._change(change)
@@ -205,7 +206,7 @@ class Gate:
             }
 
     def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
-        """Restore the state that ``get_state`` returned and the store's (``put``), and open the gate if it is due."""
+        """Restore the state that ``get_state`` returned and the store's (``put``), and serve the takers it allows."""
         try:
             step, num = whole("global_step", state["global_step"]), int(state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
@@ -218,7 +219,7 @@ class Gate:
             self.global_step, self.num_accumulated = step, num
             self._contributors, self._stale = contributors, stale
 
-        self._change(change)
+        self._change(change, opens=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
@@ -227,9 +228,10 @@ class Gate:
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
 
-    def _change(self, change: Callable[[], T]) -> T:
+    def _change(self, change: Callable[[], T], opens: bool = True) -> T:
         """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
 
+        opens : whether it may also open the gate into its consumer
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
         completions: list[Callable[[], object]] = []
@@ -241,6 +243,8 @@ class Gate:
                     self._is_changing, self._completions = True, completions
                     result = change()
                     self._serve()
+                    if opens and not self._closed:
+                        self._open()
                     return result
                 finally:
                     self._is_changing = False
@@ -248,18 +252,17 @@ class Gate:
             for complete in completions:
                 complete()
 
-    def _serve(self, early: bool = False) -> None:
-        if self._closed:
-            return
-        while self._queue:
+    def _serve(self) -> None:
+        while self._queue and not self._closed:
             future, ticket = next(iter(self._queue.items()))
             if not future.cancelled() and self.num_accumulated < ticket.num_required:
                 return  # first come, first served
             del self._queue[future]
             if future.set_running_or_notify_cancel():
                 self._give(future, ticket)
-        due = early or (self.num_required and self.num_accumulated >= self.num_required)
-        if self._standing is not None and self.num_accumulated and due:
+
+    def _open(self, early: bool = False) -> None:
+        if self._standing is not None and (self.num_accumulated if early else self.is_due()) and not self._queue:
             self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()

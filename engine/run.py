@@ -149,6 +149,11 @@ class SourceRun:
                     frames = islice(numbered, self._limit)
                     with reading:
                         saving.skip(frames, self._limit)
+                    if core.gate.is_due():  # a full table refused the step, when it had fewer rows
+                        with summing:
+                            core.open_early(self._rates, counters)
+                        if self._deltas is not None:
+                            yield from self._deltas.due()
                     while True:
                         with reading:
                             saving.source, frame = next(frames, (0, None))
@@ -164,7 +169,7 @@ class SourceRun:
                                 saving.advance()
                         self._applied(frame)
                 if self._options.flush:
-                    core.flush(counters)
+                    core.open_early(core.rates, counters)
             except GeneratorExit:
                 raise
             except BaseException as error:

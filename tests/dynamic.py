@@ -81,6 +81,19 @@ def hashed(numbers):
     return (np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
+def physical(engine):
+    """key → row of all keys that have one, also of expired keys that wait for their sweep."""
+    table = engine.core.tables.dynamic["user"]
+    state = table.directory.state()
+    rows = engine.core.tables.table("user").read(state["row"].astype(np.int64))
+    return dict(zip(table.as_given(state["key"]).tolist(), rows.tolist(), strict=True))
+
+
+def same_rows(left, right):
+    assert left.keys() == right.keys()
+    assert all(np.float32(left[key]).tobytes() == np.float32(right[key]).tobytes() for key in left)
+
+
 class Reader:
     """A dictionary that follows deltas: key → row. clock, last : of the table, and of every key, as deltas say them"""
 
@@ -123,7 +136,7 @@ class Reader:
             self.ops[op] += 1
             if op == "delete":
                 assert row is None
-                del self.rows[key]  # a delete of a key that the reader never had is an error
+                self.rows.pop(key, None)  # unknown where it came and went since the last delta
             else:
                 self.rows[key] = row
         self._checksum, self._pending, self.step = None, [], step

@@ -7,7 +7,7 @@ from text_configs import engine, engine_text
 
 import penstock as ps
 
-NUMBERS = st.none() | st.integers(1, 2**32 - 2)
+NUMBERS = st.none() | st.integers(1, 2**31 - 1)
 
 
 @st.composite
@@ -20,13 +20,13 @@ def dynamics(draw):
         "key_type": draw(st.sampled_from(["int64", "uint64"])),
     }
     if settings["evict"] == "lfu":
-        settings["half_life"] = draw(st.integers(1, 2**32 - 2))
+        settings["half_life"] = draw(st.integers(1, 2**31 - 1))
     if settings["expire_after"] is not None:
         settings["clock"] = draw(st.sampled_from(["steps", "time"]))
     if draw(st.booleans()):
         settings["probability"] = draw(st.floats(0, 1))
     else:
-        settings["min_count"] = draw(st.integers(1, 2**32 - 2))
+        settings["min_count"] = draw(st.integers(1, 2**31 - 1))
         settings["count"] = draw(st.sampled_from(["rows", "frames"]))
         settings["forget_after"] = draw(NUMBERS)
     return ps.Dynamic(**settings)
@@ -72,9 +72,9 @@ def test_tensorflows_message_cannot_hold_a_dynamic_table():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_count": 0}, "min_count must be an int from 1 to 4294967294, got 0"),
-        ({"expire_after": 2**32}, "expire_after must be an int from 1 to 4294967294, got 4294967296"),
-        ({"expire_after": 1.5}, "expire_after must be an int from 1 to 4294967294, got 1.5"),
+        ({"min_count": 0}, "min_count must be an int from 1 to 2147483647, got 0"),
+        ({"expire_after": 2**31}, "expire_after must be an int from 1 to 2147483647, got 2147483648"),
+        ({"expire_after": 1.5}, "expire_after must be an int from 1 to 2147483647, got 1.5"),
         ({"count": "row"}, "count must be one of rows, frames, got 'row'"),
         ({"evict": "fifo"}, "evict must be one of lru, lfu, got 'fifo'"),
         ({"clock": None}, "clock must be one of steps, time, got None"),
@@ -101,7 +101,7 @@ def test_a_table_takes_only_dynamic_settings():
     ("settings", "message"),
     [
         ("evict { by: LFU }", "settings of table 'a': evict 'lfu' needs half_life"),
-        ("expire { after: 0 }", "settings of table 'a': expire_after must be an int from 1 to 4294967294, got 0"),
+        ("expire { after: 0 }", "settings of table 'a': expire_after must be an int from 1 to 2147483647, got 0"),
         ("missing: 7", "settings of table 'a': missing must be one of initial, zero, got 7"),
     ],
 )

@@ -1,67 +1,13 @@
-"""Engines with dynamic tables: equal to static tables where both exist, and the same whatever cuts the work."""
+"""Engines with dynamic tables: which keys they take, admit, expire and evict, and what they answer."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from dynamic import churning_steps, config_of, cut, engine_of, log_of, push
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dynamic import engine_of, push
 
 import penstock as ps
 
-OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.FTRL(0.1)]
 BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
-
-
-@given(
-    st.sampled_from(OPTIMIZERS),
-    st.lists(st.lists(st.integers(0, 12), max_size=20), min_size=1, max_size=8),
-    st.integers(1, 3),
-    st.sampled_from(["mean", "sum"]),
-)
-@settings(max_examples=60)
-def test_a_table_whose_keys_all_fit_equals_a_static_table(optimizer, steps, num_required, reduction):
-    table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
-    static = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=num_required, reduction=reduction)
-    dynamic = ps.Engine(config_of(rows=26, optimizer=optimizer), num_required=num_required, reduction=reduction)
-    deltas = []
-    for engine in (static, dynamic):
-        batches = list(engine.stage([log_of(steps)], numbered=False, slots=True, op=True))
-        columns = [name for name in batches[0].schema.names if name != "clock"] if batches else []
-        deltas.append([batch.select(columns).to_pylist() for batch in batches])
-        engine.flush()
-    assert deltas[0] == deltas[1]
-    touched = sorted({key for some in steps for key in some})
-    for forward in (False, True):
-        assert (
-            static.lookup("user", range(13), forward).tobytes() == dynamic.lookup("user", range(13), forward).tobytes()
-        )
-    assert dynamic.keys("user").to_pylist() == touched
-    assert dynamic.core.tables.dynamic["user"].read(np.arange(13), 1 if static.slots("user") else 0).tobytes() == (
-        np.asarray(next(iter(static.slots("user").values()), static.table("user"))).tobytes()
-    )
-
-
-@pytest.mark.parametrize(
-    "dynamic",
-    [
-        BITING,
-        ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=9, evict="lfu", half_life=4),
-        ps.Dynamic(probability=0.4, evict="lru", on_full="reject"),
-    ],
-    ids=["lru", "lfu", "chance"],
-)
-def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of):
-    log = log_of(churning_steps())
-    states = set()
-    for devices, threads, sizes in [(1, 1, [10_000]), (1, 2, [7]), (3, 8, [1, 100]), (8, 1, [24, 3])]:
-        engine = ps.Engine(config_of(dynamic, rows=32), mesh_of(devices), num_required=2, threads=threads)
-        engine.run(cut(log, sizes), flush=True)
-        directory = engine.core.tables.dynamic["user"].directory
-        states.add((engine.state_hash(), directory.num_admitted, directory.num_evicted, directory.num_expired))
-    assert len(states) == 1
-    _, admitted, evicted, _ = states.pop()
-    assert evicted > admitted / 5
 
 
 def test_keys_of_the_whole_range_by_type():
@@ -72,6 +18,7 @@ def test_keys_of_the_whole_range_by_type():
     unsigned = engine_of(ps.Dynamic(key_type="uint64"))
     push(unsigned, np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64))
     assert unsigned.keys("user") == pa.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], pa.uint64())
+    assert unsigned.records("user", np.array([2**64 - 1, 5], np.uint64))["present"].tolist() == [True, False]
     assert unsigned.records("user", [2**64 - 1, 5])["present"].tolist() == [True, False]
     with pytest.raises(ps.UsageError, match="table 'user': expected 0 <= id < 18446744073709551616, got -1"):
         unsigned.lookup("user", [2**64 - 1, -1])
@@ -84,6 +31,16 @@ def test_a_number_is_the_same_key_in_every_type(kind):
     engine = engine_of()
     push(engine, np.array([7, 9], kind))
     push(engine, np.array([7], np.int64))
+    assert engine.keys("user").to_pylist() == [7, 9]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int64()])
+def test_a_number_is_the_same_key_in_every_column(kind):
+    engine, other = engine_of(), engine_of()
+    for each, its in ((engine, kind), (other, pa.int64())):
+        gradient = pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4))
+        each.run([pa.record_batch({"id": pa.array([7, 9, 7], its), "gradient": gradient})])
+    assert engine.state_hash() == other.state_hash()
     assert engine.keys("user").to_pylist() == [7, 9]
 
 

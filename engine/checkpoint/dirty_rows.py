@@ -131,7 +131,7 @@ class TouchedRows:
 
 
 class TouchedKeys:
-    """The keys of one dynamic table that steps changed or removed, and which of them had a row when they first did.
+    """The distinct keys of one dynamic table that steps changed or removed.
 
     num_ids : number of keys; one that two steps changed may count twice; num_changes : the same, but it counts twice
     """
@@ -140,28 +140,22 @@ class TouchedKeys:
         self._reset()
 
     def _reset(self) -> None:
-        self._held: list[tuple[Int64, npt.NDArray[np.bool_]]] = []
+        self._held: list[Int64] = []
         self._num_merged = self.num_ids = self.num_changes = 0
 
-    def add(self, keys: Int64, before: npt.NDArray[np.bool_]) -> None:
-        """Add the changes of a step, in their order. before : which keys had a row before"""
+    def add(self, keys: Int64) -> None:
+        """Add the changes of a step. keys : int64 (n,), kept by reference"""
         if not len(keys):
             return
-        self._held.append((keys, before))
+        self._held.append(keys)
         self.num_ids += len(keys)
         self.num_changes += len(keys)
         if self.num_ids - self._num_merged > max(MERGE_IDS, self._num_merged):
-            self._held = [self._merged()]
-            self._num_merged = self.num_ids = len(self._held[0][0])
+            self._held = [np.unique(np.concatenate(self._held))]
+            self._num_merged = self.num_ids = len(self._held[0])
 
-    def take(self) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """Return the keys, each once, and which of them had a row before the first change; reset both."""
-        merged = self._merged()
+    def take(self) -> Int64:
+        """Return the keys, each once, and reset them."""
+        keys = np.unique(np.concatenate([np.zeros(0, np.int64), *self._held]))
         self._reset()
-        return merged
-
-    def _merged(self) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        keys = np.concatenate([np.zeros(0, np.int64), *(keys for keys, _ in self._held)])
-        before = np.concatenate([np.zeros(0, bool), *(before for _, before in self._held)])
-        distinct, first = np.unique(keys, return_index=True)
-        return distinct, before[first]
+        return keys

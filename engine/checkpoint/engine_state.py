@@ -156,7 +156,7 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
             its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
             if mine.get(key) != its.get(key):
-                said, own = _said(its.get(key)), _said(mine.get(key))
+                said, own = _said(its.get(key), mine.get(key)), _said(mine.get(key), its.get(key))
                 raise StateError(
                     f"{where}: table '{name}' has {key} {said} in the checkpoint and {own} in the configuration; "
                     "give the configuration that it was made with"
@@ -267,5 +267,10 @@ def _only_in_python(config: EmbeddingConfig) -> list[str]:
     return found
 
 
-def _said(value: Any) -> str:
+def _said(value: Any, other: Any) -> str:
+    """Return a property for a message: of settings those that differ from the others."""
+    if isinstance(value, dict):
+        value = [
+            f"{name} {its}" for name, its in value.items() if not isinstance(other, dict) or other.get(name) != its
+        ]
     return (", ".join(value) or "none") if isinstance(value, list) else str(value)

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.config.engine_config_pb2 import TableSettings
 from penstock.errors import ConfigError
 
+MOST = 2**31 - 1  # occurrences and units of the clock
 # Argument, its message in DynamicSettings ("": that itself), its field there, and the values of an enum, default first.
 _FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("key_type", "", "key_type", ("int64", "uint64")),
@@ -64,8 +65,8 @@ class Dynamic:
             elif name == "probability":
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                     raise ConfigError(f"probability must be a number from 0 to 1, got {value!r}")
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**32 - 1:
-                raise ConfigError(f"{name} must be an int from 1 to {2**32 - 2}, got {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise ConfigError(f"{name} must be an int from 1 to {MOST}, got {value!r}")
         for problem, fix in _contradictions(self):
             raise ConfigError(f"{problem}; {fix}")
 

@@ -6,6 +6,7 @@ is planned before any table changes, and committed with the step.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from penstock.bridge.stochastic_rounding import nearest
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.config.specs import TableSpec
-from penstock.errors import StateError, UsageError
+from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
@@ -70,7 +71,7 @@ class DynamicTable:
     # ---- a step
 
     def clock_at(self, step: int, time: int | None) -> int:
-        """Return the clock of a step. Raises StateError if it does not fit."""
+        """Return the clock of a step. time : the largest of any frame so far, if frames have times"""
         return clock_at(self.spec, self.directory, step, time)
 
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
@@ -80,16 +81,11 @@ class DynamicTable:
         Raises CapacityError if a new key finds no room and the settings say so.
         """
         keys, rows, num_frames = keys_of_opening(frames, num_frames, self.directory.array)
-        before, early = self.directory.clock, not self._has_opened
-        if early:
-            self._stamp(before, clock)
-        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
-        if plan.num_rejected and self.settings.on_full == "error":
-            plan.cancel()
-            if early:
-                self._stamp(clock, before)
-            raise no_room(self.spec.name, self.directory, plan.num_rejected)
-        self._plan = plan
+        if not self._has_opened:
+            self._stamp(self.directory.clock, clock)
+        self._plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
+        if self._plan.num_rejected and self.settings.on_full == "error":
+            raise self._no_room()
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
@@ -116,16 +112,10 @@ class DynamicTable:
         self._carried_out: list[Plan] = []
         self.num_removed = 0
 
-    def changes(self) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """Return the keys that the last step or load removed and changed, in this order, plan by plan: int64 (n,); and
-        which of them had a row before."""
-        keys, before = [], []
-        for plan in self._carried_out:
-            had_row, has_row, removed = np.ones(len(plan.keys), bool), plan.found >= 0, plan.removed()[1]
-            had_row[plan.fresh] = False
-            keys += [removed, plan.keys[has_row]]
-            before += [np.ones(len(removed), bool), had_row[has_row]]
-        return np.concatenate([_NO_KEYS, *keys]), np.concatenate([np.zeros(0, bool), *before])
+    def changes(self) -> Int64:
+        """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times."""
+        keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
+        return np.concatenate([_NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow.
@@ -141,6 +131,21 @@ class DynamicTable:
         plan.commit()
         self._carried_out.append(plan)
         self._plan = None
+
+    def drop_plan(self) -> None:
+        """Drop the plan of a step that is not taken."""
+        if self._plan is not None:
+            self._plan.cancel()
+            self._plan = None
+            if not self._has_opened:
+                self._stamp(-1, self.directory.clock)
+
+    def _no_room(self) -> CapacityError:
+        """Drop the plan, and return the error of the new keys that it rejects."""
+        assert self._plan is not None
+        error = no_room(self.spec.name, self.directory, self._plan.num_rejected, self._plan.fullest)
+        self.drop_plan()
+        return error
 
     def _stamp(self, before: int, clock: int) -> None:
         """Change the stamps of all keys. Those that were loaded before the first opening count as if they occurred at
@@ -193,10 +198,9 @@ class DynamicTable:
         Raises CapacityError; nothing has changed then.
         """
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
-        if plan.num_rejected:
-            plan.cancel()
-            raise no_room(self.spec.name, self.directory, plan.num_rejected)
         self._plan = plan
+        if plan.num_rejected:
+            raise self._no_room()
         self.carry_out(opens=False)
         rows: Int64 = plan.found
         return rows

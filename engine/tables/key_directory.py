@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError, StateError
-from penstock.frames import MAX_TIME, Coalesced, Int64
+from penstock.errors import CapacityError
+from penstock.frames import Coalesced, Int64
 from penstock.pyx.keys.directory import Directory
 from penstock.stats import KeyReport
 
@@ -36,15 +36,11 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Director
 
 
 def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:
-    """Return the clock of a step. time : the largest of any frame so far. Raises StateError for a large step."""
+    """Return the clock of a step. time : the largest of any frame so far"""
     assert spec.dynamic is not None
-    if spec.dynamic.clock == "time":
-        return directory.clock if time is None else time
-    if not 0 <= step <= MAX_TIME:
-        raise StateError(
-            f"table '{spec.name}': the global step is {step}; a dynamic table needs one from 0 to {MAX_TIME}"
-        )
-    return step
+    if spec.dynamic.clock == "steps":
+        return step
+    return directory.clock if time is None else time
 
 
 def keys_of_opening(
@@ -67,12 +63,13 @@ def keys_of_opening(
     return keys, rows, num_frames
 
 
-def no_room(table: str, directory: Directory, num_rejected: int) -> CapacityError:
-    """Return the error of new keys that find no room."""
-    shards = f", and one of its {directory.num_shards} virtual shards is full" if directory.num_shards > 1 else ""
+def no_room(table: str, directory: Directory, num_rejected: int, fullest: tuple[int, int, int]) -> CapacityError:
+    """Return the error of new keys that find no room. fullest : ``Plan.fullest``"""
+    shard = f", in one of the {directory.num_shards} virtual shards {fullest[0]} of {fullest[1]}"
     return CapacityError(
         f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
-        f"use{shards}; set a larger vocabulary_size, evict, or on_full: REJECT"
+        f"use{shard if directory.num_shards > 1 else ''}; set a larger vocabulary_size, with which a run can resume, "
+        "or begin anew with evict or on_full: REJECT"
     )
 
 

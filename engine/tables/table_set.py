@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from penstock.bridge.device_tables import DeviceTable
 
+Look = Callable[[str], tuple[list[Coalesced], Int64 | None]]
+
 
 class Configured(Protocol):
     """The part of a configuration that tables are created from."""
@@ -62,7 +64,6 @@ class TableSet:
         }
         user_mesh, mesh = mesh, make_mesh(mesh)
         self.devices = tuple(mesh.devices.flat)
-        mod = config.sharding_strategy == "MOD"
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
         lanes = backends.lanes(mesh)
         layouts = {
@@ -72,7 +73,7 @@ class TableSet:
                 spec.dim,
                 len(spec.slots),
                 mesh.size,
-                mod,
+                config.sharding_strategy == "MOD",
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
                 among=self.among(name),
@@ -94,9 +95,7 @@ class TableSet:
         }
         self._tables = {name: created[name] for name in self.specs}
         self.dynamic = {
-            name: DynamicTable(spec, created[name], seed)
-            for name, spec in self.specs.items()
-            if spec.dynamic is not None
+            name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic
         }
         for name, spec in self.specs.items():
             if name not in self.dynamic:
@@ -130,15 +129,18 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def plan(
-        self, look: Callable[[str], tuple[list[Coalesced], Int64 | None]], step: int, time: int | None = None
-    ) -> None:
+    def plan(self, look: Look, step: int, time: int | None) -> None:
         """Decide which keys of dynamic tables get and lose rows in a step. look : ``TableStore.look`` of a table
 
         time : the largest of any frame so far, if frames have times. Raises CapacityError; nothing has changed then.
         """
-        for name, table in self.dynamic.items():
-            table.plan(*look(name), table.clock_at(step, time), step)
+        try:
+            for name, table in self.dynamic.items():
+                table.plan(*look(name), table.clock_at(step, time), step)
+        except BaseException:
+            for table in self.dynamic.values():
+                table.drop_plan()
+            raise
 
     def located(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
         """Return the sums of the planned step by row, where they were by key."""
@@ -274,9 +276,8 @@ class TableSet:
         digest = hashlib.sha256()
         for name, table in sorted(self._tables.items()):
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
-            blocks = self.dynamic[name].stream if name in self.dynamic else table.stream
             for part in range(table.num_parts):
-                for block in blocks(part):
+                for block in (self.dynamic.get(name) or table).stream(part):
                     digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
             if name in self.dynamic:
                 self.dynamic[name].hash_keys(digest)

@@ -9,7 +9,7 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.directory cimport Directory
 from penstock.pyx.keys.key_lookup cimport count_chunk, find_chunk, sort_by_shard, unstamp_chunk
 from penstock.pyx.keys.shard_decisions cimport ADMITTED, CHUNK, Decision, Opening, change, decide, num_chunks
-from penstock.pyx.keys.key_shards cimport MAX_CLOCK, key_unmix
+from penstock.pyx.keys.key_shards cimport MAX_CLOCK, Shard, key_unmix
 
 cdef extern from *:
     """
@@ -18,6 +18,8 @@ cdef extern from *:
     """
     Py_ssize_t penstock_next(Py_ssize_t* counter) nogil
     void penstock_set(int* flag) nogil
+
+ctypedef int (*Work)(const Opening* opening, Py_ssize_t item) noexcept nogil
 
 cdef enum:
     MOST_TASKS = 64
@@ -49,7 +51,8 @@ cdef class Plan:
     cdef object order, fate, arrays, run   # arrays: those that the opening points into
     cdef int64_t epoch
     cdef bint open
-    cdef Py_ssize_t next, num_shards
+    cdef Work work
+    cdef Py_ssize_t next, num_items, num_shards
     cdef int failed
 
     def __cinit__(self, Directory directory not None, keys, rows=None, frames=None, *, int64_t clock, int64_t step,
@@ -69,10 +72,10 @@ cdef class Plan:
             opening.generation += max(<int64_t>0, min(<int64_t>2, self.epoch - directory.shards.epoch))
         self.open, directory.plan = True, self
         try:
-            self.each(self._find, opening.num_keys)
+            self.each(find_chunk, num_chunks(opening), opening.num_keys)
             self.sort()
             self.mark_touched()
-            self.each(self._decide, len(self.order))
+            self.each(decide, self.num_shards, len(self.order))
             self.unmark_touched()
             if self.failed:
                 raise MemoryError("cannot allocate the decisions of a plan")
@@ -117,6 +120,17 @@ cdef class Plan:
                 at += 1
         return rows, keys, whys
 
+    @property
+    def fullest(self):
+        """Of the shard that rejects the most keys: its keys, its rows, and how many it rejects."""
+        cdef Py_ssize_t s, most = 0
+        cdef Shard* shard
+        for s in range(self.num_shards):
+            if self.opening.each[s].num_rejected > self.opening.each[most].num_rejected:
+                most = s
+        shard = &self.opening.of.each[most]
+        return shard.num_rows - shard.num_free, shard.num_rows, self.opening.each[most].num_rejected
+
     # ---- the end of a plan
 
     def commit(self):
@@ -124,10 +138,10 @@ cdef class Plan:
         cdef Directory of = self.directory
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
-        self.each(self._change, len(self.order))
+        self.each(change, self.num_shards, len(self.order))
         self.num_returned = sum([self.opening.each[s].num_returned for s in range(self.num_shards)])
         if of.shards.counts != NULL:
-            self.each(self._count, self.opening.num_keys)
+            self.each(count_chunk, num_chunks(&self.opening), self.opening.num_keys)
         of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)
         of.shards.epoch, of.shards.generation = self.epoch, self.opening.generation
         of.num_admitted += self.num_admitted
@@ -149,49 +163,25 @@ cdef class Plan:
 
     # ---- tasks
 
-    cdef int each(self, task, Py_ssize_t num_keys) except -1:
-        """Run a task on the threads of ``run``, or where there are few keys, on the caller's."""
-        self.next = 0
+    cdef int each(self, Work work, Py_ssize_t num_items, Py_ssize_t num_keys) except -1:
+        """Do the work for every item, a chunk or a shard, on the threads of ``run``; for few keys on the caller's."""
+        self.work, self.num_items, self.next = work, num_items, 0
         if self.run is not None and num_keys >= CHUNK:
-            self.run([task] * MOST_TASKS)
-        task()
+            try:
+                self.run([self._items] * MOST_TASKS)
+            except MemoryError:
+                pass  # a thread found none for its call, before it took an item: this one does the rest
+        self._items()
         return 0
 
-    def _find(self):
-        cdef Py_ssize_t chunk
+    def _items(self):
+        cdef Py_ssize_t item
         with nogil:
-            chunk = penstock_next(&self.next)
-            while chunk < num_chunks(&self.opening):
-                find_chunk(&self.opening, chunk)
-                chunk = penstock_next(&self.next)
-        return True
-
-    def _decide(self):
-        cdef Py_ssize_t s
-        with nogil:
-            s = penstock_next(&self.next)
-            while s < self.opening.of.num_shards:
-                if decide(&self.opening, s) < 0:
+            item = penstock_next(&self.next)
+            while item < self.num_items:
+                if self.work(&self.opening, item) < 0:
                     penstock_set(&self.failed)
-                s = penstock_next(&self.next)
-        return True
-
-    def _change(self):
-        cdef Py_ssize_t s
-        with nogil:
-            s = penstock_next(&self.next)
-            while s < self.opening.of.num_shards:
-                change(&self.opening, s)
-                s = penstock_next(&self.next)
-        return True
-
-    def _count(self):
-        cdef Py_ssize_t chunk
-        with nogil:
-            chunk = penstock_next(&self.next)
-            while chunk < num_chunks(&self.opening):
-                count_chunk(&self.opening, chunk)
-                chunk = penstock_next(&self.next)
+                item = penstock_next(&self.next)
         return True
 
     # ---- inside

@@ -47,8 +47,8 @@ cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, co
         if entry.value >= 0:
             raise ValueError(f"key {keys[i]} occurs twice")
         if shard.num_free == 0:
-            raise ValueError(f"a virtual shard of {shard.num_rows} rows would have more keys than rows; choose a capacity "
-                             f"of at least {2 * of.capacity}")
+            raise ValueError(f"a virtual shard of {shard.num_rows} rows would have more keys than rows; set a "
+                             f"vocabulary_size of at least {2 * of.capacity}")
         shard.num_free -= 1
         entry.mixed, entry.last = mixed, last[i]
         row[i] = of.free_rows[shard.first_row + shard.num_free] if saved is None else saved[i]

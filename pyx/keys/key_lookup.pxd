@@ -1,7 +1,7 @@
 # The keys of an opening, chunk by chunk.
 from penstock.pyx.keys.shard_decisions cimport Opening
 
-cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
+cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
 cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
-cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
+cdef int count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
 cdef void sort_by_shard(const Opening* opening) noexcept nogil

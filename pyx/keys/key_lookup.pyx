@@ -18,7 +18,7 @@ cdef extern from *:
     void penstock_prefetch_write(const void* address) nogil
 
 
-cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
     """Find and stamp the keys of a chunk, and list the absent ones: expired keys are absent, too."""
     cdef const Shards* of = opening.of
     cdef Py_ssize_t i, begin = chunk * CHUNK, end = min(begin + CHUNK, opening.num_keys), num_absent = 0
@@ -48,6 +48,7 @@ cdef void find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
             opening.absent[begin + num_absent] = <int32_t>i
             num_absent += 1
     opening.in_chunk[chunk] = <int32_t>num_absent
+    return 0
 
 
 cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
@@ -63,7 +64,7 @@ cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil
     opening.in_chunk[chunk] = -1
 
 
-cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+cdef int count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
     """Add the occurrences of a chunk's keys to LFU's counts."""
     cdef const Shards* of = opening.of
     cdef Py_ssize_t i
@@ -72,6 +73,7 @@ cdef void count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
         if opening.found[i] >= 0:
             before = decayed(of, of.counts[opening.found[i]], opening.stamps[i], opening.clock)
             of.counts[opening.found[i]] = <uint32_t>min(MAX_CLOCK, before + rows_of(opening, i))
+    return 0
 
 
 cdef void sort_by_shard(const Opening* opening) noexcept nogil:

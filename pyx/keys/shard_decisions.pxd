@@ -52,4 +52,4 @@ cdef inline uint64_t mixed_of(const Opening* opening, Py_ssize_t i) noexcept nog
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil
-cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil
+cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil

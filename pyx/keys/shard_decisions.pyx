@@ -178,7 +178,7 @@ cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) n
     return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.of.bits)
 
 
-cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
+cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Carry out what was decided about a shard."""
     cdef Shards* of = opening.of
     cdef Shard* shard = &of.each[s]
@@ -189,7 +189,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
     cdef uint64_t mixed
     if begin == end and num_removed == 0:
-        return
+        return 0
     age(of, shard, opening.generation)
     for k in range(num_removed):
         key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
@@ -229,6 +229,7 @@ cdef void change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     shard.counts.num_returned += its.num_returned
     shard.counts.num_rejected += its.num_rejected
     shard.counts.unadmitted_rows += its.unadmitted_rows
+    return 0
 
 
 cdef void drop_candidate(Candidates* some, int bits, uint64_t mixed) noexcept nogil:

@@ -1,7 +1,8 @@
 """Faults of one replay with a checkpoint: what is done to it, and what must hold after.
 
 After any fault the same command with --resume ends with the state hash of a run that nothing happened to, and with
-its files of deltas and of bad rows. The first of the two commands has --resume or not, by the case's name.
+its files of deltas and of bad rows. The first of the two commands has --resume or not, by the case's name. One of the
+tables is dynamic: its keys wait, expire and are evicted all through the log.
 """
 
 import errno
@@ -14,13 +15,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from checkpoints import config_of, log_of
 from ipc import log, messages
 from quarantines import read
 
+import penstock as ps
+
 HERE = Path(__file__).resolve().parent
 STEPS = 16
+VISITOR = ps.TableConfig(
+    22,
+    2,
+    name="visitor",
+    optimizer=ps.Adagrad(0.1),
+    dynamic=ps.Dynamic(min_count=2, forget_after=5, expire_after=1, evict="lru", on_full="reject"),
+)
 
 # kind → the operations that stand in for the system's
 FAULTS = {
@@ -45,9 +56,10 @@ class Harness:
     def __init__(self, folder, seed=0):
         self.folder, self.seed = Path(folder), seed
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
-        config_of().save(self.config)
-        self.tables = sorted(f"{table}.parquet" for table in config_of().table_names)
-        self.batches = [with_bad_row(batch) for batch in log_of(range(STEPS))]
+        config = config_of(more=[VISITOR])
+        config.save(self.config)
+        self.tables = sorted(f"{table}.parquet" for table in config.table_names)
+        self.batches = [with_visitors(with_bad_row(batch)) for batch in log_of(range(STEPS))]
         self.log.write_bytes(log(self.batches))
         cache = {"DIR": str(self.folder / "jax"), "MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
         names = {"DIR": "JAX_COMPILATION_CACHE_DIR"}
@@ -95,7 +107,10 @@ class Harness:
         line = ["replay", self.config, self.log, "--num-required", "3", "--threads", "1", "--json", "--flush"]
         answer = self.run([*line, *self._files("unbroken")])
         assert answer["code"] == 0, answer["err"]
-        return json.loads(answer["out"])["state_hash"]
+        report = json.loads(answer["out"])
+        keys = report["tables"]["visitor"]["keys"]
+        assert min(keys[what] for what in ("evicted", "expired", "returned", "rejected", "unadmitted_rows")) > 0, keys
+        return report["state_hash"]
 
     # ---- what must hold
 
@@ -149,6 +164,25 @@ def with_bad_row(batch):
     """Its first id is none."""
     ids = pa.array([-1, *batch["id"].to_pylist()[1:]], pa.int64())
     return batch.set_column(batch.schema.get_field_index("id"), "id", ids)
+
+
+def with_visitors(batch):
+    """The same frame with rows of the dynamic table, whose keys drift from step to step."""
+    step = batch["step"][0].as_py()
+    rng = np.random.default_rng([step, int(batch["contributor"][0].as_py()[1:])])
+    keys = (step + rng.integers(0, 24, 16)).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    more = pa.RecordBatch.from_pydict(
+        {
+            "table": ["visitor"] * len(keys),
+            "step": pa.array([step] * len(keys), pa.int64()),
+            "contributor": [batch["contributor"][0].as_py()] * len(keys),
+            "id": pa.array(keys.view(np.int64)),
+            "gradient": pa.array(
+                rng.standard_normal((len(keys), 2)).astype(np.float32).tolist(), batch["gradient"].type
+            ),
+        }
+    )
+    return pa.concat_batches([batch, more])
 
 
 def batches_in(path):

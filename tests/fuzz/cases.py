@@ -92,7 +92,7 @@ def good(command: str, folder: Path) -> list[str]:
 
 def _words(command: str, folder: Path, path: Path, is_config: bool, is_log: bool) -> list[str]:
     config = folder / "good.pbtxt"
-    config.write_text(seeds.CONFIG)
+    config.write_text(seeds.ENGINE_CONFIG)  # whose table "user" is dynamic
     source = folder / "good.arrows"
     if is_config and not source.exists():
         source.write_bytes(_seeds()[0].content)

@@ -14,6 +14,7 @@ import pyarrow.parquet
 from google.protobuf import text_format
 from ipc import log
 
+from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
 CONFIG = """
@@ -29,6 +30,9 @@ mode: TRAINING
 """
 ENGINE_CONFIG = f"""
 tpu_embedding_configuration {{ {CONFIG} }}
+table {{ name: "user"
+  dynamic {{ key_type: INT64 admit {{ min_count: 2 count: FRAMES forget_after: 20 }} expire {{ after: 9 clock: STEPS }}
+    evict {{ by: LFU half_life: 8 }} on_full: REJECT missing: ZERO }} }}
 """
 NUM_BATCHES, NUM_ROWS, DIM = 3, 24, 4
 LAYOUTS = ("plain", "lists", "dictionary", "views", "nulls", "wide", "example")
@@ -61,7 +65,9 @@ def all_seeds() -> list[Seed]:
     message = text_format.Parse(CONFIG, TPUEmbeddingConfiguration())
     seeds.append(Seed("config/text", ".pbtxt", CONFIG.encode(), is_config=True))
     seeds.append(Seed("config/engine", ".pbtxt", ENGINE_CONFIG.encode(), is_config=True))
+    engine = text_format.Parse(ENGINE_CONFIG, EngineConfig())
     seeds.append(Seed("config/binary", ".pb", message.SerializeToString(), is_config=True))
+    seeds.append(Seed("config/engine-binary", ".pb", engine.SerializeToString(), is_config=True))
     return seeds
 
 

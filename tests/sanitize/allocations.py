@@ -17,11 +17,15 @@ from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.pipeline import TableStore
 from penstock.pyx.id_table import IdTable
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.partition import lay, locate, place
+from penstock.threads import ThreadTeam
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
 LEAST_BYTES = 2048
 ROWS, DIM, VOCABULARY = 3000, 8, 100_000
+CAPACITY = 5 * 4096  # four virtual shards
 
 process = ctypes.CDLL(None)
 process.failing_arm.argtypes = [ctypes.c_long, ctypes.c_size_t]
@@ -184,6 +188,30 @@ def mapped_ids():
     return dict, work, lambda state: state if "store" in state else {}
 
 
+def opened(number, threads=1, clock=lambda step: step, **policy):
+    """An opening of a directory, planned and committed: new keys, candidates, removals in several shards."""
+    policy = {"min_count": 2, "expire_after": 3, "evict": "lru"} | policy
+    openings = [np.unique(np.random.default_rng(n).integers(0, 4 * CAPACITY, 2 * CAPACITY)) for n in range(number + 1)]
+    team = ThreadTeam(threads)
+
+    def make():
+        directory = Directory(CAPACITY, 0, "t", **policy)
+        for n, keys in enumerate(openings[:-1]):
+            Plan(directory, keys, clock=clock(n), step=n, run=team.run).commit()
+        return directory
+
+    def work(directory):
+        Plan(directory, openings[-1], clock=clock(number), step=number, run=team.run).commit()
+
+    return make, work, Directory.get_state
+
+
+def restored():
+    """A saved directory into another one."""
+    saved = opened(3)[0]().get_state()
+    return opened(1)[0], lambda directory: directory.set_state(saved), Directory.get_state
+
+
 def step(rule, non_lazy):
     """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
     gradient = unique_gradient(8)
@@ -217,6 +245,12 @@ SCENARIOS = {
     "ids to shards and rows to devices": placed,
     "marks of rows": marked,
     "the index of a table's ids": mapped_ids,
+    "the first opening of a directory": lambda: opened(0),
+    "an opening that removes keys": lambda: opened(4),
+    "an opening on several threads": lambda: opened(5, threads=3),
+    "an opening that evicts by count": lambda: opened(4, evict="lfu", half_life=2),
+    "an opening at a clock that stood still": lambda: opened(2, clock=lambda _: 7, min_count=1),
+    "a directory restored": restored,
     "a step": lambda: step("adagrad", False),
     "a step that changes every row": lambda: step("adam", True),
 }

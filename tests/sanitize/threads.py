@@ -25,6 +25,9 @@ from penstock.gate import Gate
 from penstock.pipeline import Pipeline, TableStore
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
+from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
+from penstock.threads import ThreadTeam
 
 PRODUCERS, TAKERS, GRADIENTS, ROWS, DIM = 6, 3, 40, 2000, 16
 
@@ -43,6 +46,8 @@ def main() -> int:
     if broken != "gate":
         parts(broken)
         tables()
+    if broken is None:
+        keys()
     assert not {"jax", "pyarrow"} & set(sys.modules)
     print(f"tsan: everything ran{f', with {broken} broken' if broken else ', results are right'}")
     return 0
@@ -193,6 +198,24 @@ def tables() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(fill, range(4))) == [5000] * 4
+
+
+def keys() -> None:
+    """The directory of a dynamic table: keys found, and shards decided and changed, by several threads at once."""
+    states = []
+    for threads in (1, 4):
+        policy = {"min_count": 2, "expire_after": 2, "evict": "lfu", "half_life": 2}
+        directory, team = Directory(40_000, 0, "t", **policy), ThreadTeam(threads)
+        for step in range(12):
+            of_step = np.unique(np.random.default_rng(step).integers(4000 * step, 60_000 + 4000 * step, 40_000)) * 2**40
+            dropped = Plan(directory, of_step, clock=step + 1, step=step + 1, run=team.run)
+            dropped.cancel()
+            Plan(directory, of_step, clock=step, step=step, run=team.run).commit()
+        team.close()
+        states.append({name: array.tolist() for name, array in directory.get_state().items() if name != "row"})
+        assert directory.num_shards == 8
+        assert min(directory.num_evicted, directory.num_expired) > 1000
+    assert states[0] == states[1]
 
 
 if __name__ == "__main__":
