@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.io.decoding import framing, reader, source_batch
-from penstock.io.decoding.plain_columns import plain_columns
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.rows import plain_columns
 from penstock.io.decoding.schema import resolve
 
 VOCABULARY, DIM = 10, 2

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.io.decoding.row_checks import REASONS, find_bad_rows
-from penstock.io.decoding.rows import decode_rows
+from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import resolve
 from penstock.io.sources.batch import Batch
 from penstock.pyx.accumulator import Accumulator

@@ -36,8 +36,3 @@ def expected(vocabulary_size: int, name: str = "id") -> str:
     if vocabulary_size == ANY_INT64:
         return f"an int64 {name}"
     return f"0 <= {name} < {2**64 if vocabulary_size == ANY_UINT64 else vocabulary_size}"
-
-
-def checked_by_kernel(vocabulary_size: int, dtype: np.dtype[Any]) -> bool:
-    """Return whether the kernel that sums rows finds ids outside; it takes any int64 for a key of a dynamic table."""
-    return vocabulary_size > 0 or (vocabulary_size == ANY_INT64 and dtype.kind == "i")

@@ -206,8 +206,7 @@ class TableSet:
         ids : as ``valid_ids`` returns them
         forward : return them as a forward pass sees them, that is, quantized where the table is
         """
-        dynamic = self.dynamic.get(name)
-        rows = (dynamic or self.table(name)).read(ids)
+        rows = (self.dynamic.get(name) or self.table(name)).read(ids)
         seen = self.specs[name].quantization if forward else None
         if seen is None:
             return rows

@@ -23,7 +23,8 @@ from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_list
 from penstock.io.decoding.example_gradients import FeatureUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import DecodedBatch, valid_column
+from penstock.io.decoding.row_columns import valid_column
+from penstock.io.decoding.rows import DecodedBatch
 from penstock.io.decoding.schema import (
     ROLES,
     Roles,

@@ -19,9 +19,9 @@ from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FrameBuilder, Piece
-from penstock.io.decoding.plain_columns import plain_columns
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.rows import DecodedBatch, decode_rows
+from penstock.io.decoding.row_columns import decode_rows
+from penstock.io.decoding.rows import DecodedBatch, plain_columns
 from penstock.io.decoding.schema import Roles, column_hint, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources

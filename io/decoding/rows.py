@@ -1,4 +1,4 @@
-"""Convert a batch of gradient rows to numpy: validate every column used before taking a pointer into it."""
+"""Batches of gradient rows as numpy, and the conversion of plain batches, with a fraction of the calls of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.activations.combiners import not_finite
-from penstock.config.id_ranges import checked_by_kernel
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.frames import Rows
 from penstock.io.decoding.columns import (
     ROWS_OF_A_RUN,
@@ -24,14 +24,11 @@ from penstock.io.decoding.columns import (
     Lists,
     Look,
     Runs,
-    coded,
-    float_lists,
-    integers,
-    validated,
 )
-from penstock.io.decoding.frame_columns import FrameColumns, frame_columns
+from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
-from penstock.io.sources.batch import Batch, arrow_errors
+from penstock.io.sources.batch import RAISED
+from penstock.pyx.arrow_c_data import plain_rows
 
 
 @dataclass(eq=False)
@@ -126,7 +123,9 @@ class RowBatch:
             return True
         of_tables = [(0, -1) if name is None else sizes.get(name, (0, -1)) for name in self.tables]
         dims = [dim for _, dim in of_tables]
-        if -1 in dims or not all(checked_by_kernel(size, self.raw_ids.dtype) for size, _ in of_tables):
+        # The kernel takes any int64 for a key of a dynamic table.
+        signed = self.raw_ids.dtype.kind == "i"
+        if -1 in dims or not all(size > 0 or (size == ANY_INT64 and signed) for size, _ in of_tables):
             return True
         if self.codes is None:
             return not self.gradients.all_of(dims[0], 0, self.num_rows)
@@ -207,49 +206,49 @@ class DecodedBatch:
         return any(rows.may_be_bad(sizes) for rows in self.row_batches)
 
 
-def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags: int | None) -> DecodedBatch:
-    """Validate the columns used and turn them into numpy. Raises InputError for damaged columns.
+class PlainColumns:
+    """Converts plain batches; a stream's schema is checked once.
 
-    default_table : of rows that do not say theirs
-    num_tags : how many learning rates a row must carry; None does not look at them
+    Plain: one table, int64 ids, float32 gradients in lists of the table's dim, if they are read, maybe an int64 step,
+    no nulls. Most logs are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
     """
-    columns, runs = {}, {}
-    for name in roles.names:
-        columns[name], runs[name] = valid_column(batch, name)
-    raw_ids, ids_null = integers(columns[roles.id.name])
-    table_runs = None if roles.table is None else runs[roles.table.name]
-    tables, codes = _tables(columns, roles, default_table, table_runs)
-    rows = RowBatch(
-        num_rows=batch.data.num_rows,
-        tables=tables,
-        codes=codes,
-        raw_ids=raw_ids,
-        ids=raw_ids.astype(np.int64, copy=False),
-        ids_null=ids_null,
-        gradients=Lists(np.empty(0, np.float32), len(raw_ids), 0, None, None)
-        if roles.ids_only
-        else float_lists(columns[roles.gradient.name], roles.bfloat16, runs[roles.gradient.name]),
-        known_runs=table_runs,
-    )
-    return DecodedBatch(frame_columns(columns, roles, num_tags), [rows])
+
+    def __init__(self, roles: Roles, table: str) -> None:
+        self._tables, self._width = (table,), 0 if roles.ids_only else roles.gradient.type.list_size
+        gradient = None if roles.ids_only else roles.gradient.name
+        self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
+        self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
+
+    def decode(self, batch: pa.RecordBatch) -> DecodedBatch | None:
+        """Decode a batch; None if it is not plain, or damaged."""
+        if self._where is None:
+            at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
+            self._where = batch.num_columns, at[0], at[1], at[2]
+        try:
+            # Not in full: numbers need no more validation, and other columns are unused.
+            batch.validate()
+            found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
+        except RAISED:
+            return None
+        if found is None or (found[2] is None) != (self._names[2] is None):
+            return None
+        ids, values, steps = found
+        gradients = Lists(values.reshape(-1), len(ids), self._width, None, None)
+        return DecodedBatch(FrameColumns(steps), [RowBatch(len(ids), self._tables, None, ids, ids, None, gradients)])
 
 
-def valid_column(batch: Batch, name: str) -> tuple[pa.Array, Runs | None]:
-    """Validate a column; return it and the runs that ``validated`` found. Raises InputError."""
-    with arrow_errors("corrupt Arrow data", batch.source, batch.index, name):
-        column = batch.data.column(name)
-        runs = validated(column)
-        if len(column) != batch.data.num_rows:
-            raise ValueError(f"{len(column)} values in a batch of {batch.data.num_rows} rows")
-    return column, runs
-
-
-def _tables(
-    columns: Mapping[str, pa.Array], roles: Roles, default: str | None, runs: Runs | None
-) -> tuple[tuple[str | None, ...], Codes | None]:
-    if roles.table is None:
-        return (default,), None
-    codes, names = coded(columns[roles.table.name], runs)
-    if len(names) == 1 and (codes >= 0).all():
-        return tuple(names), None
-    return tuple(names), codes
+def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
+    """Return None if no batch of these roles is plain. table : of rows that name none"""
+    others = (roles.table, roles.contributor, roles.learning_rates, roles.time)
+    if roles.bfloat16 or any(field is not None for field in others):
+        return None
+    gradient, (vocabulary_size, dim) = roles.gradient.type, sizes.get(table or "", (0, -1))
+    numbers = [field.type for field in (roles.id, roles.step) if field is not None]
+    if any(kind != pa.int64() for kind in numbers) or vocabulary_size == ANY_UINT64 or dim < 0:
+        return None
+    if not roles.ids_only and not pa.types.is_fixed_size_list(gradient):
+        return None
+    if not roles.ids_only and (gradient.value_type != pa.float32() or dim != gradient.list_size):
+        return None
+    assert table is not None
+    return PlainColumns(roles, table)

@@ -45,13 +45,11 @@ cdef class Directory:
             raise ValueError("half_life belongs to evict='lfu', which needs it")
         hashed, drawn = philox_key(b"keys", seed, table), philox_key(b"admission", seed, table)
         of.salt = int.from_bytes(hashed[:8], "little")
-        of.chance.low = int.from_bytes(drawn[:8], "little")
-        of.chance.high = int.from_bytes(drawn[8:], "little")
+        of.chance.low, of.chance.high = [int.from_bytes(half, "little") for half in (drawn[:8], drawn[8:])]
         of.policy.min_count, of.policy.by_frames, of.policy.by_chance = min_count, by_frames, probability is not None
         of.policy.probability, of.policy.evict = probability or 0.0, POLICIES[evict]
-        of.policy.forget_after = -1 if forget_after is None else forget_after
-        of.policy.expire_after = -1 if expire_after is None else expire_after
-        of.policy.half_life = -1 if half_life is None else half_life
+        periods = [-1 if period is None else period for period in (forget_after, expire_after, half_life)]
+        of.policy.forget_after, of.policy.expire_after, of.policy.half_life = periods
         of.policy.sweep_period = MOST_SHARDS
         self.pool = Pool()
         if shards_init(of, capacity, sample_bits) < 0:
