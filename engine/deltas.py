@@ -201,7 +201,7 @@ class Deltas(StepObserver):
         for name, several in coalesced.items():
             touched = self._touched[name]
             if isinstance(touched, TouchedKeys):
-                touched.add(self._dynamic[name].changes())
+                touched.add(self._dynamic[name].changes(self._form.last))
                 continue
             if self._core.tables.specs[name].rule.non_lazy:
                 touched.add_all()
@@ -211,7 +211,7 @@ class Deltas(StepObserver):
     def loaded(self, name: str, ids: Int64 | None) -> None:
         touched = self._touched[name]
         if isinstance(touched, TouchedKeys):
-            touched.add(self._dynamic[name].changes())
+            touched.add(self._dynamic[name].changes(self._form.last))
         elif ids is None:
             touched.add_all()
         else:

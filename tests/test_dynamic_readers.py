@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.ipc
@@ -55,6 +56,17 @@ def test_the_last_of_a_delta_is_read_before_the_next_step_stamps_its_keys():
         batch = deltas.read_next_batch()
     assert batch["last"].to_pylist() == [0, 0]
     assert deltas.read_next_batch()["last"].to_pylist() == [1, 1]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_first_step_says_the_last_of_keys_that_were_loaded_before_it(filtered):
+    """Also a step that changes no row. A reader with the stamps of the load would find these keys expired."""
+    engine = engine_of(ps.Dynamic(expire_after=3600, clock="time", min_count=2 if filtered else 1), rows=8)
+    engine.load_parameters("user", np.ones((2, 4)), ids=[7, 8], accumulators=np.ones((2, 4)))
+    (delta,) = engine.stage([timed([1], [5000])], last=True)
+    assert engine.keys("user").to_pylist() == ([7, 8] if filtered else [1, 7, 8])
+    assert delta["id"].to_pylist() == engine.keys("user").to_pylist()
+    assert set(delta["last"].to_pylist()) == {5000}
 
 
 def test_rows_of_static_tables_have_no_clock_and_deletes_no_last():

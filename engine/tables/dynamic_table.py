@@ -110,20 +110,23 @@ class DynamicTable:
     def forget_changes(self) -> None:
         """Begin a step or a load."""
         self._carried_out: list[Plan] = []
+        self._stamped = _NO_KEYS
         self.num_removed = 0
 
-    def changes(self) -> Int64:
-        """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times."""
+    def changes(self, last: bool) -> Int64:
+        """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times.
+
+        last : also the keys that only the stamps of the first opening changed
+        """
         keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
-        return np.concatenate([_NO_KEYS, *itertools.chain(*keys)])
+        return np.concatenate([self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow.
 
         opens : the plan is of an opening, not of a load
         """
-        self._has_opened |= opens
-        plan = self._plan
+        plan, before = self._plan, self.directory.clock
         assert plan is not None
         fresh = plan.fresh
         self._table.create_rows(plan.found[fresh], self._starts(plan.keys[fresh]))
@@ -131,6 +134,10 @@ class DynamicTable:
         plan.commit()
         self._carried_out.append(plan)
         self._plan = None
+        if opens and not self._has_opened:
+            self._has_opened = True
+            if self.directory.clock != before:
+                self._stamped = self.directory.state()["key"]
 
     def drop_plan(self) -> None:
         """Drop the plan of a step that is not taken."""
@@ -143,7 +150,7 @@ class DynamicTable:
     def _no_room(self) -> CapacityError:
         """Drop the plan, and return the error of the new keys that it rejects."""
         assert self._plan is not None
-        error = no_room(self.spec.name, self.directory, self._plan.num_rejected, self._plan.fullest)
+        error = no_room(self.spec.name, self.directory, self._plan)
         self.drop_plan()
         return error
 
