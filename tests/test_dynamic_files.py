@@ -50,6 +50,29 @@ def test_a_file_with_a_key_twice_or_too_many_keys_is_refused(tmp_path):
         engine_of(rows=7).read_tables(tmp_path / "a")
 
 
+def file_of(folder, keys, kind):
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(4 * len(keys), np.float32)), 4)
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"id": pa.array(keys, kind), "row": rows}), folder / "user.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+def test_a_key_that_is_twice_in_a_file_is_found_in_any_order_and_block(tmp_path, kind):
+    """Also where the differences of neighbours exceed int64."""
+    last = 2**63 if kind == pa.uint64() else -(2**63)
+    around = np.array([0, 2**62, 2**63 - 1, last, last + 2**62, 0], str(kind))
+    many = np.random.default_rng(1).permutation(200_000).astype(around.dtype) * (2**63 // 200_000)
+    files = [around, np.append(many, many[3]), np.append(np.sort(many), many[3])]
+    settings = ps.Dynamic(key_type=str(kind))
+    for number, keys in enumerate(files):
+        with pytest.raises(ps.InputError, match=f"id {keys[-1]} occurs twice"):
+            engine_of(settings, rows=400_000).read_tables(file_of(tmp_path / str(number), keys, kind))
+        engine = engine_of(settings, rows=400_000)
+        engine.read_tables(file_of(tmp_path / str(number), keys[:-1], kind))
+        assert engine.keys("user").to_pylist() == sorted(int(key) for key in keys[:-1])
+
+
 def test_the_report_accounts_for_every_key():
     engine = engine_of(BITING, rows=32)
     start = 0

@@ -192,24 +192,31 @@ def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: s
 
 
 class _Seen:
-    """The ids of a file so far."""
+    """The ids of a file so far: marks of a static table's, sorted runs of keys, each larger than the next."""
 
     def __init__(self, vocabulary_size: int) -> None:
         self._marks = np.zeros(vocabulary_size, bool) if vocabulary_size > 0 else None
-        self._keys = np.zeros(0, np.int64)
+        self._runs: list[npt.NDArray[Any]] = []
 
-    def again(self, ids: Int64) -> npt.NDArray[np.bool_]:
+    def again(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which ids occurred before, here or in an earlier call, and add them."""
+        again = np.zeros(len(ids), bool)
+        if not len(ids):
+            return again
         if self._marks is not None:
-            again = self._marks[ids]
-            self._marks[ids] = True
-        elif len(self._keys) and len(ids) and ids.min() <= self._keys[-1]:
-            again = np.isin(ids, self._keys)
-            self._keys = np.union1d(self._keys, ids)
-        else:  # in a file that was written here keys ascend
-            again = np.zeros(len(ids), bool)
-            self._keys = np.concatenate([self._keys, np.unique(ids)])
-        if not again.any() and not (np.diff(ids) > 0).all():
+            at = ids.astype(np.int64, copy=False)
+            again = self._marks[at]
+            self._marks[at] = True
+        ascend = bool((ids[1:] > ids[:-1]).all())  # as in a file that was written here
+        if self._marks is None:
+            low, high = ids.min(), ids.max()
+            for run in self._runs:
+                if low <= run[-1] and run[0] <= high:
+                    again |= run[np.minimum(np.searchsorted(run, ids), len(run) - 1)] == ids
+            self._runs.append(np.array(ids) if ascend else np.unique(ids))
+            while len(self._runs) > 1 and len(self._runs[-2]) <= len(self._runs[-1]):
+                self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]  # merges two runs
+        if not again.any() and not ascend:
             again[:] = True
             again[np.unique(ids, return_index=True)[1]] = False
         return again
@@ -227,10 +234,10 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
         raise InputError(problem, source=source, row=first + row, column="id")
     ids = raw.astype(np.int64, copy=False)
-    again = seen.again(ids)
+    again = seen.again(raw)
     if again.any():
         row = int(np.argmax(again))
-        raise InputError(f"id {ids[row]} occurs twice", source=source, row=first + row, column="id")
+        raise InputError(f"id {raw[row]} occurs twice", source=source, row=first + row, column="id")
     return ids
 
 
