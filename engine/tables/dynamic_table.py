@@ -23,7 +23,7 @@ from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 from penstock.tables.initializers import Run, scattered_rows
-from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room
+from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room, no_room_for_load
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
@@ -202,12 +202,17 @@ class DynamicTable:
     def admit(self, keys: Int64) -> Int64:
         """Return the rows of distinct keys, which are admitted without a filter, at the clock of the last step.
 
-        Raises CapacityError; nothing has changed then.
+        Raises CapacityError, also if keys of this load would have to be evicted; nothing has changed then.
         """
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         self._plan = plan
         if plan.num_rejected:
             raise self._no_room()
+        if plan.num_evicted and self._carried_out:
+            loaded = np.concatenate([one.keys for one in self._carried_out])
+            if num_lost := int(np.isin(plan.removed()[1], loaded).sum()):
+                self.drop_plan()
+                raise no_room_for_load(self.spec.name, self.directory, num_lost)
         self.carry_out(opens=False)
         rows: Int64 = plan.found
         return rows

@@ -75,6 +75,14 @@ def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
     )
 
 
+def no_room_for_load(table: str, directory: Directory, num_lost: int) -> CapacityError:
+    """Return the error of a load that would evict keys which it has loaded. num_lost : how many, so far"""
+    return CapacityError(
+        f"table '{table}': no room for all keys of one load: {num_lost} of them would be evicted again from "
+        f"{directory.capacity} rows; set a larger vocabulary_size"
+    )
+
+
 def key_counts(directory: Directory) -> dict[str, int]:
     """Return what became of keys so far, by the names of KeyReport."""
     return {
