@@ -76,7 +76,7 @@ def test_a_key_that_is_twice_in_a_file_is_found_in_any_order_and_block(tmp_path,
 def test_a_file_with_more_keys_than_rows_is_refused_whatever_its_blocks(tmp_path):
     """A table that evicts has room for each block of it, but not for all."""
     file_of(tmp_path, np.arange(100_000), pa.int64())
-    with pytest.raises(ps.StateError, match="no room for all keys of one load: .* would be evicted again from 80000"):
+    with pytest.raises(ps.StateError, match=r"no room for all keys of one load: .* would be evicted again from 80000"):
         engine_of(ps.Dynamic(evict="lru"), rows=80_000).read_tables(tmp_path)
     engine = engine_of(ps.Dynamic(evict="lru"), rows=120_000)
     engine.read_tables(tmp_path)

@@ -23,7 +23,15 @@ from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 from penstock.tables.initializers import Run, scattered_rows
-from penstock.tables.key_directory import clock_at, key_counts, key_report, keys_of_opening, make_directory, no_room, no_room_for_load
+from penstock.tables.key_directory import (
+    clock_at,
+    key_counts,
+    key_report,
+    keys_of_opening,
+    make_directory,
+    no_room,
+    no_room_for_load,
+)
 from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
