@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dynamic import churning_steps, config_of, engine_of, log_of, timed
+from dynamic import churning_steps, config_of, engine_of, log_of, push, timed
 from ipc import write
 
 import penstock as ps
@@ -50,6 +50,26 @@ def test_diff_compares_by_key(tmp_path, call):
     saved(tmp_path, "shorter", 50)
     _, found = call(1, "diff", tmp_path / "run", tmp_path / "shorter", "--json")
     assert found["differences"]["user"]["keys"]["only_in_a"] > 0
+
+
+def test_diff_tells_large_keys_apart_in_tables_of_two_types(tmp_path, call):
+    """As floats, to which NumPy brings int64 and uint64, keys near 2^63 would be one key."""
+    static = ps.TableConfig(9, 4, name="user", optimizer=ps.Adagrad(0.1))
+    engines = {
+        "static": (ps.Engine(ps.EmbeddingConfig.from_tables([static])), range(9)),
+        "int64": (engine_of(rows=20), [1, 2, 3, -1, 1 - 2**63, 2 - 2**63]),
+        "uint64": (
+            engine_of(ps.Dynamic(key_type="uint64"), rows=20),
+            np.array([1, 2, 3, 2**63 + 1, 2**63 + 2, 2**64 - 1], np.uint64),
+        ),
+    }
+    for name, (engine, keys) in engines.items():
+        push(engine, keys)
+        engine.write_tables(tmp_path / name)
+    for a, b, only_in_a in (("static", "uint64", 6), ("int64", "uint64", 3), ("static", "int64", 6)):
+        for one, other, only in ((a, b, (only_in_a, 3)), (b, a, (3, only_in_a))):
+            _, found = call(1, "diff", tmp_path / one, tmp_path / other, "--json")
+            assert found["differences"] == {"user": {"keys": {"only_in_a": only[0], "only_in_b": only[1]}}}
 
 
 def test_inspect_names_dynamic_tables(tmp_path, call):

@@ -19,6 +19,7 @@ from penstock.cli.options import add_command
 from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import MOST_LISTED, InputError
+from penstock.frames import Array, Int64
 from penstock.io.storage.table_files import read_keys, read_shape, read_table
 
 Float32 = npt.NDArray[np.float32]
@@ -106,7 +107,7 @@ def _compare_tables(a: _Tables, b: _Tables, name: str) -> dict[str, Any]:
         return _compare(parts, other_parts, None)
     mine = np.arange(len(parts[WEIGHTS])) if mine is None else mine
     others = np.arange(len(other_parts[WEIGHTS])) if others is None else others
-    common, at, other_at = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
+    common, at, other_at = _common(mine, others)
     found = _compare(
         {key: rows[at] for key, rows in parts.items()},
         {key: rows[other_at] for key, rows in other_parts.items()},
@@ -115,6 +116,15 @@ def _compare_tables(a: _Tables, b: _Tables, name: str) -> dict[str, Any]:
     if len(common) < max(len(mine), len(others)):
         found["keys"] = {"only_in_a": len(mine) - len(common), "only_in_b": len(others) - len(common)}
     return found
+
+
+def _common(a: Array, b: Array) -> tuple[Array, Int64, Int64]:
+    """Return the keys that are in both, and where each has them. a, b : distinct, int64 or uint64"""
+    if a.dtype == b.dtype:
+        return np.intersect1d(a, b, assume_unique=True, return_indices=True)
+    at, other_at = np.flatnonzero(a >= 0), np.flatnonzero(b >= 0)  # NumPy would compare the two types as floats
+    common, in_a, in_b = _common(a[at].astype(np.uint64), b[other_at].astype(np.uint64))
+    return common, at[in_a], other_at[in_b]
 
 
 def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32], ids: Any) -> dict[str, Any]:
