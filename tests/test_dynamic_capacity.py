@@ -1,6 +1,7 @@
 """Full dynamic tables: the refused step, what stays in the gate and in the commit, and how a larger table resumes."""
 
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -231,3 +232,14 @@ def test_steps_that_are_no_clock_are_refused_before_a_frame_enters(step):
     engine.gate.set_global_step(3)
     push(engine, [2])
     assert engine.keys("user").to_pylist() == [1, 2]
+
+
+def test_a_directory_that_cannot_fit_the_machine_is_refused_before_memory_runs_out(tmp_path, refused, monkeypatch):
+    """Also where no table is needed."""
+    config, log = tmp_path / "c.pbtxt", tmp_path / "log.arrows"
+    config_of(rows=20_000_000, dim=1, optimizer=ps.SGD(0.1)).save(config)
+    log.write_bytes(log_bytes([log_of([[1]], dim=1)]))
+    counts = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 500_000_000 // 4096}
+    monkeypatch.setattr(os, "sysconf", lambda name, ask=os.sysconf: counts.get(name) or ask(name))
+    for command in ("replay", "plan"):
+        assert "table 'user': its directory needs 0.8 GB, this machine has 0.5 GB" in refused(6, command, config, log)

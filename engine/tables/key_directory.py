@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
 from penstock.frames import Coalesced, Int64
-from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory import Directory, directory_bytes
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 
@@ -18,9 +19,17 @@ _NO_KEYS = np.zeros(0, np.int64)
 
 
 def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
-    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits"""
+    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits
+
+    Raises MemoryError if it exceeds the host's memory: Linux kills the process that uses more than there is.
+    """
     settings = spec.dynamic
     assert settings is not None
+    num_bytes = directory_bytes(spec.vocabulary_size, settings.evict == "lfu") >> sample_bits
+    if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise MemoryError(
+            f"table '{spec.name}': its directory needs {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
+        )
     return Directory(
         spec.vocabulary_size,
         seed,
