@@ -143,11 +143,11 @@ def test_validate_finds_what_a_replay_would_do_to_the_keys(tmp_path, call, dynam
 
 def test_validate_finds_a_table_without_room_for_a_step(tmp_path, call, refused):
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic())
-    problem = "step 1 has 3 different keys, and 1 find no room in 4 rows; set a larger vocabulary_size"
+    problem = "step 1: no room for 1 of 3 new keys: 2 of 4 rows are in use; set a larger vocabulary_size"
     text, found = call(4, "validate", config, log)
     assert f"error     table 'user': {problem}\n" in text
     assert found["key_findings"] == [{"table": "user", "severity": "error", "problem": problem}]
-    assert "no room for 1 new keys: 2 of 4 rows are in use" in refused(6, "replay", config, log)
+    assert "no room for 1 of 3 new keys: 2 of 4 rows are in use" in refused(6, "replay", config, log)
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic(on_full="reject"))
     text, found = call(0, "validate", config, log)
     assert f"warning   table 'user': {problem}\n" in text
@@ -218,7 +218,7 @@ def test_a_static_checkpoint_that_does_not_fit_is_refused(tmp_path):
         ps.Engine.restore(tmp_path / "c", config=config_of(rows=8))
     static.flush()
     static.save(tmp_path / "c")
-    with pytest.raises(ps.StateError, match="differ from their start become keys: table 'user': no room for 1 new"):
+    with pytest.raises(ps.StateError, match="differ from their start become keys: table 'user': no room for 1 of 3 new"):
         ps.Engine.restore(tmp_path / "c", config=config_of(rows=2))
     engine_of().save(tmp_path / "d")
     with pytest.raises(ps.StateError, match="table 'user' has dynamic"):

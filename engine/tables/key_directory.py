@@ -11,6 +11,7 @@ from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
 from penstock.frames import Coalesced, Int64
 from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 
 _NO_KEYS = np.zeros(0, np.int64)
@@ -63,12 +64,20 @@ def keys_of_opening(
     return keys, rows, num_frames
 
 
-def no_room(table: str, directory: Directory, num_rejected: int, fullest: tuple[int, int, int]) -> CapacityError:
-    """Return the error of new keys that find no room. fullest : ``Plan.fullest``"""
-    shard = f", in one of the {directory.num_shards} virtual shards {fullest[0]} of {fullest[1]}"
+def shortage(directory: Directory, plan: Plan) -> str:
+    """Return how many new keys of a plan find no room, and how full the directory is."""
+    in_use, rows, _ = plan.fullest
+    shard = f", in one of the {directory.num_shards} virtual shards {in_use} of {rows}"
+    return (
+        f"no room for {plan.num_rejected} of {plan.num_admitted + plan.num_rejected} new keys: {len(directory)} of "
+        f"{directory.capacity} rows are in use{shard if directory.num_shards > 1 else ''}"
+    )
+
+
+def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
+    """Return the error of a plan with new keys that find no room."""
     return CapacityError(
-        f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
-        f"use{shard if directory.num_shards > 1 else ''}; set a larger vocabulary_size, with which a run can resume, "
+        f"table '{table}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
         "or begin anew with evict or on_full: REJECT"
     )
 
