@@ -85,8 +85,8 @@ def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
         for name, default in (("min_count", 1), ("count", "rows"), ("forget_after", None)):
             if getattr(dynamic, name) != default:
                 yield f"probability and {name} exclude each other", "give one of them"
-    if dynamic.clock == "time" and dynamic.expire_after is None:
-        yield "clock 'time' needs expire_after", "say after how many seconds a key expires"
+    if dynamic.clock == "time" and dynamic.expire_after is None and dynamic.evict is None:
+        yield "clock 'time' needs expire_after or evict", "say after how many seconds a key expires"
     if dynamic.evict == "lfu" and dynamic.half_life is None:
         yield "evict 'lfu' needs half_life", "say after how many units of the clock a count is halved"
     if dynamic.evict != "lfu" and dynamic.half_life is not None:
