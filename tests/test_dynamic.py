@@ -146,7 +146,7 @@ def test_a_full_table_may_reject_new_keys_which_wait():
     push(engine, [1, 2])
     push(engine, [1, 3])
     assert engine.keys("user").to_pylist() == [1, 2]
-    assert engine.explain("user", 3) == "waits: 1 of 1 rows, last at step 1"
+    assert engine.explain("user", 3) == "waits for room, last at step 1"
     assert engine.core.tables.dynamic["user"].directory.num_rejected == 1
 
 
@@ -167,7 +167,7 @@ def test_loads_admit_without_a_filter():
 
 @pytest.mark.parametrize("read", ["table", "slots", "retrieve_parameters"])
 def test_a_dynamic_table_is_not_read_as_a_whole(read):
-    with pytest.raises(ps.UsageError, match=r"table 'user' is dynamic: its rows are read by key, with keys\(\) and lookup\(\)"):
+    with pytest.raises(ps.UsageError, match=r"'user' is dynamic: its rows are read by key, with keys\(\) and lookup\(\)"):
         getattr(engine_of(), read)("user")
 
 

@@ -136,7 +136,7 @@ def test_a_full_table_whose_keys_all_occur_rejects_the_newcomer_which_waits():
     engine = engine_of(ps.Dynamic(evict="lru", on_full="reject"), rows=2)
     push(engine, [1, 2])
     push(engine, [1, 2, 3])
-    assert engine.explain("user", 3) == "waits: 1 of 1 rows, last at step 1"
+    assert engine.explain("user", 3) == "waits for room, last at step 1"
     assert engine.keys("user").to_pylist() == [1, 2]
     push(engine, [2, 3])  # now key 1 is a victim
     assert engine.keys("user").to_pylist() == [2, 3]
