@@ -167,7 +167,7 @@ def test_loads_admit_without_a_filter():
 
 @pytest.mark.parametrize("read", ["table", "slots", "retrieve_parameters"])
 def test_a_dynamic_table_is_not_read_as_a_whole(read):
-    with pytest.raises(ps.UsageError, match=r"'user' is dynamic: its rows are read by key, with keys\(\) and lookup\(\)"):
+    with pytest.raises(ps.UsageError, match=r"'user' is dynamic: its rows are read by key, with keys\(\)"):
         getattr(engine_of(), read)("user")
 
 
