@@ -174,7 +174,7 @@ def time_given(time: Any, is_needed: bool, source: str) -> int | None:
     """Return the time of a frame, an argument; None if no table needs it. Raises InputError, also if it is missing."""
     if time is None:
         if is_needed:
-            raise InputError("expected time=, in seconds: the clock of a dynamic table", source=source)
+            raise InputError("expected time=, in seconds: the clock of a dynamic table needs it", source=source)
         return None
     try:
         seconds = operator.index(time)

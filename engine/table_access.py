@@ -77,6 +77,8 @@ class TableAccess:
         last = f"last at {'time' if settings.clock == 'time' else 'step'} {record['last']}"
         if record["present"]:
             return f"present; {last}" + (f"; count {record['count']}" if settings.evict == "lfu" else "")
+        if record["waiting"] >= settings.min_count:
+            return f"waits for room, {last}"
         if record["waiting"]:
             return f"waits: {record['waiting']} of {settings.min_count} {settings.count}, {last}"
         return "absent"

@@ -116,12 +116,13 @@ class SynthOptions:
 
 @dataclass(frozen=True)
 class Written:
-    """The tables, rows and files of a written log. rows : by table"""
+    """The tables, rows and files of a written log. rows : by table; capacities : the rows of the configured tables"""
 
     log: Path
     config: Path
     tables: tuple[SynthTable, ...]
     rows: Mapping[str, int]
+    capacities: Mapping[str, int]
     num_steps: int
     num_bytes: int
 
@@ -138,9 +139,11 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     with atomic_files.appearing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
         file.sync()
-        EmbeddingConfig.from_tables([_config_of(t, options) for t in log.tables], Adagrad(LEARNING_RATE)).save(config)
+        configured = EmbeddingConfig.from_tables([_config_of(t, options) for t in log.tables], Adagrad(LEARNING_RATE))
+        configured.save(config)
     rows = {table.name: int(count) for table, count in zip(log.tables, log.rows, strict=True)}
-    return Written(path, config, log.tables, rows, options.num_steps, path.stat().st_size)
+    capacities = {name: capacity for name, (capacity, _) in configured.sizes.items()}
+    return Written(path, config, log.tables, rows, capacities, options.num_steps, path.stat().st_size)
 
 
 def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTable, ...]:

@@ -84,7 +84,7 @@ def test_a_sample_prints_standard_errors(tmp_path, call):
         (["--capacity", "0"], "argument --capacity: expected at least 1, got 0"),
         (["--capacity", "5,x"], "argument --capacity: expected a whole number, got 'x'"),
         (["--min-count", "0"], "argument --min-count: expected at least 1, got 0"),
-        (["--expire", "soon"], "argument --expire: expected a whole number, got 'soon'"),
+        (["--expire", "soon"], "argument --expire: expected a whole number, got 'soon'; or never"),
         (["--sample", "0"], "argument --sample: expected a share above 0, up to 1, got '0'"),
         (["--table", "usr"], "table 'usr' is not in the configuration (user); did you mean 'user'?"),
         (["--column", "grad=x"], "column role 'grad': expected one of id, gradient"),

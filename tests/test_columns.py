@@ -26,6 +26,13 @@ def test_an_id_outside_the_vocabulary_is_reported_with_batch_and_row(kind):
     assert "expected 0 <= id < 100 (vocabulary_size of table 'user'), got 100" in str(error)
 
 
+def test_a_hash_in_a_static_table_is_an_error_that_names_dynamic_tables():
+    hint = "; ids that are hashes need a dynamic table"
+    for value, is_hash in ((2**40, True), (-(2**62), True), (2**40 - 1, False), (-1, False)):
+        error = error_of([batch_of(1, id=pa.array([value], pa.int64()))])
+        assert str(error).endswith(f"got {value}{hint if is_hash else ''} [id_out_of_range]")
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [(pa.int8(), -1), (pa.int64(), -(2**63)), (pa.int64(), 2**63 - 1), (pa.uint64(), 2**63), (pa.uint64(), 2**64 - 1)],

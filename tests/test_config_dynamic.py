@@ -81,7 +81,7 @@ def test_tensorflows_message_cannot_hold_a_dynamic_table():
         ({"probability": 1.1}, "probability must be a number from 0 to 1, got 1.1"),
         ({"probability": float("nan")}, "probability must be a number from 0 to 1, got nan"),
         ({"probability": 0.5, "min_count": 2}, "probability and min_count exclude each other; give one of them"),
-        ({"clock": "time"}, "clock 'time' needs expire_after; say after how many seconds a key expires"),
+        ({"clock": "time"}, "clock 'time' needs expire_after or evict; say after how many seconds a key expires"),
         ({"evict": "lfu"}, "evict 'lfu' needs half_life; say after how many units of the clock"),
         ({"half_life": 3}, "half_life belongs to evict 'lfu'; use evict 'lfu', or remove half_life"),
     ],

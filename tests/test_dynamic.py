@@ -133,7 +133,7 @@ def test_a_full_table_is_an_error_that_takes_no_step_and_keeps_the_frame():
     before = engine.lookup("user", [1, 2, 3])
     push(engine, [3])
     with pytest.raises(
-        ps.CapacityError, match="table 'user': no room for 1 new keys: 2 of 2 rows are in use; set a larger"
+        ps.CapacityError, match="table 'user': no room for 1 of 1 new keys: 2 of 2 rows are in use; set a larger"
     ):
         push(engine, [1])
     assert (engine.global_step, engine.gate.num_accumulated) == (1, 2)
@@ -146,7 +146,7 @@ def test_a_full_table_may_reject_new_keys_which_wait():
     push(engine, [1, 2])
     push(engine, [1, 3])
     assert engine.keys("user").to_pylist() == [1, 2]
-    assert engine.explain("user", 3) == "waits: 1 of 1 rows, last at step 1"
+    assert engine.explain("user", 3) == "waits for room, last at step 1"
     assert engine.core.tables.dynamic["user"].directory.num_rejected == 1
 
 
@@ -155,17 +155,19 @@ def test_loads_admit_without_a_filter():
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     engine.load_parameters("user", rows, ids=[-7, 10**15], accumulators=rows + 1)
     assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
-    with pytest.raises(ps.CapacityError, match="no room for 1 new keys"):
+    with pytest.raises(ps.CapacityError, match="no room for 1 of 1 new keys"):
         engine.load_parameters("user", rows, ids=[-7, 4], accumulators=rows)
     assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
     assert engine.core.failed is None
     with pytest.raises(ps.UsageError, match="an id occurs twice in ids"):
         engine.load_parameters("user", rows, ids=[-7, -7], accumulators=rows)
+    with pytest.raises(ps.UsageError, match="table 'user' is dynamic: name the keys of the rows, with ids="):
+        engine.load_parameters("user", rows, accumulators=rows)
 
 
 @pytest.mark.parametrize("read", ["table", "slots", "retrieve_parameters"])
-def test_a_dynamic_table_has_no_whole(read):
-    with pytest.raises(ps.UsageError, match=r"table 'user' is dynamic and has no whole: use keys\(\) and lookup\(\)"):
+def test_a_dynamic_table_is_not_read_as_a_whole(read):
+    with pytest.raises(ps.UsageError, match=r"'user' is dynamic: its rows are read by key, with keys\(\)"):
         getattr(engine_of(), read)("user")
 
 

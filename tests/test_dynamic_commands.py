@@ -1,5 +1,6 @@
 """Commands with dynamic tables: what they print, compare and write, by key; and what they refuse, by name."""
 
+import dataclasses
 import json
 import re
 
@@ -13,6 +14,7 @@ import penstock as ps
 from penstock.cli.output import size_text
 
 BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
+SETTINGS = "min_count 2, expire_after 9, evict lru"
 
 
 def saved(tmp_path, name="run", steps=60, **options):
@@ -77,12 +79,15 @@ def test_inspect_names_dynamic_tables(tmp_path, call):
     text, found = call(0, "inspect", tmp_path / "run")
     engine = ps.Engine.restore(tmp_path / "run")
     keys = engine.core.tables.dynamic["user"].report()
-    assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting" in text
+    assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting; {SETTINGS}" in text
     assert (found["tables"][0]["keys"], found["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
     config_of(BITING).save(tmp_path / "c.pbtxt")
     text, found = call(0, "inspect", tmp_path / "c.pbtxt")
-    assert "table user: 64 × 4, Adagrad, dynamic" in text
-    assert found["tables"][0]["dynamic"]
+    assert f"table user: 64 × 4, Adagrad, dynamic: {SETTINGS}\n" in text
+    assert found["tables"][0]["dynamic"] == dataclasses.asdict(BITING)
+    config_of(ps.Dynamic()).save(tmp_path / "plain.pbtxt")
+    text, _ = call(0, "inspect", tmp_path / "plain.pbtxt")
+    assert text.endswith(", Adagrad, dynamic\n")
 
 
 def test_export_to_safetensors_has_the_keys(tmp_path, call):
@@ -163,11 +168,11 @@ def test_validate_finds_what_a_replay_would_do_to_the_keys(tmp_path, call, dynam
 
 def test_validate_finds_a_table_without_room_for_a_step(tmp_path, call, refused):
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic())
-    problem = "step 1 has 3 different keys, and 1 find no room in 4 rows; set a larger vocabulary_size"
+    problem = "step 1: no room for 1 of 3 new keys: 2 of 4 rows are in use; set a larger vocabulary_size"
     text, found = call(4, "validate", config, log)
     assert f"error     table 'user': {problem}\n" in text
     assert found["key_findings"] == [{"table": "user", "severity": "error", "problem": problem}]
-    assert "no room for 1 new keys: 2 of 4 rows are in use" in refused(6, "replay", config, log)
+    assert "no room for 1 of 3 new keys: 2 of 4 rows are in use" in refused(6, "replay", config, log)
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic(on_full="reject"))
     text, found = call(0, "validate", config, log)
     assert f"warning   table 'user': {problem}\n" in text
@@ -238,7 +243,7 @@ def test_a_static_checkpoint_that_does_not_fit_is_refused(tmp_path):
         ps.Engine.restore(tmp_path / "c", config=config_of(rows=8))
     static.flush()
     static.save(tmp_path / "c")
-    with pytest.raises(ps.StateError, match="differ from their start become keys: table 'user': no room for 1 new"):
+    with pytest.raises(ps.StateError, match="differ from their start become keys: table 'user': no room for 1 of 3"):
         ps.Engine.restore(tmp_path / "c", config=config_of(rows=2))
     engine_of().save(tmp_path / "d")
     with pytest.raises(ps.StateError, match="table 'user' has dynamic"):

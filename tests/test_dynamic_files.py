@@ -46,7 +46,7 @@ def test_a_file_with_a_key_twice_or_too_many_keys_is_refused(tmp_path):
     pq.write_table(pa.concat_tables([table, table.slice(3, 1)]), tmp_path / "twice" / "user.parquet")
     with pytest.raises(ps.InputError, match="id 3 occurs twice"):
         engine_of(rows=9).read_tables(tmp_path / "twice")
-    with pytest.raises(ps.StateError, match="no room for 1 new keys: 0 of 7 rows are in use"):
+    with pytest.raises(ps.StateError, match="no room for 1 of 8 new keys: 0 of 7 rows are in use"):
         engine_of(rows=7).read_tables(tmp_path / "a")
 
 

@@ -200,7 +200,7 @@ def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp
             client.put(frames, "w0")
         code, _, err = service.wait()
     assert code == 6
-    assert "table 'user': no room for 1 new keys: 2 of 2 rows are in use; set a larger vocabulary_size" in err
+    assert "table 'user': no room for 1 of 1 new keys: 2 of 2 rows are in use; set a larger vocabulary_size" in err
     assert err.count("\n") == 1
     with Process(large, *saving, "--resume", "--json") as service, connect(service.uri, patience_s=HANG_S) as client:
         done = client.position("w0")

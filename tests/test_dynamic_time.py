@@ -1,5 +1,7 @@
 """The clock of a dynamic table as the time of frames: of streams, of arrays, of examples and of producers."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -61,6 +63,14 @@ def test_a_column_time_is_ignored_where_no_clock_needs_it():
     engine = engine_of()
     engine.run([batch])
     assert engine.keys("user").to_pylist() == [1]
+
+
+def test_eviction_has_the_clock_of_the_frames_without_an_expiry_too():
+    log, counted = timed([1, 1, 1, 2, 3], [0, 0, 0, 1000, 1000]), ps.Dynamic(evict="lfu", half_life=100)
+    for clock, left in (("steps", [1, 3]), ("time", [2, 3])):
+        engine = engine_of(dataclasses.replace(counted, clock=clock), rows=2)
+        engine.run([log])
+        assert engine.keys("user").to_pylist() == left
 
 
 def test_equal_and_earlier_times_leave_the_clock_where_it_is():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 import pytest
-from dynamic import churning_steps, config_of, hashed, log_of
+from dynamic import churning_steps, config_of, hashed, log_of, timed
 
 import penstock as ps
 from penstock.io.decoding.reader import FrameReader
@@ -123,6 +123,15 @@ def test_a_clock_of_time_is_that_of_the_stream():
     report = engine.run([batch])
     assert report.tables["user"].keys.expired
     assert_equal(planned(config, [batch]), engine, report)
+
+
+def test_a_choice_without_expiry_needs_no_clock():
+    table = config_of(ps.Dynamic(expire_after=9, clock="time"), rows=64)
+    log, choices = timed([1, 2, 1, 3], [0, 5, 50, 90]), all_choices((), {"expire_after": [None, 9]})
+    planner = planned(table, [log], choices)
+    never = ps.Engine(config_of(ps.Dynamic(), rows=64))
+    assert planner.forecasts[0].tables()["user"].report == never.run([log]).tables["user"].keys
+    assert planner.forecasts[1].tables()["user"].report.returned == 1
 
 
 def test_every_choice_is_the_plan_of_it_alone_for_any_number_of_threads():

@@ -29,6 +29,17 @@ def test_the_command_says_what_it_wrote_and_what_to_try(tmp_path, penstock, caps
     assert f"penstock replay '{tmp_path / 'my log.pbtxt'}' '{out}' --out tables" in text
 
 
+def test_hashed_ids_are_said_with_the_rows_of_their_table(tmp_path, penstock, capsys):
+    flags = ["--rows", "100", "--rows-per-step", "100", "--vocabulary", "40", "--dim", "4", "--ids", "hashed"]
+    assert penstock(["synth", str(tmp_path / "log.arrows"), *flags, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "log.arrows: 100 rows in 1 step, " in captured.err
+    assert "table     table_0: 51 × 4, 100 rows, 40 keys at any time\n" in captured.err
+    assert "vocabulary_size: 51\n" in (tmp_path / "log.pbtxt").read_text()
+    (table,) = json.loads(captured.out)["tables"]
+    assert (table["vocabulary_size"], table["vocabulary"]) == (51, 40)
+
+
 def test_json_is_one_object_and_text_goes_to_stderr(tmp_path, penstock, capsys):
     out = tmp_path / "log.parquet"
     assert penstock(["synth", str(out), "--rows", "1000", "--rows-per-step", "300", "--tables", "2", "--json"]) == 0

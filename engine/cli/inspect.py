@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.cli.html_report import write_page
 from penstock.cli.id_statistics import IdUses, Uses, use_sections
 from penstock.cli.options import add_column_option, add_command, add_end_option, columns_of
 from penstock.cli.output import Output, check_writable, count, several
+from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
@@ -115,7 +116,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
         text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, {table['optimizer']}, {slots}"
         if (of := directories.get(table["name"])) is not None:
             table = {**table, "keys": len(of["key"]), "waiting": len(of["waiting.key"])}
-            text += f", dynamic: {several(table['keys'], 'key')}, {count(table['waiting'])} waiting"
+            text += f", dynamic: {several(table['keys'], 'key')}, {count(table['waiting'])} waiting; "
+            text = (text + settings_text(table["dynamic"])).removesuffix("; ")
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)
@@ -132,13 +134,20 @@ def inspect_config(path: str, out: Output) -> int:
     out.say(f"{path}: configuration, mode {config.mode}, {config.sharding_strategy} sharding, {config.num_tags} tags")
     tables, texts = [], []
     for name, (rows, dim) in config.sizes.items():
+        table: dict[str, Any] = {"name": name, "vocabulary_size": rows, "dim": dim}
         try:
-            optimizer = type(config.table(name).optimizer).__name__
+            spec = config.table(name)
         except ConfigError as error:
-            optimizer = str(error)
-        dynamic = {} if config.id_ranges[name][0] == rows else {"dynamic": True}
-        texts.append(f"{name}: {count(rows)} × {dim}, {optimizer}{', dynamic' if dynamic else ''}")
-        tables.append({"name": name, "vocabulary_size": rows, "dim": dim, "optimizer": optimizer, **dynamic})
+            table["optimizer"] = str(error)
+        else:
+            table["optimizer"] = type(spec.optimizer).__name__
+            if spec.dynamic is not None:
+                table["dynamic"] = asdict(spec.dynamic)
+        text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
+        if "dynamic" in table:
+            text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
+        tables.append(table)
+        texts.append(text)
     out.say_tables("  table ", texts)
     out.result({"path": path, "kind": "config", "mode": config.mode, "tags": config.num_tags, "tables": tables})
     return 0

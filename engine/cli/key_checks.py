@@ -17,7 +17,7 @@ from penstock.config.specs import TableSpec
 from penstock.frames import Frame, Int64
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import TableReport
-from penstock.tables.key_directory import clock_at, key_report, make_directory
+from penstock.tables.key_directory import clock_at, key_report, make_directory, shortage
 
 SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
 
@@ -59,7 +59,7 @@ class KeyChecks:
 class _TableKeys:
     """The keys of one table.
 
-    most : different keys of the step that has the most; over : what ended it, as (step, its keys, keys without room)
+    most : different keys of the step that has the most
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -67,7 +67,7 @@ class _TableKeys:
         self._frames: list[Int64] = []  # of the next opening: the ids of each
         self._time: int | None = None
         self.most = 0
-        self._over: tuple[int, int, int] | None = None
+        self._over: str | None = None  # the first step without room for its new keys
 
     def add(self, frame: Frame) -> None:
         blocks = [rows.ids for rows in frame.rows.get(self._spec.name, ())]
@@ -89,7 +89,7 @@ class _TableKeys:
         clock = clock_at(self._spec, self.directory, step, self._time)
         plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step)
         if plan.num_rejected and self._over is None:
-            self._over = step, len(keys), plan.num_rejected
+            self._over = f"step {step}: {shortage(self.directory, plan)}; set a larger vocabulary_size"
         if plan.num_rejected and dynamic.on_full == "error":
             plan.cancel()
         else:
@@ -100,12 +100,7 @@ class _TableKeys:
         of, dynamic = self.directory, self._spec.dynamic
         assert dynamic is not None
         if self._over is not None:
-            step, num_keys, missing = self._over
-            problem = (
-                f"step {step} has {count(num_keys)} different keys, and {count(missing)} find no room in "
-                f"{count(of.capacity)} rows; set a larger vocabulary_size"
-            )
-            return [{"severity": "error" if dynamic.on_full == "error" else "warning", "problem": problem}]
+            return [{"severity": "error" if dynamic.on_full == "error" else "warning", "problem": self._over}]
         # Shards fill unevenly: the fullest of so many has about 4 standard deviations more keys than the mean.
         share = 1 - 4 / math.sqrt(of.capacity / of.num_shards) if of.num_shards > 1 else 1.0
         if dynamic.evict is None and len(of) > share * of.capacity:

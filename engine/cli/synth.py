@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import add_command, whole
-from penstock.cli.output import Output, count, writing
+from penstock.cli.output import Output, count, several, writing
 from penstock.io.synth import (
     DISTRIBUTIONS,
     DLRM_DIMS,
@@ -89,15 +89,26 @@ def say_written(out: Output, written: Written) -> None:
     """Print which files were written, and a command that replays them."""
     rows, log, config = sum(written.rows.values()), str(written.log), str(written.config)
     replay = shlex.join(["penstock", "replay", config, log, "--out", "tables"])
-    out.say(
-        f"wrote     {log}: {count(rows)} rows in {count(written.num_steps)} steps, {written.num_bytes / 1e6:.1f} MB"
-    )
+    steps = several(written.num_steps, "step")
+    out.say(f"wrote     {log}: {count(rows)} rows in {steps}, {written.num_bytes / 1e6:.1f} MB")
     out.say(f"wrote     {config}: configuration, Adagrad")
-    sizes = [(table.name, f"{count(table.vocabulary_size)} × {table.dim}") for table in written.tables]
-    out.say_tables("table     ", [f"{name}: {size}, {count(written.rows[name])} rows" for name, size in sizes])
+    texts = []
+    for table in written.tables:
+        capacity = written.capacities[table.name]
+        text = f"{table.name}: {count(capacity)} × {table.dim}, {count(written.rows[table.name])} rows"
+        if capacity != table.vocabulary_size:
+            text += f", {count(table.vocabulary_size)} keys at any time"
+        texts.append(text)
+    out.say_tables("table     ", texts)
     out.say(f"try       {replay}")
     tables = [
-        {"name": t.name, "vocabulary_size": t.vocabulary_size, "dim": t.dim, "rows": written.rows[t.name]}
+        {
+            "name": t.name,
+            "vocabulary_size": written.capacities[t.name],
+            "dim": t.dim,
+            "rows": written.rows[t.name],
+            "vocabulary": t.vocabulary_size,
+        }
         for t in written.tables
     ]
     out.result(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -85,12 +85,17 @@ def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
         for name, default in (("min_count", 1), ("count", "rows"), ("forget_after", None)):
             if getattr(dynamic, name) != default:
                 yield f"probability and {name} exclude each other", "give one of them"
-    if dynamic.clock == "time" and dynamic.expire_after is None:
-        yield "clock 'time' needs expire_after", "say after how many seconds a key expires"
+    if dynamic.clock == "time" and dynamic.expire_after is None and dynamic.evict is None:
+        yield "clock 'time' needs expire_after or evict", "say after how many seconds a key expires"
     if dynamic.evict == "lfu" and dynamic.half_life is None:
         yield "evict 'lfu' needs half_life", "say after how many units of the clock a count is halved"
     if dynamic.evict != "lfu" and dynamic.half_life is not None:
         yield "half_life belongs to evict 'lfu'", "use evict 'lfu', or remove half_life"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return the settings that are not the default, such as "min_count 2, evict lru". settings : by argument"""
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if value != getattr(_DEFAULT, name))
 
 
 def write_dynamic(settings: TableSettings, dynamic: Dynamic) -> None:

@@ -25,8 +25,11 @@ class Choice:
     def of(self, spec: TableSpec) -> TableSpec:
         """Return the spec of a dynamic table with these settings. Raises UsageError if they contradict each other."""
         assert spec.dynamic is not None
+        settings = dict(self.settings)
+        if settings.get("expire_after", spec.dynamic.expire_after) is None and spec.dynamic.evict is None:
+            settings["clock"] = "steps"  # which decides nothing then
         try:
-            dynamic = replace(spec.dynamic, **self.settings)
+            dynamic = replace(spec.dynamic, **settings)
         except ConfigError as error:
             raise UsageError(f"table '{spec.name}': {error}") from None
         return replace(spec, vocabulary_size=self.capacity or spec.vocabulary_size, dynamic=dynamic)

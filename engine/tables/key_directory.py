@@ -73,14 +73,21 @@ def keys_of_opening(
     return keys, rows, num_frames
 
 
+def shortage(directory: Directory, plan: Plan) -> str:
+    """Return how many new keys of a plan find no room, and how full the directory is."""
+    in_use, rows, _ = plan.fullest
+    shard = f", in one of the {directory.num_shards} virtual shards {in_use} of {rows}"
+    return (
+        f"no room for {plan.num_rejected} of {plan.num_admitted + plan.num_rejected} new keys: {len(directory)} of "
+        f"{directory.capacity} rows are in use{shard if directory.num_shards > 1 else ''}"
+    )
+
+
 def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
-    """Return the error of the new keys that a plan rejects, which may be cancelled."""
-    num_keys, num_rows, _ = plan.fullest
-    shard = f", in one of the {directory.num_shards} virtual shards {num_keys} of {num_rows}"
+    """Return the error of a plan with new keys that find no room."""
     return CapacityError(
-        f"table '{table}': no room for {plan.num_rejected} new keys: {len(directory)} of {directory.capacity} rows are "
-        f"in use{shard if directory.num_shards > 1 else ''}; set a larger vocabulary_size, with which a run can "
-        "resume, or begin anew with evict or on_full: REJECT"
+        f"table '{table}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
+        "or begin anew with evict or on_full: REJECT"
     )
 
 

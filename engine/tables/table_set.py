@@ -216,7 +216,7 @@ class TableSet:
         """Return a table on the devices whose rows are all of its ids. Raises UsageError for a dynamic table."""
         table = self.table(name)
         if name in self.dynamic:
-            raise UsageError(f"table '{name}' is dynamic and has no whole: use keys() and lookup()")
+            raise UsageError(f"table '{name}' is dynamic: its rows are read by key, with keys() and lookup()")
         return table
 
     def dynamic_table(self, name: str) -> DynamicTable:
@@ -237,8 +237,8 @@ class TableSet:
         if set(slots) != set(parts) - {WEIGHTS}:
             wanted = ", ".join(list(parts)[1:]) or "none"
             raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
-        if ids is None:
-            self.whole(name)
+        if ids is None and name in self.dynamic:
+            raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
         where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(where)) != len(where):
             raise UsageError(f"table '{name}': an id occurs twice in ids")

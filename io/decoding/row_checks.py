@@ -30,6 +30,7 @@ REASONS = (
     "length_mismatch",
     "gradient_not_finite",
 )
+_HASHED = 2**40  # nearly every 64-bit hash is beyond it, and no table has so many rows
 
 
 def find_bad_rows(batch: RowBatch, sizes: Sizes) -> npt.NDArray[np.uint8] | None:
@@ -68,7 +69,9 @@ def explain(batch: RowBatch, row: int, code: int, sizes: Sizes, roles: Roles) ->
         return "expected an id, got null", roles.id.name
     if reason == "id_out_of_range":
         setting = f"{'vocabulary_size' if vocabulary > 0 else 'key_type'} of table '{table}'"
-        return f"expected {expected(vocabulary)} ({setting}), got {batch.raw_ids[row]}", roles.id.name
+        got = int(batch.raw_ids[row])
+        hint = "; ids that are hashes need a dynamic table" if vocabulary > 0 and abs(got) >= _HASHED else ""
+        return f"expected {expected(vocabulary)} ({setting}), got {got}{hint}", roles.id.name
     gradients, column = batch.gradients, roles.gradient.name
     if reason == "gradient_null":
         return f"expected {dim} floats, got null", column
