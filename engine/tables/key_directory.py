@@ -11,6 +11,7 @@ from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
 from penstock.frames import Coalesced, Int64
 from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
 
 _NO_KEYS = np.zeros(0, np.int64)
@@ -63,11 +64,12 @@ def keys_of_opening(
     return keys, rows, num_frames
 
 
-def no_room(table: str, directory: Directory, num_rejected: int, fullest: tuple[int, int, int]) -> CapacityError:
-    """Return the error of new keys that find no room. fullest : ``Plan.fullest``"""
-    shard = f", in one of the {directory.num_shards} virtual shards {fullest[0]} of {fullest[1]}"
+def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
+    """Return the error of the new keys that a plan rejects."""
+    num_keys, num_rows, _ = plan.fullest
+    shard = f", in one of the {directory.num_shards} virtual shards {num_keys} of {num_rows}"
     return CapacityError(
-        f"table '{table}': no room for {num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
+        f"table '{table}': no room for {plan.num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
         f"use{shard if directory.num_shards > 1 else ''}; set a larger vocabulary_size, with which a run can resume, "
         "or begin anew with evict or on_full: REJECT"
     )
