@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from dynamic import Reader, churning_steps, config_of, engine_of, log_of, timed
+from dynamic import Reader, churning_steps, config_of, engine_of, log_of, physical, timed
 from limits import HANG_S, until
 from services import Process, client_of, service_of
 
@@ -30,14 +30,6 @@ def replayed(frames, dynamic=BITING, **options):
     engine = engine_of(dynamic, rows=32, **options)
     engine.run(iter(frames))
     return engine
-
-
-def physical(engine):
-    """key → row of all keys that have one, also of expired ones that wait for their sweep."""
-    table = engine.core.tables.dynamic["user"]
-    state = table.directory.state()
-    rows = engine.core.tables.table("user").read(state["row"].astype(np.int64))
-    return dict(zip(table.as_given(state["key"]).tolist(), rows.tolist(), strict=True))
 
 
 def rows_of(at):

@@ -15,9 +15,10 @@ from penstock.cli.output import Output, count, keys_texts
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.frames import Frame, Int64
-from penstock.pyx.keys.directory_plan import Plan
+from penstock.planning.choices import Choice
+from penstock.planning.forecast import Forecast, Opening
 from penstock.stats import TableReport
-from penstock.tables.key_directory import clock_at, key_report, make_directory
+from penstock.tables.key_directory import key_report
 
 SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
 
@@ -59,15 +60,16 @@ class KeyChecks:
 class _TableKeys:
     """The keys of one table.
 
-    most : different keys of the step that has the most; over : what ended it, as (step, its keys, keys without room)
+    most : different keys of the step that has the most
     """
 
     def __init__(self, spec: TableSpec) -> None:
-        self._spec, self.directory = spec, make_directory(spec, SEED)
+        self._spec, self._forecast = spec, Forecast(Choice(), {spec.name: spec}, {spec.name: 0}, SEED)
+        self.directory = self._forecast.directories[spec.name]
         self._frames: list[Int64] = []  # of the next opening: the ids of each
         self._time: int | None = None
         self.most = 0
-        self._over: tuple[int, int, int] | None = None
+        self._short: tuple[int, int, int] | None = None  # the first step with keys without room, its keys, how many
 
     def add(self, frame: Frame) -> None:
         blocks = [rows.ids for rows in frame.rows.get(self._spec.name, ())]
@@ -82,25 +84,20 @@ class _TableKeys:
         keys, rows = np.unique(np.concatenate([np.zeros(0, np.int64), *frames]), return_counts=True)
         num_frames = np.unique(np.concatenate([keys[:0], *map(np.unique, frames)]), return_counts=True)[1]
         self.most = max(self.most, len(keys))
-        dynamic = self._spec.dynamic
-        assert dynamic is not None
-        if self._over is not None and dynamic.on_full == "error":
+        if self._forecast.full is not None:
             return
-        clock = clock_at(self._spec, self.directory, step, self._time)
-        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step)
-        if plan.num_rejected and self._over is None:
-            self._over = step, len(keys), plan.num_rejected
-        if plan.num_rejected and dynamic.on_full == "error":
-            plan.cancel()
-        else:
-            plan.commit()
+        self._forecast.step({self._spec.name: Opening(keys, rows, num_frames)}, step, self._time)
+        full = self._forecast.full
+        num_rejected = self.directory.num_rejected if full is None else full.num_rejected
+        if num_rejected and self._short is None:
+            self._short = step, len(keys), num_rejected
 
     def findings(self) -> list[dict[str, str]]:
         """Return the findings, each with ``severity`` and ``problem``."""
         of, dynamic = self.directory, self._spec.dynamic
         assert dynamic is not None
-        if self._over is not None:
-            step, num_keys, missing = self._over
+        if self._short is not None:
+            step, num_keys, missing = self._short
             problem = (
                 f"step {step} has {count(num_keys)} different keys, and {count(missing)} find no room in "
                 f"{count(of.capacity)} rows; set a larger vocabulary_size"

@@ -21,15 +21,6 @@ Run = Callable[[list[Callable[[], bool]]], Any]
 MOST_SHARDS, ROWS_PER_SHARD = 1024, 4096
 # A standard error from fewer shards says little.
 LEAST_SHARD_BITS = 4
-_FIELDS = {
-    "num_keys": "keys",
-    "num_admitted": "admitted",
-    "num_expired": "expired",
-    "num_evicted": "evicted",
-    "num_returned": "returned",
-    "num_rejected": "rejected",
-    "unadmitted_rows": "unadmitted_rows",
-}
 
 
 class Opening(NamedTuple):
@@ -49,10 +40,11 @@ class Opening(NamedTuple):
 
 @dataclass(frozen=True)
 class Full:
-    """A table had no room for new keys, which ends a replay. problem : its message"""
+    """A table had no room for new keys, which ends a replay. num_rejected : these keys; problem : its message"""
 
     step: int
     table: str
+    num_rejected: int
     problem: str
 
 
@@ -62,13 +54,12 @@ class TableForecast:
 
     capacity : rows; share : of the virtual shards, and so of the keys, that were followed; 1: all, and counts are exact
     report : estimates if share is below 1; standard_error : of its counts, by their names; empty if they are exact
-    host_bytes : of the directory; device_bytes : of weights and slots, at least
+    device_bytes : of weights and slots, at least
     """
 
     capacity: int
     share: float
     report: KeyReport
-    host_bytes: int
     device_bytes: int
     standard_error: Mapping[str, float] = field(default_factory=dict)
 
@@ -99,7 +90,7 @@ class Forecast:
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
                 for one in plans:
                     one.cancel()
-                self.full = Full(step, name, str(no_room(name, directory, plan)))
+                self.full = Full(step, name, plan.num_rejected, str(no_room(name, directory, plan)))
                 return True
         for plan in plans:
             plan.commit()
@@ -119,11 +110,9 @@ def _forecast(spec: TableSpec, directory: Directory) -> TableForecast:
     num_shards, num_followed = 1 << shard_bits(spec.vocabulary_size), directory.num_shards
     report, scale, error = key_report(directory), num_shards / num_followed, {}
     if scale > 1:
-        shards = by_shard(directory)
         left_out = np.sqrt(1 - 1 / scale)
-        for counted, name in _FIELDS.items():
-            error[name] = float(num_shards * shards[counted].std(ddof=1) / np.sqrt(num_followed) * left_out)
+        for name, counts in by_shard(directory).items():
+            error[name] = float(num_shards * counts.std(ddof=1) / np.sqrt(num_followed) * left_out)
         scaled = {name: round(number * scale) for name, number in vars(report).items() if name != "load"}
         report = replace(report, **scaled)
-    bytes_on_device = spec.weights_bytes + spec.slots_bytes
-    return TableForecast(spec.vocabulary_size, 1 / scale, report, report.directory_bytes, bytes_on_device, error)
+    return TableForecast(spec.vocabulary_size, 1 / scale, report, spec.weights_bytes + spec.slots_bytes, error)

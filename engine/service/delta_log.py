@@ -75,13 +75,9 @@ class DeltaLog:
             self._publish(self._logged_step)
 
     def commit_begins(self) -> None:
-        self.cut()
-        self._committing_step = self._logged_step
-
-    def cut(self) -> None:
-        """End the current delta, which is published with the next commit. The caller holds the gate's lock."""
         if self._deltas is not None:
             self._log(self._deltas, self._deltas.take)
+        self._committing_step = self._logged_step
 
     def commit_is_on_disk(self) -> None:
         self._publish(self._committing_step)

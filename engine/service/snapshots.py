@@ -93,8 +93,6 @@ class Snapshots:
             if dynamic is None:
                 ids: Int64 | range = range(tables.specs[name].vocabulary_size)
             else:
-                # A key that a delta both admits and removes is not listed there: no delta may have begun before.
-                self._log.cut()
                 ids, end["clock"] = dynamic.directory.state()["key"], dynamic.directory.clock
         for first in range(0, len(ids), at_once):
             some = ids[first : first + at_once]
