@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from dynamic import hashed
-from openings import opened
+from openings import hashed, opened
 
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.shard_sample import by_shard, sampled
