@@ -66,12 +66,12 @@ def keys_of_opening(
 
 def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
     """Return the error of the new keys that a plan rejects."""
-    num_keys, num_rows, _ = plan.fullest
+    num_keys, num_rows = plan.fullest
     shard = f", in one of the {directory.num_shards} virtual shards {num_keys} of {num_rows}"
+    in_use = f"{len(directory)} of {directory.capacity} rows are in use{shard if directory.num_shards > 1 else ''}"
     return CapacityError(
-        f"table '{table}': no room for {plan.num_rejected} new keys: {len(directory)} of {directory.capacity} rows are in "
-        f"use{shard if directory.num_shards > 1 else ''}; set a larger vocabulary_size, with which a run can resume, "
-        "or begin anew with evict or on_full: REJECT"
+        f"table '{table}': no room for {plan.num_rejected} new keys: {in_use}; set a larger vocabulary_size, with "
+        "which a run can resume, or begin anew with evict or on_full: REJECT"
     )
 
 

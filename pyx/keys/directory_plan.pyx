@@ -122,14 +122,14 @@ cdef class Plan:
 
     @property
     def fullest(self):
-        """Of the shard that rejects the most keys: its keys, its rows, and how many it rejects."""
+        """Of the shard that rejects the most keys: its keys and its rows."""
         cdef Py_ssize_t s, most = 0
         cdef Shard* shard
         for s in range(self.num_shards):
             if self.opening.each[s].num_rejected > self.opening.each[most].num_rejected:
                 most = s
         shard = &self.opening.of.each[most]
-        return shard.num_rows - shard.num_free, shard.num_rows, self.opening.each[most].num_rejected
+        return shard.num_rows - shard.num_free, shard.num_rows
 
     # ---- the end of a plan
 
