@@ -48,6 +48,18 @@ def test_a_file_with_a_key_twice_or_too_many_keys_is_refused(tmp_path):
         engine_of(rows=7).read_tables(tmp_path / "a")
 
 
+def test_a_key_of_an_earlier_block_of_a_file_is_named_in_its_type(tmp_path):
+    dynamic, first = ps.Dynamic(key_type="uint64"), 2**63 - 100
+    engine = engine_of(dynamic, rows=160_000)
+    push(engine, np.arange(first, first + 70_000, dtype=np.uint64))
+    (path,) = engine.write_tables(tmp_path)
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table.slice(200, 1)]), path)
+    with pytest.raises(ps.InputError, match=f"id {first + 200} occurs twice") as raised:
+        engine_of(dynamic, rows=160_000).read_tables(tmp_path)
+    assert raised.value.row == 70_000
+
+
 def test_the_report_accounts_for_every_key():
     engine = engine_of(ALL_POLICIES, rows=32)
     start = 0

@@ -196,20 +196,21 @@ class _Seen:
 
     def __init__(self, vocabulary_size: int) -> None:
         self._marks = np.zeros(vocabulary_size, bool) if vocabulary_size > 0 else None
-        self._keys = np.zeros(0, np.int64)
+        self._keys: list[npt.NDArray[Any]] = []
+        self._largest: Any = None
 
-    def again(self, ids: Int64) -> npt.NDArray[np.bool_]:
-        """Return which ids occurred before, here or in an earlier call, and add them."""
+    def again(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which ids occurred before, here or in an earlier call, and add them. ids : all of one type"""
+        again = np.zeros(len(ids), bool)
         if self._marks is not None:
             again = self._marks[ids]
             self._marks[ids] = True
-        elif len(self._keys) and len(ids) and ids.min() <= self._keys[-1]:
-            again = np.isin(ids, self._keys)
-            self._keys = np.union1d(self._keys, ids)
-        else:  # in a file that was written here keys ascend
-            again = np.zeros(len(ids), bool)
-            self._keys = np.concatenate([self._keys, np.unique(ids)])
-        if not again.any() and not (np.diff(ids) > 0).all():
+        elif len(ids):
+            if self._keys and ids.min() <= self._largest:  # in a file that was written here keys ascend
+                again = np.isin(ids, np.concatenate(self._keys))
+            self._largest = max(ids.max(), self._largest) if self._keys else ids.max()
+            self._keys.append(ids)
+        if not again.any() and not (ids[1:] > ids[:-1]).all():
             again[:] = True
             again[np.unique(ids, return_index=True)[1]] = False
         return again
@@ -226,12 +227,11 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
         setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what}"
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
         raise InputError(problem, source=source, row=first + row, column="id")
-    ids = raw.astype(np.int64, copy=False)
-    again = seen.again(ids)
+    again = seen.again(raw)
     if again.any():
         row = int(np.argmax(again))
-        raise InputError(f"id {ids[row]} occurs twice", source=source, row=first + row, column="id")
-    return ids
+        raise InputError(f"id {raw[row]} occurs twice", source=source, row=first + row, column="id")
+    return raw.astype(np.int64, copy=False)
 
 
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
