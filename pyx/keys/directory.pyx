@@ -86,7 +86,7 @@ cdef class Directory:
 
     @property
     def candidate_bytes(self):
-        """Bytes of candidates, and of the keys that lost their row lately."""
+        """Bytes of candidates, and of the keys that lost their row recently."""
         cdef Py_ssize_t s, slots = 0, prints = 0
         for s in range(self.shards.num_shards):
             slots += self.shards.each[s].young.slots + self.shards.each[s].old.slots
