@@ -27,7 +27,7 @@ def present(directory, keys):
 
 
 def removals(plan):
-    _, keys, why = plan.removed()
+    keys, why = plan.removed()
     return list(zip(keys.tolist(), why.tolist(), strict=True))
 
 

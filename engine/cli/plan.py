@@ -19,6 +19,7 @@ from penstock.cli.options import (
     whole,
 )
 from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.quarantine import parse_on_bad_row
@@ -58,7 +59,7 @@ def add(commands: Any) -> None:
     choices.add_argument("--capacity", type=_several(whole(1, 2**31 - 1)), default=[], metavar="N,…", help="rows")
     choices.add_argument(
         "--min-count",
-        type=_several(whole(1, 2**32 - 2)),
+        type=_several(whole(1, MOST)),
         default=[],
         metavar="N,…",
         help="occurrences that admit a key",
@@ -97,7 +98,7 @@ def _several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def _after(text: str) -> int | None:
-    return None if text == NEVER else whole(1, 2**32 - 2)(text)
+    return None if text == NEVER else whole(1, MOST)(text)
 
 
 def run(args: argparse.Namespace) -> int:

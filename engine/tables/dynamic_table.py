@@ -53,7 +53,7 @@ class DynamicTable:
         self._has_opened = False
         if table.layout.bfloat16:
             table.key_by(self.directory.keys)
-        self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
+        self.id_range = ANY_UINT64 if spec.id_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
         self.start_counting()
@@ -114,7 +114,7 @@ class DynamicTable:
 
     def changes(self) -> Int64:
         """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times."""
-        keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
+        keys = [(plan.removed()[0], plan.keys[plan.found >= 0]) for plan in self._carried_out]
         return np.concatenate([_NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
@@ -211,7 +211,7 @@ class DynamicTable:
 
     def as_given(self, keys: Int64) -> npt.NDArray[Any]:
         """Return keys in their type."""
-        return keys.view(np.uint64) if self.settings.key_type == "uint64" else keys
+        return keys.view(self.spec.id_type)
 
     def sorted(self) -> tuple[npt.NDArray[Any], Callable[[int], Iterator[Float32]]]:
         """Return the keys, ascending, without expired ones, and a function that yields one part of their rows."""
