@@ -36,11 +36,7 @@ types: .venv/installed
 	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
-		penstock.pyx.accumulator penstock.pyx.arrow_c_data penstock.pyx.scaled_rows penstock.pyx.xla_handlers \
-		penstock.pyx.id_table penstock.pyx.frame_accumulate penstock.pyx.dirty_bits penstock.pyx.partition penstock.pyx.run_lengths \
-		penstock.pyx.update penstock.pyx.initial_rows penstock.pyx.keys.directory penstock.pyx.keys.directory_plan \
-		penstock.pyx.keys.shard_sample \
-		penstock.bench.memory_bandwidth
+		$(subst /,.,$(patsubst %.pyi,penstock.%,$(wildcard pyx/*.pyi pyx/keys/*.pyi bench/*.pyi)))
 
 # The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.
 checked: .venv/installed
@@ -49,7 +45,7 @@ checked: .venv/installed
 	PYTHONPATH=build/checked/lib $(BIN)/python -c \
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
 	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_accumulator_kernel.py \
-		tests/test_directory.py tests/test_directory_twin.py tests/test_initial_rows.py $(ARGS)
+		tests/test_directory.py tests/test_directory_returns.py tests/test_directory_twin.py tests/test_initial_rows.py $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break

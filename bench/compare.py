@@ -164,11 +164,14 @@ def waves(ways: Sequence[Way], steps: Sequence[Step]) -> list[list[Way]]:
 
 
 def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[str] = ()) -> dict[str, Any]:
-    """Return the results by side: penstock over all waves, every peer with penstock's median in its wave.
+    """Return the results by side: penstock over all waves, every peer with penstock's median in its wave; none if
+    penstock failed.
 
     ids_only : sides without a ratio
     """
     ours = {wave: timing for wave, name, timing in timings if name == OURS}
+    if not ours:
+        return {}
     sides = {OURS: Timing(tuple(s for timing in ours.values() for s in timing.samples)).as_json()}
     for wave, name, timing in timings:
         if name != OURS:

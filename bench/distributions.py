@@ -10,6 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from penstock.io.synthetic_ids import mixed
+
 Int64 = npt.NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int, int], Int64]  # (rng, rows, vocabulary_size) → ids
 
@@ -24,9 +26,7 @@ def spread(ranks: Int64, vocabulary_size: int) -> Int64:
 
 def hashed(ids: Int64) -> Int64:
     """Return a key of 64 bits for every id, as a hash gives it. The mapping is a bijection."""
-    mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys: Int64 = ((mixed ^ mixed >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)).view(np.int64)
-    return keys
+    return mixed(ids.astype(np.uint64)).view(np.int64)
 
 
 def zipf(exponent: float) -> Draw:

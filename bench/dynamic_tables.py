@@ -172,7 +172,7 @@ class Admissions(Ours):
         self._sums = [Coalesced((SummedArrays(*of),)) for of in zip(keys, sums, strict=True)]
         self.prepare(range(1))
         self.run(range(1))
-        self.num_wrong = int((self.table.read(keys[0]) != self.table.initial(keys[0])[0]).any(axis=1).sum())
+        self.num_wrong = int((self.table.read(keys[0]) != self.table.initial(keys[0])).any(axis=1).sum())
 
     def prepare(self, steps: Sequence[int]) -> None:
         """Forget all keys."""

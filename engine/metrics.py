@@ -32,7 +32,7 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "expired_waiting": ("unswept_keys", Gauge, "expired keys that still have a row"),
     "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
     "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
-    "returned": ("returned_keys_total", Counter, "keys that came back"),
+    "returned": ("returned_keys_total", Counter, "admitted keys that had lost a row before"),
     "expired": ("expired_keys_total", Counter, "keys that lost their row because they had not occurred"),
     "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
     "rejected": ("rejected_keys_total", Counter, "keys that were due and found no room"),

@@ -19,7 +19,7 @@ class KeyReport:
     waiting : keys that wait for admission; directory_bytes : memory of keys and waiting keys
     load : keys as a share of the rows of the table
     admitted, expired, evicted : in the run: keys at its start + admitted - expired - evicted = keys
-    returned : admitted keys that had a row before and lost it lately; rejected : keys that were due and found no room
+    returned : admitted keys that had a row before and lost it recently; rejected : keys that were due and found no room
     unadmitted_rows : gradient rows of keys that were not admitted, which are lost
     """
 

@@ -108,7 +108,8 @@ class TableAccess:
 
         The hash covers each table, in the order of names: the name and a zero byte, vocabulary_size and dim (int64),
         the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they
-        are). The global step (int64) ends it.
+        are). Of a dynamic table, the rows are those of its keys, in order of the hashed key, and the keys, their
+        clocks and counts, the waiting keys and the clock follow. The global step (int64) ends it.
         """
         with self.core.still():
             return self.core.tables.hash(self.global_step)

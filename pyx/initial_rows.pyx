@@ -1,8 +1,10 @@
 """Initial rows of keys anywhere in 2**64, equal bit for bit to those that tables/initializers.py draws for a range."""
 
+import hashlib
+
 from libc.stdint cimport int64_t, uint64_t
 
-from ._types cimport id_t
+from penstock.pyx._types cimport id_t
 
 cdef extern from "philox.h":
     ctypedef struct PhiloxKey:
@@ -11,21 +13,21 @@ cdef extern from "philox.h":
                   float* row) noexcept nogil
 
 
-def draw(const id_t[::1] keys not None, bytes philox_key not None, bint normal, double first, double second,
+def draw(const id_t[::1] keys not None, bytes key_bytes not None, bint normal, double first, double second,
          float[:, ::1] out not None):
     """Draw the row of every key into ``out``, float32 (len(keys), dim), without the GIL.
 
     keys : int64; key k has row number k modulo 2**64
-    philox_key : 16 bytes, ``initializers.philox_key``
+    key_bytes : 16 bytes, as ``philox_key`` returns them
     normal : a truncated normal with the standard deviation ``first`` and the mean ``second``; else uniform from
         ``second`` on, over a width of ``first``
     """
     cdef Py_ssize_t i
-    cdef const unsigned char* bytes_of = philox_key
+    cdef const unsigned char* bytes_of = key_bytes
     cdef PhiloxKey key
-    if out.shape[0] != keys.shape[0] or len(philox_key) != 16:
+    if out.shape[0] != keys.shape[0] or len(key_bytes) != 16:
         raise ValueError(f"expected a row for each of {keys.shape[0]} keys and 16 bytes, got {out.shape[0]} rows and "
-                         f"{len(philox_key)} bytes")
+                         f"{len(key_bytes)} bytes")
     key.low = key.high = 0
     for i in range(8):
         key.low |= <uint64_t>bytes_of[i] << 8 * i
@@ -34,3 +36,8 @@ def draw(const id_t[::1] keys not None, bytes philox_key not None, bint normal, 
         with nogil:
             for i in range(keys.shape[0]):
                 draw_row(key, <uint64_t>keys[i], out.shape[1], normal, first, second, &out[i, 0])
+
+
+def philox_key(bytes purpose, seed, str table):
+    """Return 16 bytes that depend on a purpose, the seed and the table's name: a key of NumPy's Philox, little-endian."""
+    return hashlib.sha256(b"penstock table %s\0%d\0%s" % (purpose, seed, table.encode())).digest()[:16]

@@ -4,8 +4,12 @@ import zlib
 
 import numpy as np
 import pyarrow as pa
+from openings import hashed
 
 import penstock as ps
+
+# Keys wait, expire and are evicted.
+ALL_POLICIES = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 
 
 def config_of(dynamic=None, rows=64, dim=4, optimizer=None, name="user", **more):
@@ -74,11 +78,6 @@ def churning_steps(num_steps=60, num_keys=40, per_step=24, seed=0):
     for step in range(num_steps):
         steps.append(hashed(step // 2 + rng.integers(0, num_keys, per_step)))
     return steps
-
-
-def hashed(numbers):
-    """Keys of all 64 bits, one per number."""
-    return (np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def physical(engine):

@@ -9,6 +9,11 @@ def int64(values):
     return np.array(values, np.int64)
 
 
+def hashed(numbers):
+    """Keys of all 64 bits, one per number."""
+    return (np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+
+
 def opened(directory, keys, step, clock=None, rows=None, frames=None, **options):
     """Commit one opening; return the plan."""
     counts = [None if some is None else int64(some) for some in (rows, frames)]
@@ -22,7 +27,7 @@ def present(directory, keys):
 
 
 def removals(plan):
-    _, keys, why = plan.removed()
+    keys, why = plan.removed()
     return list(zip(keys.tolist(), why.tolist(), strict=True))
 
 

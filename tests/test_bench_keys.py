@@ -54,6 +54,16 @@ def test_cases_of_keys_measure_their_sides(case, sides):
     assert set(run["sides"]) == sides
 
 
+def test_a_failure_of_penstock_is_reported(monkeypatch):
+    def fail(*_):
+        raise ValueError("no table")
+
+    monkeypatch.setattr(dynamic_tables, "Admissions", fail)
+    run = measured("keys/admit", [])
+    assert run["failed"] == {"penstock": "ValueError: no table"}
+    assert run["sides"] == {}
+
+
 def in_a_dict(new_number):
     """A way to number keys. new_number : the keys so far → the number of a new key"""
 

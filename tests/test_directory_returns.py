@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from dynamic import hashed
-from openings import opened
+from openings import hashed, opened
 
 from penstock.pyx.keys.directory import Directory
-from penstock.pyx.keys.shard_sample import COUNTED, by_shard, sampled
+from penstock.pyx.keys.shard_sample import by_shard, sampled
+from penstock.tables.key_directory import key_counts
 
 
 def test_keys_that_lost_their_row_and_are_admitted_again_have_returned_whatever_took_it():
@@ -56,10 +56,7 @@ def test_a_sample_of_the_shards_has_exactly_their_keys_of_the_whole_directory(ev
             opened(part, keys[at], step, rows=rows[at])
     expected = by_shard(whole)
     assert whole.num_shards == 4
-    assert expected["num_keys"].sum() == len(whole)
-    assert {name: counts.sum() for name, counts in expected.items() if name != "rows" and name != "num_keys"} == {
-        name: getattr(whole, name) for name in COUNTED
-    }
+    assert {name: counts.sum() for name, counts in expected.items()} == {"keys": len(whole), **key_counts(whole)}
     for bits, part in parts.items():
         assert part.num_shards == 4 >> bits
         for name, counts in by_shard(part).items():

@@ -5,7 +5,7 @@ import pytest
 import reference_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openings import opened, removals
+from openings import hashed, opened, removals
 
 from penstock.pyx.keys.directory import Directory
 
@@ -121,7 +121,7 @@ def test_a_third_of_a_million_operations_on_several_shards_equal_the_twin(policy
     num_keys = 0
     for step in range(220):
         ranks = np.unique(rng.zipf(1.15, 3600) % 60_000)
-        keys = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+        keys = hashed(ranks)
         num_keys += len(keys)
         rows = rng.integers(1, 4, len(keys))
         pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)

@@ -3,11 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from dynamic import engine_of, push
+from dynamic import ALL_POLICIES, engine_of, push
 
 import penstock as ps
-
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 
 
 def test_keys_of_the_whole_range_by_type():
@@ -74,7 +72,7 @@ def test_absent_keys_show_their_initial_row_or_zero():
 
 
 def test_reading_changes_nothing():
-    engine = engine_of(BITING, rows=8)
+    engine = engine_of(ALL_POLICIES, rows=8)
     push(engine, [1, 1, 2])
     before = engine.state_hash()
     engine.lookup("user", [1, 2, 3])

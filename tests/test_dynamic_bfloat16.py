@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dynamic import churning_steps, config_of, cut, in_16_bits, log_of
+from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +10,6 @@ import penstock as ps
 from penstock.bridge.stochastic_rounding import key_of, stochastic, words_of
 
 OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.RowWiseAdagrad(0.1)]
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 
 
 def engine_of(dynamic=None, mesh=None, **options):
@@ -87,7 +86,9 @@ def test_keys_that_share_their_lower_half_are_rounded_each_by_itself():
     assert len(set(words_of(np.array([-1, 2**32 - 1, 2**63 - 1, -(2**63), 0])).tolist())) == 5
 
 
-@pytest.mark.parametrize("dynamic", [BITING, ps.Dynamic(probability=0.4, evict="lfu", half_life=4)], ids=["lru", "lfu"])
+@pytest.mark.parametrize(
+    "dynamic", [ALL_POLICIES, ps.Dynamic(probability=0.4, evict="lfu", half_life=4)], ids=["lru", "lfu"]
+)
 def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of, monkeypatch):
     log, states = log_of(churning_steps(40)), set()
     for layout, devices, sizes in [("plain", 1, [10_000]), ("plain", 3, [1, 100]), ("tiled", 8, [24, 3])]:
@@ -101,11 +102,11 @@ def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of, monkeypatch):
 
 def test_a_run_that_resumes_ends_like_the_unbroken_one(tmp_path, mesh_of):
     log = log_of(churning_steps(40))
-    whole = engine_of(BITING, rows=32, num_required=2)
+    whole = engine_of(ALL_POLICIES, rows=32, num_required=2)
     whole.run([log])
     for limit, devices in ((7, 3), (20, 1)):
         folder = tmp_path / str(limit)
-        engine_of(BITING, rows=32, num_required=2).run([log], checkpoint=folder, limit=limit, every=3)
+        engine_of(ALL_POLICIES, rows=32, num_required=2).run([log], checkpoint=folder, limit=limit, every=3)
         again = ps.Engine.restore(folder, mesh_of(devices))
         again.run([log], checkpoint=folder, resume=True, every=3)
         assert again.state_hash() == whole.state_hash()

@@ -7,18 +7,17 @@ import re
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dynamic import churning_steps, config_of, engine_of, log_of, push, timed
+from dynamic import ALL_POLICIES, churning_steps, config_of, engine_of, log_of, push, timed
 from ipc import write
 
 import penstock as ps
 from penstock.cli.output import size_text
 
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 SETTINGS = "min_count 2, expire_after 9, evict lru"
 
 
 def saved(tmp_path, name="run", steps=60, **options):
-    engine = engine_of(BITING, rows=32, **options)
+    engine = engine_of(ALL_POLICIES, rows=32, **options)
     engine.run([log_of(churning_steps(steps))], checkpoint=tmp_path / name)
     return engine
 
@@ -81,10 +80,10 @@ def test_inspect_names_dynamic_tables(tmp_path, call):
     keys = engine.core.tables.dynamic["user"].report()
     assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting; {SETTINGS}" in text
     assert (found["tables"][0]["keys"], found["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
-    config_of(BITING).save(tmp_path / "c.pbtxt")
+    config_of(ALL_POLICIES).save(tmp_path / "c.pbtxt")
     text, found = call(0, "inspect", tmp_path / "c.pbtxt")
     assert f"table user: 64 × 4, Adagrad, dynamic: {SETTINGS}\n" in text
-    assert found["tables"][0]["dynamic"] == dataclasses.asdict(BITING)
+    assert found["tables"][0]["dynamic"] == dataclasses.asdict(ALL_POLICIES)
     config_of(ps.Dynamic()).save(tmp_path / "plain.pbtxt")
     text, _ = call(0, "inspect", tmp_path / "plain.pbtxt")
     assert text.endswith(", Adagrad, dynamic\n")
@@ -112,7 +111,7 @@ def test_expired_keys_that_wait_for_their_sweep_are_not_exported(tmp_path, call)
 def logged(tmp_path, steps, **settings):
     """The paths of a configuration and of a log."""
     config, log = tmp_path / "tables.pbtxt", tmp_path / "log.arrows"
-    config_of(settings.pop("dynamic", BITING), **settings).save(config)
+    config_of(settings.pop("dynamic", ALL_POLICIES), **settings).save(config)
     return config, write(log, [log_of(steps)])
 
 
@@ -149,7 +148,7 @@ def test_validate_says_what_a_dynamic_table_needs(tmp_path, call):
 @pytest.mark.parametrize(
     "dynamic",
     [
-        BITING,
+        ALL_POLICIES,
         ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=9, evict="lfu", half_life=4),
         ps.Dynamic(probability=0.4, evict="lru"),
     ],

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dynamic import churning_steps, config_of, cut, in_16_bits, log_of, push
+from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of, push
 
 import penstock as ps
 from penstock.bridge.backends import formatted
@@ -12,7 +12,6 @@ from penstock.bridge.sharding import LINES, MAX_BUCKET, WRITE_GROWTH, Layout, bu
 from penstock.bridge.stacking import Stack
 from penstock.updates import UpdateRule
 
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 XLA = [("xla", "plain"), ("xla", "tiled"), ("pallas", "tiled")]
 
 
@@ -41,7 +40,7 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     variant, layout, dim, bfloat16, on, mesh_of, compilations, tmp_path
 ):
     on(variant, layout)
-    dynamic = config_of(BITING, rows=64, dim=dim)
+    dynamic = config_of(ALL_POLICIES, rows=64, dim=dim)
     static = ps.EmbeddingConfig.from_tables([ps.TableConfig(64, dim, name="user", optimizer=ps.Adagrad(0.1))])
     if bfloat16:
         static, dynamic = in_16_bits(static), in_16_bits(dynamic)
@@ -96,7 +95,7 @@ def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optim
     forms += [(*XLA[2], 2, [100])]
     for variant, layout, devices, sizes in forms:
         on(variant, layout)
-        engine = ps.Engine(config_of(BITING, rows=32, optimizer=optimizer), mesh_of(devices), num_required=2)
+        engine = ps.Engine(config_of(ALL_POLICIES, rows=32, optimizer=optimizer), mesh_of(devices), num_required=2)
         assert engine.core.tables.table("user").variant == (variant or "ffi")
         engine.run(cut(log, sizes), flush=True)
         directory = engine.core.tables.dynamic["user"].directory
@@ -129,7 +128,7 @@ def mixed_config():
             [4, 4, 8, 4, 8][number],
             name=f"t{number}",
             optimizer=optimizer,
-            dynamic=None if number in (1, 4) else BITING if number else ps.Dynamic(evict="lru"),
+            dynamic=None if number in (1, 4) else ALL_POLICIES if number else ps.Dynamic(evict="lru"),
         )
         for number, optimizer in enumerate(OPTIMIZERS)
     ]
@@ -175,10 +174,10 @@ def test_dynamic_tables_share_arrays_with_each_other_and_with_static_tables(on, 
 @pytest.mark.parametrize(("variant", "layout"), XLA[:2])
 def test_a_run_continues_on_any_number_of_devices_with_frames_in_its_gate(variant, layout, on, mesh_of, tmp_path):
     log = log_of(churning_steps(40))
-    whole = ps.Engine(config_of(BITING, rows=40), num_required=3)
+    whole = ps.Engine(config_of(ALL_POLICIES, rows=40), num_required=3)
     whole.run([log])
     on(variant, layout)
-    ps.Engine(config_of(BITING, rows=40), mesh_of(1), num_required=3).run([log], checkpoint=tmp_path, limit=10)
+    ps.Engine(config_of(ALL_POLICIES, rows=40), mesh_of(1), num_required=3).run([log], checkpoint=tmp_path, limit=10)
     for devices, limit in ((2, 20), (4, 29), (3, None)):
         engine = ps.Engine.restore(tmp_path, mesh_of(devices))
         assert engine.gate.num_accumulated > 0

@@ -4,11 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dynamic import churning_steps, engine_of, log_of, push
+from dynamic import ALL_POLICIES, churning_steps, engine_of, log_of, push
 
 import penstock as ps
-
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 
 
 @pytest.mark.parametrize("key_type", ["int64", "uint64"])
@@ -84,7 +82,7 @@ def test_a_file_with_more_keys_than_rows_is_refused_whatever_its_blocks(tmp_path
 
 
 def test_the_report_accounts_for_every_key():
-    engine = engine_of(BITING, rows=32)
+    engine = engine_of(ALL_POLICIES, rows=32)
     start = 0
     for first in (0, 30):
         log = log_of([[] for _ in range(first)] + churning_steps(60)[first : first + 30])

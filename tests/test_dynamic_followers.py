@@ -5,17 +5,16 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from dynamic import Reader, churning_steps, engine_of, log_of, physical, push, same_rows
+from dynamic import ALL_POLICIES, Reader, churning_steps, engine_of, log_of, physical, push, same_rows
 
 import penstock as ps
 
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 FIRST = 800  # so that the sweep of step 1024 is among a thousand steps
 
 
 @pytest.mark.parametrize("per_steps", [1, 4, 100])
 def test_a_reader_of_the_deltas_has_the_table(per_steps):
-    engine, reader = engine_of(BITING, rows=32), Reader()
+    engine, reader = engine_of(ALL_POLICIES, rows=32), Reader()
     steps = churning_steps(80)
     for first in range(0, 80, 16):
         batch = log_of([[] for _ in range(first)] + steps[first : first + 16])
@@ -104,7 +103,7 @@ def test_a_reader_equals_the_table_at_each_of_1000_steps_and_accounts_for_every_
 
 
 def test_each_delta_that_is_lost_repeated_swapped_or_damaged_is_detected():
-    engine = engine_of(BITING, rows=32)
+    engine = engine_of(ALL_POLICIES, rows=32)
     batches = list(engine.stage([log_of(churning_steps(30))], numbered=True))
     assert Reader().follow(batches).step == engine.global_step == len(batches) == 30
     for n in range(30):
@@ -129,11 +128,11 @@ def test_each_delta_that_is_lost_repeated_swapped_or_damaged_is_detected():
 def test_a_coalesced_delta_may_be_applied_to_any_state_that_it_covers():
     """A reader that takes the tables in the middle of an interval has keys that come and go within it."""
     steps = churning_steps(80)
-    straight = engine_of(BITING, rows=32)
+    straight = engine_of(ALL_POLICIES, rows=32)
     (delta,) = straight.stage([log_of(steps)], numbered=True, per_steps=1000)
     removed = set()
     for limit in range(1, 80, 4):
-        engine = engine_of(BITING, rows=32)
+        engine = engine_of(ALL_POLICIES, rows=32)
         engine.run([log_of(steps)], limit=limit)
         reader = Reader()
         reader.rows = physical(engine)

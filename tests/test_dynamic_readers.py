@@ -9,12 +9,11 @@ import pyarrow.compute
 import pyarrow.ipc
 import pytest
 from deltas import example, follow
-from dynamic import Reader, churning_steps, config_of, engine_of, log_of, timed
+from dynamic import ALL_POLICIES, Reader, churning_steps, config_of, engine_of, log_of, timed
 from ipc import write
 
 import penstock as ps
 
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 EXPIRING = ps.Dynamic(expire_after=5)
 
 
@@ -100,7 +99,7 @@ def test_last_is_refused_where_no_table_is_dynamic():
 
 
 def test_a_stage_function_knows_the_columns_before_it_runs():
-    stage = ps.stage_fn(config_of(BITING), last=True, numbered=True)
+    stage = ps.stage_fn(config_of(ALL_POLICIES), last=True, numbered=True)
     batches = list(stage(iter([log_of(churning_steps(5))])))
     assert stage.schema == batches[0].schema
     assert {"op", "clock", "last"} <= set(stage.schema.names)
@@ -137,11 +136,11 @@ def test_the_example_detects_a_lost_delete(tmp_path):
 
 def test_a_file_of_deltas_and_its_commits_resume_together(tmp_path):
     log = write(tmp_path / "log.arrows", [log_of(churning_steps(40))])
-    whole = engine_of(BITING, rows=32)
+    whole = engine_of(ALL_POLICIES, rows=32)
     whole.run(log, deltas=tmp_path / "whole", last=True)
     for limit in (7, 22):
         folder, deltas = tmp_path / f"run{limit}", tmp_path / f"deltas{limit}"
-        engine_of(BITING, rows=32).run(log, checkpoint=folder, every=3, limit=limit, deltas=deltas, last=True)
+        engine_of(ALL_POLICIES, rows=32).run(log, checkpoint=folder, every=3, limit=limit, deltas=deltas, last=True)
         ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas, last=True)
         with pa.ipc.open_stream(deltas) as found, pa.ipc.open_stream(tmp_path / "whole") as wanted:
             assert found.read_all().equals(wanted.read_all())

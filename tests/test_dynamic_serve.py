@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from dynamic import Reader, churning_steps, config_of, engine_of, log_of, timed
+from dynamic import ALL_POLICIES, Reader, churning_steps, config_of, engine_of, log_of, physical, timed
 from limits import HANG_S, until
 from services import Process, client_of, service_of
 
@@ -14,7 +14,6 @@ from penstock.io.flight.messages import decoded, encoded
 from penstock.service import snapshots
 from penstock.service.limits import Limits
 
-BITING = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 STEPS = churning_steps(60)
 
 
@@ -26,18 +25,10 @@ def frame(step):
 FRAMES = [frame(step) for step in range(len(STEPS))]
 
 
-def replayed(frames, dynamic=BITING, **options):
+def replayed(frames, dynamic=ALL_POLICIES, **options):
     engine = engine_of(dynamic, rows=32, **options)
     engine.run(iter(frames))
     return engine
-
-
-def physical(engine):
-    """key → row of all keys that have one, also of expired ones that wait for their sweep."""
-    table = engine.core.tables.dynamic["user"]
-    state = table.directory.state()
-    rows = engine.core.tables.table("user").read(state["row"].astype(np.int64))
-    return dict(zip(table.as_given(state["key"]).tolist(), rows.tolist(), strict=True))
 
 
 def rows_of(at):
@@ -48,7 +39,7 @@ def rows_of(at):
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
     saving = {"folder": tmp_path / "c", "every": 7} if durable else {"per_steps": 5}
-    with service_of(engine_of(BITING, rows=32), last=True, **saving) as service, client_of(service) as client:
+    with service_of(engine_of(ALL_POLICIES, rows=32), last=True, **saving) as service, client_of(service) as client:
         assert client.table("user").keys.tolist() == []
         client.put(FRAMES[:20], "w0")
         at = client.table("user")
@@ -94,7 +85,7 @@ def table_of(stream):
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_read_while_keys_come_and_go_is_of_one_step(durable, tmp_path, monkeypatch):
     saving = {"folder": tmp_path / "c", "every": 10} if durable else {}
-    engine = engine_of(BITING, rows=32)
+    engine = engine_of(ALL_POLICIES, rows=32)
     blocks = read_slowly(monkeypatch, engine, range(25, 61))
     with service_of(engine, **saving) as service, client_of(service) as client:
         with client_of(service).producer("w0") as producer:
@@ -166,7 +157,7 @@ def test_rows_are_looked_up_by_key(key_type):
 
 
 def test_the_status_has_the_keys():
-    with service_of(engine_of(BITING, rows=32)) as service, client_of(service) as client:
+    with service_of(engine_of(ALL_POLICIES, rows=32)) as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         report = replayed(FRAMES).core.table_reports()["user"].keys
         of = client.status()["keys"]["user"]
@@ -214,7 +205,7 @@ def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp
 
 
 def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
-    config_of(BITING, rows=32).save(tmp_path / "c.pbtxt")
+    config_of(ALL_POLICIES, rows=32).save(tmp_path / "c.pbtxt")
     saving = ("--checkpoint", tmp_path / "c", "--every", 4, "--resume", "--delta-last", "--json")
     with Process(tmp_path / "c.pbtxt", *saving) as service, connect(service.uri, patience_s=HANG_S) as client:
         client.put(FRAMES[:22], "w0")

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 import pytest
-from dynamic import churning_steps, config_of, hashed, log_of, timed
+from dynamic import churning_steps, config_of, log_of, timed
+from openings import hashed
 
 import penstock as ps
 from penstock.io.decoding.reader import FrameReader

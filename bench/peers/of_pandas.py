@@ -1,4 +1,4 @@
-"""pandas: an Index, whose hash table looks keys up; new keys build another one. Or everything factorized anew."""
+"""pandas: an Index, whose hash table looks keys up; new keys build another one. Or a factorization of all keys."""
 
 from __future__ import annotations
 

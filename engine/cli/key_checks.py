@@ -15,9 +15,10 @@ from penstock.cli.output import Output, count, keys_texts
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.frames import Frame, Int64
-from penstock.pyx.keys.directory_plan import Plan
+from penstock.planning.choices import Choice
+from penstock.planning.forecast import Forecast, Opening
 from penstock.stats import TableReport
-from penstock.tables.key_directory import clock_at, key_report, make_directory, shortage
+from penstock.tables.key_directory import key_report
 
 SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
 
@@ -63,11 +64,11 @@ class _TableKeys:
     """
 
     def __init__(self, spec: TableSpec) -> None:
-        self._spec, self.directory = spec, make_directory(spec, SEED)
+        self._spec, self._forecast = spec, Forecast(Choice(), {spec.name: spec}, {spec.name: 0}, SEED)
+        self.directory = self._forecast.directories[spec.name]
         self._frames: list[Int64] = []  # of the next opening: the ids of each
         self._time: int | None = None
         self.most = 0
-        self._over: str | None = None  # the first step without room for its new keys
 
     def add(self, frame: Frame) -> None:
         blocks = [rows.ids for rows in frame.rows.get(self._spec.name, ())]
@@ -82,25 +83,17 @@ class _TableKeys:
         keys, rows = np.unique(np.concatenate([np.zeros(0, np.int64), *frames]), return_counts=True)
         num_frames = np.unique(np.concatenate([keys[:0], *map(np.unique, frames)]), return_counts=True)[1]
         self.most = max(self.most, len(keys))
-        dynamic = self._spec.dynamic
-        assert dynamic is not None
-        if self._over is not None and dynamic.on_full == "error":
+        if self._forecast.full is not None:
             return
-        clock = clock_at(self._spec, self.directory, step, self._time)
-        plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step)
-        if plan.num_rejected and self._over is None:
-            self._over = f"step {step}: {shortage(self.directory, plan)}; set a larger vocabulary_size"
-        if plan.num_rejected and dynamic.on_full == "error":
-            plan.cancel()
-        else:
-            plan.commit()
+        self._forecast.step({self._spec.name: Opening(keys, rows, num_frames)}, step, self._time)
 
     def findings(self) -> list[dict[str, str]]:
         """Return the findings, each with ``severity`` and ``problem``."""
         of, dynamic = self.directory, self._spec.dynamic
         assert dynamic is not None
-        if self._over is not None:
-            return [{"severity": "error" if dynamic.on_full == "error" else "warning", "problem": self._over}]
+        if (problem := self._forecast.shortage) is not None:
+            severity = "error" if dynamic.on_full == "error" else "warning"
+            return [{"severity": severity, "problem": f"{problem}; set a larger vocabulary_size"}]
         # Shards fill unevenly: the fullest of so many has about 4 standard deviations more keys than the mean.
         share = 1 - 4 / math.sqrt(of.capacity / of.num_shards) if of.num_shards > 1 else 1.0
         if dynamic.evict is None and len(of) > share * of.capacity:

@@ -191,7 +191,7 @@ def _cells(forecast: Forecast, name: str, table: TableForecast) -> list[str]:
         filter_of,
         NEVER if settings.expire_after is None else count(settings.expire_after),
         *(_number(getattr(table.report, key), table.standard_error.get(key)) for _, key in _COLUMNS),
-        size_text(table.host_bytes),
+        size_text(table.report.directory_bytes),
         size_text(table.device_bytes),
         end,
     ]
@@ -212,7 +212,7 @@ def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, An
             "min_count": settings.min_count,
             "expire_after": settings.expire_after,
             **vars(table.report),
-            "host_bytes": table.host_bytes,
+            "host_bytes": table.report.directory_bytes,
             "device_bytes": table.device_bytes,
             "share": table.share,
             "standard_error": dict(table.standard_error),

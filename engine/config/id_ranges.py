@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# In place of a vocabulary_size: every int64, or every uint64, is a key. Keys of uint64 are held by their bits.
+# In place of a vocabulary_size: every int64, or every uint64, is a key. A uint64 key is stored as an int64 of its bits.
 ANY_INT64, ANY_UINT64 = 0, -1
 
 

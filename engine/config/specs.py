@@ -76,6 +76,11 @@ class TableSpec:
     dynamic: Dynamic | None = None
 
     @property
+    def id_type(self) -> str:
+        """The type of ids, as NumPy and Arrow name it."""
+        return "int64" if self.dynamic is None else self.dynamic.key_type
+
+    @property
     def weights_bytes(self) -> int:
         """The bytes that the weights need at least, in any layout."""
         return self.vocabulary_size * self.dim * (2 if self.storage_dtype == "bfloat16" else 4)

@@ -15,21 +15,12 @@ from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.keys.shard_sample import by_shard
 from penstock.stats import KeyReport
-from penstock.tables.key_directory import clock_at, key_report, make_directory, no_room
+from penstock.tables.key_directory import clock_at, key_report, make_directory, no_room, shortage
 
 Run = Callable[[list[Callable[[], bool]]], Any]
 MOST_SHARDS, ROWS_PER_SHARD = 1024, 4096
 # A standard error from fewer shards says little.
 LEAST_SHARD_BITS = 4
-_FIELDS = {
-    "num_keys": "keys",
-    "num_admitted": "admitted",
-    "num_expired": "expired",
-    "num_evicted": "evicted",
-    "num_returned": "returned",
-    "num_rejected": "rejected",
-    "unadmitted_rows": "unadmitted_rows",
-}
 
 
 class Opening(NamedTuple):
@@ -62,13 +53,12 @@ class TableForecast:
 
     capacity : rows; share : of the virtual shards, and so of the keys, that were followed; 1: all, and counts are exact
     report : estimates if share is below 1; standard_error : of its counts, by their names; empty if they are exact
-    host_bytes : of the directory; device_bytes : of weights and slots, at least
+    device_bytes : of weights and slots, at least
     """
 
     capacity: int
     share: float
     report: KeyReport
-    host_bytes: int
     device_bytes: int
     standard_error: Mapping[str, float] = field(default_factory=dict)
 
@@ -78,6 +68,7 @@ class Forecast:
 
     specs : of the configuration's dynamic tables; sample_bits : by table
     full : what ended it; None: nothing
+    shortage : the first step of which new keys found no room, with their number, as text; None: there was none
     """
 
     def __init__(
@@ -87,6 +78,7 @@ class Forecast:
         self.specs = {name: choice.of(spec) for name, spec in specs.items()}
         self.directories = {name: make_directory(spec, seed, sample_bits[name]) for name, spec in self.specs.items()}
         self.full: Full | None = None
+        self.shortage: str | None = None
 
     def step(self, openings: Mapping[str, Opening], step: int, time: int | None, run: Run | None = None) -> bool:
         """Take a step in all tables, or in none if one is full. run : as for Plan. Returns True."""
@@ -96,6 +88,8 @@ class Forecast:
             clock = clock_at(spec, directory, step, time)
             plan = Plan(directory, keys, rows, frames, clock=clock, step=step, run=run)
             plans.append(plan)
+            if plan.num_rejected and self.shortage is None:
+                self.shortage = f"step {step}: {shortage(directory, plan)}"
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
                 for one in plans:
                     one.cancel()
@@ -119,11 +113,9 @@ def _forecast(spec: TableSpec, directory: Directory) -> TableForecast:
     num_shards, num_followed = 1 << shard_bits(spec.vocabulary_size), directory.num_shards
     report, scale, error = key_report(directory), num_shards / num_followed, {}
     if scale > 1:
-        shards = by_shard(directory)
         left_out = np.sqrt(1 - 1 / scale)
-        for counted, name in _FIELDS.items():
-            error[name] = float(num_shards * shards[counted].std(ddof=1) / np.sqrt(num_followed) * left_out)
+        for name, counts in by_shard(directory).items():
+            error[name] = float(num_shards * counts.std(ddof=1) / np.sqrt(num_followed) * left_out)
         scaled = {name: round(number * scale) for name, number in vars(report).items() if name != "load"}
         report = replace(report, **scaled)
-    bytes_on_device = spec.weights_bytes + spec.slots_bytes
-    return TableForecast(spec.vocabulary_size, 1 / scale, report, report.directory_bytes, bytes_on_device, error)
+    return TableForecast(spec.vocabulary_size, 1 / scale, report, spec.weights_bytes + spec.slots_bytes, error)

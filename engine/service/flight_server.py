@@ -204,7 +204,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         specs = self._engine.core.tables.specs
         dims = {spec.dim for spec in specs.values()}
         gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
-        unsigned = any(spec.dynamic is not None and spec.dynamic.key_type == "uint64" for spec in specs.values())
+        unsigned = any(spec.id_type == "uint64" for spec in specs.values())
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
         fields += [("time", pa.int64())] if self._engine.config.needs_time else []
         return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)

@@ -40,14 +40,14 @@ class Snapshots:
         """
         dim = self._engine.core.tables.table(name).layout.dim
         dynamic = self._engine.core.tables.dynamic.get(name)
-        key_type = "int64" if dynamic is None else dynamic.settings.key_type
+        id_type = self._engine.core.tables.specs[name].id_type
         fields = [
-            pa.field("id", pa.type_for_alias(key_type), nullable=False),
+            pa.field("id", pa.type_for_alias(id_type), nullable=False),
             pa.field("row", pa.list_(pa.float32(), dim), nullable=dynamic is not None),
         ]
         metadata = {"penstock.table": name}
         if dynamic is not None:
-            metadata["penstock.key_type"] = key_type
+            metadata["penstock.key_type"] = id_type
             fields += [pa.field("last", pa.int64())] if self._log.last else []
         return pa.schema(fields, metadata=metadata)
 

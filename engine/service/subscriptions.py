@@ -84,7 +84,6 @@ class Readers:
         with self._engine.gate.still():
             rows = tables.lookup(name, valid, forward=False)
             metadata = {"step": self._engine.global_step, "told_step": self.log.step}
-        key_type = "int64" if name not in tables.dynamic else tables.dynamic[name].settings.key_type
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-        batch = pa.RecordBatch.from_arrays([pa.array(valid.view(key_type)), values], ["id", "row"])
+        batch = pa.RecordBatch.from_arrays([pa.array(valid.view(tables.specs[name].id_type)), values], ["id", "row"])
         return Answer(batch.schema, iter([(batch, encoded(metadata))]))

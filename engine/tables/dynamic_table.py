@@ -61,7 +61,7 @@ class DynamicTable:
         self._has_opened = False
         if table.layout.bfloat16:
             table.key_by(self.directory.keys)
-        self.id_range = ANY_UINT64 if settings.key_type == "uint64" else ANY_INT64
+        self.id_range = ANY_UINT64 if spec.id_type == "uint64" else ANY_INT64
         self._plan: Plan | None = None
         self.forget_changes()
         self.start_counting()
@@ -126,7 +126,7 @@ class DynamicTable:
 
         last : also the keys that only the stamps of the first opening changed
         """
-        keys = [(plan.removed()[1], plan.keys[plan.found >= 0]) for plan in self._carried_out]
+        keys = [(plan.removed()[0], plan.keys[plan.found >= 0]) for plan in self._carried_out]
         return np.concatenate([self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
@@ -218,7 +218,7 @@ class DynamicTable:
             raise self._no_room()
         if plan.num_evicted and self._carried_out:
             loaded = np.concatenate([one.keys for one in self._carried_out])
-            if num_lost := int(np.isin(plan.removed()[1], loaded).sum()):
+            if num_lost := int(np.isin(plan.removed()[0], loaded).sum()):
                 self.drop_plan()
                 raise no_room_for_load(self.spec.name, self.directory, num_lost)
         self.carry_out(opens=False)
@@ -231,7 +231,7 @@ class DynamicTable:
 
     def as_given(self, keys: Int64) -> npt.NDArray[Any]:
         """Return keys in their type."""
-        return keys.view(np.uint64) if self.settings.key_type == "uint64" else keys
+        return keys.view(self.spec.id_type)
 
     def sorted(self) -> tuple[npt.NDArray[Any], Callable[[int], Iterator[Float32]]]:
         """Return the keys, ascending, without expired ones, and a function that yields one part of their rows."""

@@ -6,7 +6,6 @@ on every machine and mesh, and any range of rows can be drawn without the rows b
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.errors import ConfigError
 from penstock.frames import Float32, Int64
-from penstock.pyx.initial_rows import draw
+from penstock.pyx.initial_rows import draw, philox_key
 
 Run = Callable[[list[Callable[[], bool]]], Any]
 
@@ -137,7 +136,7 @@ def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float
 
 def start_key(seed: int, table: str) -> bytes:
     """Return the key of Philox for the initial rows of a table: 16 bytes, little-endian."""
-    return hashlib.sha256(b"penstock table start\0%d\0%s" % (seed, table.encode())).digest()[:16]
+    return philox_key(b"start", seed, table)
 
 
 def _quantile(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

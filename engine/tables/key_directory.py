@@ -75,7 +75,7 @@ def keys_of_opening(
 
 def shortage(directory: Directory, plan: Plan) -> str:
     """Return how many new keys of a plan find no room, and how full the directory is."""
-    in_use, rows, _ = plan.fullest
+    in_use, rows = plan.fullest
     shard = f", in one of the {directory.num_shards} virtual shards {in_use} of {rows}"
     return (
         f"no room for {plan.num_rejected} of {plan.num_admitted + plan.num_rejected} new keys: {len(directory)} of "

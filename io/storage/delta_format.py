@@ -76,7 +76,7 @@ class DeltaForm:
     op : include a column with the operation to apply to the row
     numbered : include parent, checksum and rows_left, which reveal missing, repeated, truncated or damaged deltas
     dynamic : a table is dynamic: rows may be null, of deletes, and ``clock`` is the clock of the row's table
-    unsigned : ids are uint64, held by their bits
+    unsigned : ids are uint64, stored as the int64 of the same bits
     last : include the clock when each key of a dynamic table occurred last
 
     Raises UsageError for a slot that no table has.

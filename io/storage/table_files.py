@@ -233,12 +233,11 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
         setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what}"
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
         raise InputError(problem, source=source, row=first + row, column="id")
-    ids = raw.astype(np.int64, copy=False)
     again = seen.again(raw)
     if again.any():
         row = int(np.argmax(again))
         raise InputError(f"id {raw[row]} occurs twice", source=source, row=first + row, column="id")
-    return ids
+    return raw.astype(np.int64, copy=False)
 
 
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:

@@ -3,8 +3,6 @@
 ``directory_plan.Plan`` is the only writer. The twin of both is ``reference_directory``.
 """
 
-import hashlib
-
 import numpy as np
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -12,6 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
+from penstock.pyx.initial_rows import philox_key
 from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_entries
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
@@ -87,7 +86,7 @@ cdef class Directory:
 
     @property
     def candidate_bytes(self):
-        """Bytes of candidates, and of the keys that lost their row lately."""
+        """Bytes of candidates, and of the keys that lost their row recently."""
         cdef Py_ssize_t s, slots = 0, prints = 0
         for s in range(self.shards.num_shards):
             slots += self.shards.each[s].young.slots + self.shards.each[s].old.slots
@@ -293,8 +292,3 @@ def directory_bytes(int64_t capacity, bint counts=False):
     of.policy.evict = EVICT_LFU if counts else 0
     shards_divide(&of, capacity, 0)
     return shards_bytes(&of)
-
-
-def philox_key(bytes purpose, seed, str table):
-    """16 bytes that depend on a purpose, the seed and the table's name: a key of NumPy's Philox, little-endian."""
-    return hashlib.sha256(b"penstock table %s\0%d\0%s" % (purpose, seed, table.encode())).digest()[:16]

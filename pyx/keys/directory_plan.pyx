@@ -104,32 +104,31 @@ cdef class Plan:
         return np.sort(self.order[self.fate == ADMITTED])
 
     def removed(self):
-        """Return the removed keys as arrays: rows int32, keys int64, why uint8 (EXPIRED, EVICTED); shard by shard, expired
-        keys by mixed key, then evicted ones in the order of their eviction."""
+        """Return the removed keys as arrays: keys int64, why uint8 (EXPIRED, EVICTED); shard by shard, expired keys by
+        mixed key, then evicted ones in the order of their eviction."""
         cdef Py_ssize_t s, i, at = 0, n = self.num_expired + self.num_evicted
         cdef Decision* its
-        rows, keys, whys = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.uint8)
-        cdef int32_t[::1] row = rows
+        keys, whys = np.empty(n, np.int64), np.empty(n, np.uint8)
         cdef int64_t[::1] key = keys
         cdef uint8_t[::1] why = whys
         for s in range(self.directory.shards.num_shards):
             its = &self.opening.each[s]
             for i in range(its.num_expired + its.num_evicted):
-                row[at], why[at] = its.removed[i].value, i >= its.num_expired
+                why[at] = i >= its.num_expired
                 key[at] = <int64_t>key_unmix(its.removed[i].mixed, self.directory.shards.salt)
                 at += 1
-        return rows, keys, whys
+        return keys, whys
 
     @property
     def fullest(self):
-        """Of the shard that rejects the most keys: its keys, its rows, and how many it rejects."""
+        """Of the shard that rejects the most keys: its keys and its rows."""
         cdef Py_ssize_t s, most = 0
         cdef Shard* shard
         for s in range(self.num_shards):
             if self.opening.each[s].num_rejected > self.opening.each[most].num_rejected:
                 most = s
         shard = &self.opening.of.each[most]
-        return shard.num_rows - shard.num_free, shard.num_rows, self.opening.each[most].num_rejected
+        return shard.num_rows - shard.num_free, shard.num_rows
 
     # ---- the end of a plan
 

@@ -8,7 +8,7 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.directory cimport Directory
 from penstock.pyx.keys.key_shards cimport Shard, key_mix
 
-COUNTED = ("num_admitted", "num_expired", "num_evicted", "num_returned", "num_rejected", "unadmitted_rows")
+NAMES = ("keys", "admitted", "expired", "evicted", "returned", "rejected", "unadmitted_rows")
 
 
 def sampled(Directory directory not None, const id_t[::1] keys not None, int sample_bits):
@@ -30,16 +30,16 @@ def sampled(Directory directory not None, const id_t[::1] keys not None, int sam
 
 
 def by_shard(Directory directory not None):
-    """Return arrays by name, int64 (number of shards,): ``num_keys`` that have a row, the ``rows`` of the shard, and what
-    became of keys since the directory was created, as ``COUNTED`` names it."""
+    """Return what became of the keys of each shard since the directory was created, and ``keys``, those that have a row:
+    arrays by the names of KeyReport, int64 (number of shards,)."""
     cdef Shard* shard
     cdef Py_ssize_t s, n = directory.shards.num_shards
-    table = np.empty((n, 2 + len(COUNTED)), np.int64)
+    table = np.empty((n, len(NAMES)), np.int64)
     cdef int64_t[:, ::1] counts = table
     for s in range(n):
         shard = &directory.shards.each[s]
-        counts[s, 0], counts[s, 1] = shard.num_rows - shard.num_free, shard.num_rows
-        counts[s, 2], counts[s, 3] = shard.counts.num_admitted, shard.counts.num_expired
-        counts[s, 4], counts[s, 5] = shard.counts.num_evicted, shard.counts.num_returned
-        counts[s, 6], counts[s, 7] = shard.counts.num_rejected, shard.counts.unadmitted_rows
-    return dict(zip(("num_keys", "rows", *COUNTED), table.T, strict=True))
+        counts[s, 0] = shard.num_rows - shard.num_free
+        counts[s, 1], counts[s, 2] = shard.counts.num_admitted, shard.counts.num_expired
+        counts[s, 3], counts[s, 4] = shard.counts.num_evicted, shard.counts.num_returned
+        counts[s, 5], counts[s, 6] = shard.counts.num_rejected, shard.counts.unadmitted_rows
+    return dict(zip(NAMES, table.T, strict=True))

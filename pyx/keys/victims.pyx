@@ -1,7 +1,7 @@
 """Victims of an eviction: the scores of a shard's entries, and the lowest of them.
 
-An entry is empty, or among the lowest, as if at random: the loops over all entries have no
-branch that depends on it, and only the lowest are sorted. Sorting all of them took longer than the rest of a step.
+Whether an entry is empty, or among the lowest, is as good as random. The loops over all entries therefore have no branch
+that depends on it, which a processor would predict wrongly, and only the lowest scores are sorted.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
