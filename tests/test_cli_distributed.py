@@ -141,7 +141,7 @@ def test_a_killed_process_ends_the_others_with_its_name(job, tmp_path):
     job = slow(job, tmp_path)
     with held(job[4]):
         first, second = ranks(job, 2)
-        wait_for_commit(tmp_path / "saved", 2, first)
+        wait_for_commit(tmp_path / "saved", 1, first)
         second.kill()
         second.communicate()
         code, _, err = ended(first)
@@ -154,7 +154,7 @@ def test_a_supervised_job_of_which_a_process_is_killed_ends_as_an_unbroken_one(j
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas"), "--deltas-slots", "all"]
     with held(job[4]) as release:
         supervisor = start(["supervise", "--processes", "2", "--json", "--", *job])
-        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        wait_for_commit(tmp_path / "saved", 1, supervisor)
         release()
         os.kill(children(supervisor)[rank], signal.SIGKILL)
         code, out, err = ended(supervisor)
@@ -176,7 +176,7 @@ def test_a_signal_ends_all_processes_after_the_same_frame(job, tmp_path):
     job = [*slow(job, tmp_path, 120), "--deltas", str(tmp_path / "deltas")]
     with held(job[4]) as release:
         supervisor = start(["supervise", "--processes", "2", "--", *job])
-        wait_for_commit(tmp_path / "saved", 2, supervisor)
+        wait_for_commit(tmp_path / "saved", 1, supervisor)
         supervisor.send_signal(signal.SIGTERM)
         code, _, err = ended(supervisor)
         release()
