@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
+from penstock.accumulators.table_store import TableStore
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import MAX_TIME, Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pipeline import BadRowsError, Pipeline
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
 
@@ -31,7 +32,7 @@ class StepObserver:
     """
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Handle a frame that has entered the gate or was dropped as stale; positions count it from now on.
+        """Handle a frame that has entered the gate or was stale; positions count it from now on.
 
         frame : without its dropped rows; counters : of the run that the frame belongs to
         """
@@ -129,10 +130,10 @@ class EngineCore:
 
         Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
         """
-        began = False
+        frame, began = self.tables.reduced(frame), False
 
         def begin() -> None:
-            # Under the gate's lock: another thread's step may have failed, and the rates belong to this step.
+            # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
             nonlocal began
             opens = self.gate.is_due(1)
             if opens:
@@ -166,9 +167,9 @@ class EngineCore:
                 self.fail(error)
             raise
         else:
-            if full is not None:
-                raise full
-            return frame, admitted
+            if full is None:
+                return frame, admitted
+            raise full
         return self.push(frame.audited(), rates, counters)
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
@@ -195,19 +196,18 @@ class EngineCore:
         """Reset the counts of rows and distinct ids of every table."""
         with self.still():
             for store in self.pipeline.stores.values():
-                store.accumulator.start_counting()
+                store.start_counting()
             for table in self.tables.dynamic.values():
                 table.start_counting()
 
     def table_reports(self) -> dict[str, TableReport]:
         """Return the rows and distinct ids that entered every table's sums since ``start_counting``."""
-        counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
-        keys = {}
+        stores, keys = self.pipeline.stores.items(), {}
         if self.tables.dynamic:  # a step on another thread is between its plan and its changes
             with self.gate.still():
                 keys = {name: table.report() for name, table in self.tables.dynamic.items()}
-        distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
-        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
+        distinct = {name: None if name in keys else of.accumulator.num_distinct for name, of in stores}
+        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in stores}
 
     # ---- tables
 

@@ -169,7 +169,7 @@ class Deltas(StepObserver):
             if isinstance(touched, TouchedKeys):
                 blocks += self._taken_keys(name, touched)
             elif touched.num_ids:
-                blocks.append(Block(name, touched.take()))
+                blocks.append(Block(name, self._core.tables.ids(name, touched.take())))
         return blocks
 
     def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
@@ -184,8 +184,8 @@ class Deltas(StepObserver):
         return [Block(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
 
     def _sizes(self) -> dict[str, int]:
-        """Return table → number of rows."""
-        return {name: spec.vocabulary_size for name, spec in self._core.tables.specs.items()}
+        """Return table → number of rows here."""
+        return {name: self._core.tables.num_rows(name) for name in self._core.tables.specs}
 
     # ---- StepObserver
 
@@ -228,8 +228,9 @@ class Deltas(StepObserver):
 
     def _read(self, block: Block) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
-        rows = ids
-        if block.keys is not None:
+        if block.keys is None:
+            rows = self._core.tables.numbers(block.table, ids)
+        else:
             present = ids[~block.keys.deleted]
             rows = self._dynamic[block.table].directory.rows(present, expired=True).astype(np.int64)
         values = {column: table.read(rows, part) for column, part in self._columns(block.table).items()}
@@ -242,7 +243,7 @@ class Deltas(StepObserver):
 
 
 def ids_of(block: Block) -> Int64:
-    return np.arange(block.ids.start, block.ids.stop) if isinstance(block.ids, range) else block.ids
+    return np.arange(block.ids.start, block.ids.stop, block.ids.step) if isinstance(block.ids, range) else block.ids
 
 
 class Delta:

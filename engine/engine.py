@@ -1,7 +1,4 @@
-"""The Engine: the public facade that joins the core with checkpoints, telemetry, deltas and activations.
-
-jax is loaded when an Engine is created, not before.
-"""
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only creating one loads jax."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
-from penstock.checkpoint.session import CheckpointSession
+from penstock.checkpoint.session import CheckpointSession, ShareSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
@@ -50,6 +47,7 @@ class Engine(TableAccess):
         configuration's, else "mean"
     seed : of the random initial values of the tables
     threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
 
     Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
     written between two steps.
@@ -65,14 +63,14 @@ class Engine(TableAccess):
         reduction: str | None = None,
         seed: int = 0,
         threads: int | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
+        self._share = share
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
-        required = None if num_required is None else whole("num_required", num_required, 1)
-        tables = self._make_tables(mesh, num_threads(threads))
-        self.core = self._make_core(tables, required, threads)
-        # The first observer is the innermost: telemetry times the step alone.
-        self.watch = self._make_telemetry()
+        num_required = None if num_required is None else whole("num_required", num_required, 1)
+        self.core = self._make_core(self._make_tables(mesh, num_threads(threads)), num_required, threads)
+        self.watch = self._make_telemetry()  # the first observer is the innermost: it times the step alone
         self.core.observe(self.watch)
         self.session = self._make_session()
         self.core.observe(self.session)
@@ -191,10 +189,9 @@ class Engine(TableAccess):
     ) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
-
-        The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
-        run there, after a whole frame. The request that meets an error raises it.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
+        further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
+        meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         return self._source_run(source, options, self._make_deltas(rows)).reader()
@@ -207,7 +204,7 @@ class Engine(TableAccess):
         contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
-        """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
+        """Apply one frame given as arrays, as ``engine.gate.push`` does.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; if it is behind ``global_step``, the frame is stale
@@ -248,9 +245,8 @@ class Engine(TableAccess):
     # ---- state out and in
 
     def save(self, path: AnyPath) -> None:
-        """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
-        with self.core.still():
-            self.session.save(path)
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
+        self.session.save(path)
 
     @classmethod
     def restore(
@@ -262,14 +258,16 @@ class Engine(TableAccess):
         config: EmbeddingConfig | None = None,
         num_required: int | None = None,
         reduction: str | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Engine:
         """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
         config : None: the saved one; else its tables must have the same names, dims and optimizers, and at least as
             many rows: new rows get their initial values
         num_required, reduction : None: as saved; else they must be the same
+        share : (rank, count): only a share of the rows, whatever the number of shares that made the commit
         """
-        return restore(cls, path, config, mesh, threads, num_required, reduction)
+        return restore(cls, path, config, mesh, threads, num_required, reduction, share)
 
     @property
     def processes(self) -> tuple[ProcessReport, ...]:
@@ -279,16 +277,18 @@ class Engine(TableAccess):
     # ---- internal; DistributedEngine overrides the first ones
 
     def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        return TableSet(self.config, mesh, self.seed, threads)
+        return TableSet(self.config, mesh, self.seed, threads, self._share)
 
     def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
         return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
 
     def _make_telemetry(self) -> Telemetry:
-        return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))
+        tables = self.core.tables
+        return Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
 
     def _make_session(self) -> CheckpointSession:
-        return CheckpointSession(self.core, partial(self.watch.timed, "save"))
+        session = CheckpointSession if self._share is None else ShareSession
+        return session(self.core, partial(self.watch.timed, "save"))
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return Deltas(self.core, options)

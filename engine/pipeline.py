@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-import numpy as np
-
+from penstock.accumulators.table_store import TableStore
 from penstock.errors import StateError
-from penstock.frames import Array, Coalesced, Contributor, Frame, Int64, Rows, SummedArrays
+from penstock.frames import Coalesced, Contributor, Frame, Rows
 from penstock.gate import Gate
-from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 from penstock.stats import Stale
 from penstock.threads import ThreadTeam
@@ -98,94 +96,6 @@ class FrameGate:
         return f"{type(self).__name__}({self.explain()})"
 
 
-class TableStore:
-    """The accumulated gradients of one table.
-
-    The table's gradient_accumulation_status selects one of two ways. On: all frames are summed in one accumulator. Off:
-    every frame is coalesced and applied separately, in arrival order.
-
-    vocabulary_size : None: any int64 is an id
-    dim : floats per row; mean : divide sums by the number of frames at the opening
-    accumulate : sum all frames; False: keep them separate
-    is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
-        that the buffered frames have the same numbers in every process
-    count_frames, count_rows : whether ``look`` says in how many frames every id occurred, and how many rows it has
-
-    accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
-        and distinct ids, buffered ones included, that have entered since its ``start_counting``
-    """
-
-    def __init__(
-        self,
-        vocabulary_size: int | None,
-        dim: int,
-        *,
-        accumulate: bool,
-        mean: bool,
-        is_share: bool = False,
-        count_frames: bool = False,
-        count_rows: bool = False,
-    ) -> None:
-        self.accumulates = accumulate
-        self._mean = mean and accumulate
-        self._counts_frames = count_frames and accumulate
-        self.accumulator = Accumulator(
-            dim, vocabulary_size=vocabulary_size, count=self._mean or self._counts_frames, count_rows=count_rows
-        )
-        self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
-        self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
-
-    def end(self) -> None:
-        """End a frame: if frames are kept separate, drain it into the list of complete frames."""
-        if not self.accumulates:
-            self._whole += [Coalesced(self.accumulator.drain())] if len(self.accumulator) else self._of_no_rows
-
-    def look(self) -> tuple[list[Coalesced], Int64 | None]:
-        """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
-        if not self.accumulates:
-            return self._whole, None
-        held = [Coalesced(self.accumulator.sums())] if len(self.accumulator) else []
-        return held, self.accumulator.counts() if self._counts_frames else None
-
-    def drain(self) -> list[Coalesced]:
-        """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
-        if self.accumulates:
-            return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
-        whole, self._whole = self._whole, []
-        return whole
-
-    @property
-    def nbytes_apart(self) -> int:
-        """Bytes of complete frames that are kept separate."""
-        return sum([summed.nbytes for frame in self._whole for summed in frame.summed])
-
-    def get_state(self) -> dict[str, Array]:
-        """Return copies of the buffered sums as arrays: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
-        if self.accumulates:
-            states = [self.accumulator.get_state()] if len(self.accumulator) else []
-        else:
-            states = [_joined(frame) for frame in self._whole]
-        return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
-
-    def set_state(self, state: Mapping[str, Array]) -> None:
-        """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
-        num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
-        self.drain()
-        for number in range(num_held):
-            held = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
-            if self.accumulates:
-                self.accumulator.set_state(held)
-            else:
-                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
-        self.accumulator.start_counting()
-
-
-def _joined(frame: Coalesced) -> dict[str, Array]:
-    ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
-    rows = [one.rows for one in frame.summed if one.rows is not None]
-    return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}
-
-
 class BadRowsError(Exception):
     """A frame that was not audited contains a bad row. Nothing of it was added: audit it, and push the result."""
 
@@ -222,10 +132,11 @@ class Pipeline:
         Raises BadRowsError for a frame that was not audited and contains a bad row.
         """
         intake, rows = self._intake, frame.rows
-        tables, parts, total = list(rows), None, 0
+        tables, parts, total, summed = list(rows), None, 0, False
         for blocks in rows.values():
             for block in blocks:
                 total += len(block.ids)
+                summed = summed or block.counts is not None
         alone = total < ROWS_WORTH_SPLITTING
         if not alone:
             tables, parts = self._split(rows, total)
@@ -238,6 +149,8 @@ class Pipeline:
             unchecked = frame.audit is not None and not vacant
             if unchecked and not self._work(intake.check(1 if alone else self.team.threads), alone):
                 raise BadRowsError
+            if summed and not vacant:
+                raise StateError("a frame that was summed before it was sent needs a gate that every frame opens")
             begin()
             num_tasks = intake.add()
         except BaseException:
@@ -248,6 +161,9 @@ class Pipeline:
             intake.undo()
             raise BadRowsError
         intake.end()
+        if summed:
+            for table in tables:
+                self.stores[table].count_raw(rows[table])
         for table in self._apart:
             if table in rows:
                 self.stores[table].end()

@@ -15,8 +15,8 @@ import penstock as ps
 from penstock.config import optimizers as o
 from penstock.config.tables import TableConfig
 from penstock.distributed.member import Member
-from penstock.distributed.shares import Share
 from penstock.errors import StateError
+from penstock.tables.shares import Share
 
 WORDS = 1083
 

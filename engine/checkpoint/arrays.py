@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from penstock.checkpoint.engine_state import rows_of
-from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.store import Folder
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
 
@@ -65,11 +66,3 @@ class SavedTables:
     @cached_property
     def _directories(self) -> dict[str, Mapping[str, Array]]:
         return directories_of(self._folder, self.commit)
-
-
-def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Array]]:
-    """Return the saved directory of every dynamic table by name, in the form of ``Directory.get_state``."""
-    if not any(table.get("dynamic") for table in commit.contents["tables"]):
-        return {}  # without reading files
-    records = folder.records(commit, commit.last_files)
-    return {record.about["table"]: record.arrays for record in records if record.kind == "directory"}

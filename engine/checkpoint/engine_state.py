@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.incremental import Contents, Saved
+from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
@@ -27,6 +28,7 @@ from penstock.core import EngineCore
 from penstock.errors import CapacityError, ConfigError, PenstockError, StateError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
+from penstock.tables.shares import checked_share, shares_of
 
 if TYPE_CHECKING:
     import jax
@@ -73,7 +75,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "python": _only_in_python(core.config),
     }
     stores = core.pipeline.stores.items()
-    records = [Record("store", {"table": name}, store.get_state()) for name, store in stores]
+    records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
     return Contents(plain, records)
@@ -99,6 +101,7 @@ def restore(
     threads: int | None,
     num_required: int | None,
     reduction: str | None,
+    share: tuple[int, int] | None = None,
 ) -> E:
     """Return an engine with the state of the newest complete commit of a folder. Raises StateError.
 
@@ -118,16 +121,22 @@ def restore(
                     raise StateError(
                         f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same"
                     )
-            folder.checked(commit)
+            seed, files, more = commit.contents["seed"], commit.files, {}
+            if share is not None:
+                more = {"share": checked_share(share)}
+                files = files_for(commit, shares_of(its.tables, its.sharding_strategy == "MOD", seed, *more["share"]))
+            folder.checked(commit, files)
             engine = make(
                 its,
                 mesh,
                 num_required=commit.contents["num_required"],
                 reduction=commit.contents["reduction"],
-                seed=commit.contents["seed"],
+                seed=seed,
                 threads=threads,
+                **more,
             )
-            _load(engine.core, engine.session, folder, commit)
+            _load(engine.core, folder, replace(commit, files=files))
+            engine.session.resume_from(folder, commit, *_history(commit))
         except PenstockError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -182,20 +191,19 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float3
             yield record.about["table"], ids, values
 
 
-def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
-    places = {
-        record.about["table"]: core.tables.dynamic[record.about["table"]].set_state(record.arrays)
-        for record in folder.records(commit, commit.last_files)
-        if record.kind == "directory"
-    }
+def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
+    directories = directories_of(folder, commit)
+    places = {name: core.tables.dynamic[name].set_state(state) for name, state in directories.items()}
     for name, ids, values in rows_of(folder, commit):
         if name in places:  # the row of a key, and whether it has one, may differ here
             ids = places[name][ids]
             values = values[:, ids >= 0]
             ids = ids[ids >= 0]
         elif name in core.tables.dynamic:
-            _admit(core, name, ids, values, folder)
+            _admit(core, name, *core.tables.own(name, ids, values), folder)
             continue
+        else:
+            ids, values = core.tables.own(name, ids, values)
         core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
     stores = _stores_of(folder, commit)
     contents = commit.contents
@@ -209,8 +217,11 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
     core.changed_step = int(contents.get("changed_step", core.global_step))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
-    positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    session.resume_from(folder, commit, positions, totals)
+
+
+def _history(commit: Commit) -> tuple[Positions, Counters]:
+    contents = commit.contents
+    return Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
 
 
 def _admit(core: EngineCore, name: str, ids: Int64, values: Float32, folder: Folder) -> None:

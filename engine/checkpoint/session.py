@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import KEEP, Contents, Saver
+from penstock.checkpoint.incremental import KEEP, Contents, Saved, Saver
+from penstock.checkpoint.parts import Part, PartSaver, part_name
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
@@ -59,9 +60,12 @@ class CheckpointSession(StepObserver):
         """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        # Another configuration may initialize rows that no file contains differently: the next commit is then a base.
-        same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
-        self._saver = self._new_saver(folder, commit, same)
+        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == self.parts)
+
+    def is_same(self, commit: Commit) -> bool:
+        """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
+        differently, and then the next commit is a base."""
+        return bool(commit.contents["config"] == encoded(self._core.config))
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
@@ -81,6 +85,10 @@ class CheckpointSession(StepObserver):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit the current state to a folder, and wait until it is durable."""
+        with self._core.still():
+            self._save(path)
+
+    def _save(self, path: str | os.PathLike[str]) -> None:
         saver = self._saver_of(Folder(path))
         saver.open()
         try:
@@ -220,7 +228,47 @@ class CheckpointSession(StepObserver):
         return saver
 
     def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
+        return Saver(folder, self._saved_tables(), self._described, last, delta, self._timed)
+
+    def _saved_tables(self) -> Mapping[str, Saved]:
+        return tables_to_save(self._core)
 
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
+
+
+class ShareSession(CheckpointSession):
+    """The saving side of an engine that is a share: its job commits."""
+
+    _parts: PartSaver | None = None
+
+    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
+        self.positions, self._before = positions, totals
+        part = part_name(self._core.tables.shares)
+        if self.is_same(commit) and part in commit.parts:
+            files = tuple(file for file in commit.files if file.part == part)
+            self._parts = self._part_saver(folder, Commit(commit.number, files, commit.contents, commit.version))
+
+    def write_part(self, folder: Folder, number: int) -> Part:
+        """Write this share's part of a commit to the folder of the job, which ``join_parts`` completes."""
+        with self._core.still():
+            self._core.tables.wait()
+            if self._parts is None or self._parts.folder.path != folder.path:
+                self._parts = self._part_saver(folder, None)
+            return self._parts.write(number)
+
+    @contextmanager
+    def run(self, reader: Any, counters: Counters, checkpoint: Any, *rest: Any, **options: Any) -> Any:
+        if checkpoint is not None:
+            self.save(checkpoint)
+        with super().run(reader, counters, checkpoint, *rest, **options) as run:
+            yield run
+
+    def save(self, path: Any) -> NoReturn:
+        raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
+
+    def _part_saver(self, folder: Folder, last: Commit | None) -> PartSaver:
+        tables, shares = self._saved_tables(), self._core.tables.shares
+        saver = PartSaver(folder, tables, self._described, last, last is not None, self._timed, shares)
+        self._core.observe(saver)
+        return saver

@@ -177,9 +177,12 @@ class Folder:
             before[file.part] = file.digest
         return Commit(number, files, found, version)
 
-    def checked(self, commit: Commit) -> Commit:
-        """Return the commit after a check that every file exists and has its digest. Raises StateError."""
-        for file in commit.files:
+    def checked(self, commit: Commit, files: Iterable[DataFile] | None = None) -> Commit:
+        """Return the commit after a check that files of it exist and have their digests. Raises StateError.
+
+        files : None: all of them
+        """
+        for file in commit.files if files is None else files:
             path, digest = self.path / file.name, DIGESTS[commit.version]()
             try:
                 with open(path, "rb") as data:
@@ -196,6 +199,11 @@ class Folder:
             if digest.hexdigest() != file.digest:
                 raise self._damaged(path, commit.number, "its digest does not fit: damaged or mixed up")
         return commit
+
+    def name(self, commit: Commit) -> None:
+        """Write the manifest of a commit, after all files that it lists are durable."""
+        with atomic_files.appearing(self.manifest(commit.number)) as file:
+            file.write(commit.encoded())
 
     def lock(self) -> None:
         """Lock the folder, created if missing, until ``unlock`` or the end of the process.

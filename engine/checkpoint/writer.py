@@ -150,8 +150,7 @@ class CommitWriter:
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
         """Write the manifest, after all files that it lists are durable. last : the new data files"""
         commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
-        with atomic_files.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
-            file.write(commit.encoded())
+        self._folder.name(commit)
         return commit
 
     def _pieces(self) -> Iterator[bytes | memoryview]:

@@ -25,8 +25,8 @@ from penstock.checkpoint.writer import CommitWriter
 from penstock.core import EngineCore
 from penstock.distributed.peers import Peers
 from penstock.distributed.relay import described, raised
-from penstock.distributed.shares import Share
 from penstock.errors import StateError
+from penstock.tables.shares import Share
 
 
 class SharedWriter(CommitWriter):

@@ -34,7 +34,7 @@ class SharedDeltas(Deltas):
     """Deltas of an engine that is one of several. What it knows of touched rows are their numbers here."""
 
     def __init__(self, core: EngineCore, peers: Peers, tables: SharedState, options: DeltaOptions) -> None:
-        self._peers, self._shares, self._tables = peers, tables.shares, tables
+        self._peers, self._shares, self._tables = peers, tables.owned, tables
         self._theirs: list[Theirs] = []  # at process 0: of the delta that is being handed out
         core.changed_step = max(peers.gather("the last step that touched a row", core.changed_step))
         super().__init__(core, options)

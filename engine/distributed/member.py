@@ -106,17 +106,17 @@ class Member(Engine):
         """Samples the rows that are here."""
         return Telemetry(
             lambda name, numbers: self._shared.here(name).read(numbers),
-            known_as=lambda name, numbers: self._shared.shares[name].ids(numbers),
+            known_as=lambda name, numbers: self._shared.owned[name].ids(numbers),
         )
 
     def _make_session(self) -> CheckpointSession:
-        return SharedCheckpointSession(self.core, self._peers, self._shared.shares, partial(self.watch.timed, "save"))
+        return SharedCheckpointSession(self.core, self._peers, self._shared.owned, partial(self.watch.timed, "save"))
 
     def _make_deltas(self, options: DeltaOptions) -> Deltas:
         return SharedDeltas(self.core, self._peers, self._shared, options)
 
     def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return RoundsReader(self._peers, self._shared.shares, source, options, self.session, self._telling)
+        return RoundsReader(self._peers, self._shared.owned, source, options, self.session, self._telling)
 
 
 class SharedCore(EngineCore):

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.distributed.peers import Piece
-from penstock.distributed.shares import Share
 from penstock.frames import Frame, Rows
+from penstock.tables.shares import Share
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]

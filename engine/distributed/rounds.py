@@ -20,15 +20,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.checkpoint.source_positions import fingerprint
 from penstock.distributed.packing import Entry, Received, for_oneself, packed, routed, unpacked
 from penstock.distributed.peers import TICK_S, Peers
 from penstock.distributed.relay import described, raised
-from penstock.distributed.shares import Share
 from penstock.errors import UsageError
-from penstock.frames import Frame
+from penstock.frames import Frame, fingerprint
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.opening import Source, open_sources
+from penstock.tables.shares import Share
 
 # Rounds that are read and dealt out before their turn.
 _AHEAD = 2

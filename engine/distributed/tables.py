@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,10 +18,9 @@ import numpy.typing as npt
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.distributed.peers import Peers
-from penstock.distributed.shares import Share
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
-from penstock.tables.initializers import start_of
+from penstock.tables.shares import Share
 from penstock.tables.table_set import TableSet
 
 if TYPE_CHECKING:
@@ -110,40 +108,6 @@ class SharedTable:
         return out
 
 
-class _Here(TableSet):
-    """This process's rows: tables of the sizes of its shares, which start as those rows of the whole tables do."""
-
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        shares: Mapping[str, Share],
-        mesh: jax.sharding.Mesh | None,
-        seed: int,
-        threads: int,
-    ) -> None:
-        self._shares, self._wholes = shares, {spec.name: spec for spec in config.tables}
-        held = _Held(tuple(replace(s, vocabulary_size=shares[s.name].held_rows) for s in config.tables), config)
-        super().__init__(held, mesh, seed, threads)
-
-    def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-        return self._shares[spec.name].drawn(start_of(self._wholes[spec.name], seed))
-
-    def among(self, name: str) -> tuple[int, int]:
-        share = self._shares[name]
-        return share.ids(0), share.stride
-
-
-class _Held(NamedTuple):
-    """What TableSet asks of a configuration."""
-
-    tables: tuple[TableSpec, ...]
-    whole: EmbeddingConfig
-
-    @property
-    def sharding_strategy(self) -> str:
-        return self.whole.sharding_strategy
-
-
 class SharedState(TableSet):
     """All tables of a job by name, whole to look at; steps are applied to this process's rows."""
 
@@ -159,12 +123,11 @@ class SharedState(TableSet):
                 raise UsageError(
                     f"table '{name}' is dynamic, which a job of several processes cannot hold; run one process"
                 )
-        mod = config.sharding_strategy == "MOD"
-        self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
-        self._here = _Here(config, self.shares, mesh, seed, threads)
+        self._here = TableSet(config, mesh, seed, threads, (peers.rank, peers.count))
+        self.owned = {name: share for name, share in self._here.shares.items() if isinstance(share, Share)}
         self.devices = self._here.devices
         self._shared = {
-            name: SharedTable(name, self._here.table(name), self.shares[name], spec.dim, peers)
+            name: SharedTable(name, self._here.table(name), self.owned[name], spec.dim, peers)
             for name, spec in self.specs.items()
         }
         self._tables = self._shared  # type: ignore[assignment]
@@ -176,7 +139,7 @@ class SharedState(TableSet):
 
     @property
     def held(self) -> Mapping[str, TableSpec]:
-        return self._here.specs
+        return self._here.held
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         self._here.apply(coalesced, rates, step)
@@ -188,15 +151,7 @@ class SharedState(TableSet):
         self._here.wait()
 
     def share_of(self, name: str, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
-        """Of several frames, also those that have no row here; of sums, none where there are none."""
-        mine: dict[str, npt.NDArray[Any]] = {}
-        for number in {key.partition(".")[0] for key in sums}:
-            ids = sums[f"{number}.ids"]
-            places, numbers = self.shares[name].mine(np.ascontiguousarray(ids))
-            if len(places) or not self.specs[name].accumulate:
-                of_frame = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
-                mine |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
-        return mine
+        return self._here.share_of(name, sums)
 
     def hash(self, global_step: int) -> str:
         with self._for_the_first():

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
-from penstock.frames import Coalesced, Int64
+from penstock.frames import Array, Coalesced, Int64
 from penstock.pyx.keys.directory import Directory, directory_bytes
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
@@ -18,14 +18,16 @@ from penstock.stats import KeyReport
 _NO_KEYS = np.zeros(0, np.int64)
 
 
-def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
-    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits
+def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0, share: tuple[int, int] = (0, 1)) -> Directory:
+    """Return the empty directory of a dynamic table.
+
+    sample_bits : keep one virtual shard of 2 ** sample_bits; share : (rank, count): keep those of one of count owners
 
     Raises MemoryError if it exceeds the host's memory: Linux kills the process that uses more than there is.
     """
     settings = spec.dynamic
     assert settings is not None
-    num_bytes = directory_bytes(spec.vocabulary_size, settings.evict == "lfu") >> sample_bits
+    num_bytes = directory_bytes(spec.vocabulary_size, settings.evict == "lfu") // share[1] >> sample_bits
     if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         raise MemoryError(
             f"table '{spec.name}': its directory needs {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
@@ -42,7 +44,17 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Director
         evict=settings.evict,
         half_life=settings.half_life,
         sample_bits=sample_bits,
+        share=share,
     )
+
+
+def joined_states(states: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the saved states of a dynamic table's shares as one; ``DynamicTable.set_state`` restores it."""
+    first = states[0]
+    joined = {name: np.concatenate([state[name] for state in states]) for name in first if name != "numbers"}
+    # Capacity, clock and epoch are the same in all; the others are counts.
+    counts = np.sum([state["numbers"][3:] for state in states], axis=0)
+    return {**joined, "numbers": np.concatenate([first["numbers"][:3], counts])}
 
 
 def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:

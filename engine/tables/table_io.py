@@ -31,6 +31,7 @@ class Tables(Protocol):
     def table(self, name: str) -> DeviceTable: ...
     def whole(self, name: str) -> DeviceTable: ...
     def parts(self, name: str) -> dict[str, int]: ...
+    def own(self, name: str, ids: Int64, values: Float32) -> tuple[Int64, Float32]: ...
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
 
 
@@ -39,7 +40,7 @@ def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
             table, slots, dynamic = tables.table(name), list(tables.parts(name))[1:], tables.dynamic.get(name)
-            keys, stream = (None, table.stream) if dynamic is None else dynamic.sorted()
+            keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
             blocks = zip(*(stream(part) for part in range(table.num_parts)), strict=True)
             writer.write(name, table.layout.dim, slots, blocks, keys)
     return writer.written
@@ -60,8 +61,10 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
 
     def read() -> None:
         try:
-            for block in blocks:
-                tables.set_rows(*block)
+            for name, ids, values in blocks:
+                found = {part: tables.own(name, ids, rows) for part, rows in values.items()}
+                numbers = next((numbers for numbers, _ in found.values()), ids)
+                tables.set_rows(name, numbers, {part: rows for part, (_, rows) in found.items()})
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
@@ -75,9 +78,9 @@ def _columns(tables: Tables, name: str) -> list[str]:
 
 def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
-        columns, layout, dynamic = _columns(tables, name), tables.table(name).layout, tables.dynamic.get(name)
-        size = layout.vocabulary_size if dynamic is None else dynamic.id_range
-        for ids, found in read_table(directory, name, size, layout.dim, columns):
+        columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
+        size = spec.vocabulary_size if dynamic is None else dynamic.id_range
+        for ids, found in read_table(directory, name, size, spec.dim, columns):
             yield name, ids, {columns.index(column): values for column, values in found.items()}
 
 

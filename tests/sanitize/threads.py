@@ -20,9 +20,10 @@ import numpy as np
 
 import penstock as ps
 from penstock import pipeline
+from penstock.accumulators.table_store import TableStore
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
-from penstock.pipeline import Pipeline, TableStore
+from penstock.pipeline import Pipeline
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
