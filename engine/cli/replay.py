@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from penstock.cli.options import (
     columns_of,
     learning_rates_of,
     make_devices,
+    whole,
 )
 from penstock.cli.output import (
     Output,
@@ -72,12 +74,63 @@ def add(commands: Any) -> None:
     add_watching_options(command)
     machine = add_machine_options(command)
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
+    cluster = command.add_argument_group("a job on a Ray cluster (docs/ray.md)")
+    cluster.add_argument("--ray", metavar="ADDRESS", help="of the cluster; auto: this machine's; local: start one here")
+    cluster.add_argument("--shares", type=whole(1), metavar="N", help="owners of the rows, each with a share")
+    cluster.add_argument("--readers", type=whole(1), metavar="M", help="readers of the sources (default: N)")
     add_options(command)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.ray is not None:
+        return replay_on_ray(args)
+    for flag in ("shares", "readers"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"--{flag}: belongs to a job on a cluster: --ray ADDRESS")
     with joined(args):
         return replay(args)
+
+
+# Flags of a single process, or of what a cluster has in another form.
+_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report", "distributed")
+
+
+def replay_on_ray(args: argparse.Namespace) -> int:
+    """Run the job of ``--ray``; the driver is this process."""
+    from penstock.ray import Job
+
+    for flag in _NOT_ON_RAY:
+        if getattr(args, flag):
+            raise UsageError(f"--{flag.replace('_', '-')}: not with --ray")
+    if args.shares is None:
+        raise UsageError("--ray: give the number of shares, --shares N")
+    if args.merge == "step" or "-" in args.sources:
+        raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
+    deltas = deltas_of(args)
+    if "per_rows" in deltas or "per_seconds" in deltas:
+        raise UsageError("--deltas-per: with --ray, expected steps=N")
+    check_checkpoint(args)
+    if (file := file_of_deltas(args)) is not None:
+        check_writable(file.parent)
+    given = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    options = {name: value for name, value in given.items() if name not in ("merge", "progress")}
+    out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
+    job = Job(
+        EmbeddingConfig.load(args.config),
+        [source if "://" in source else os.path.abspath(source) for source in args.sources],
+        **{**options, "columns": columns_of(args), "learning_rates": learning_rates_of(args), **deltas},
+        **{name: getattr(args, name) for name in ("shares", "readers", "num_required", "reduction", "seed")},
+        init=None if args.init is None else os.path.abspath(args.init),
+        address=args.ray,
+        threads=args.threads or 1,
+        out=args.out,
+        state_hash=not args.no_hash,
+    )
+    with writing(place) if place else nullcontext():
+        report = job.run()
+    say_report(out, report)
+    out.result(report.to_dict())
+    return 0
 
 
 def replay(args: argparse.Namespace) -> int:

@@ -1,1 +1,5 @@
-"""Jobs of many machines: for now, the deltas of all shares as one stream."""
+"""Jobs of many machines: Ray places readers and owners, carries blocks between them, and restarts what dies."""
+
+from penstock.ray.job import Job
+
+__all__ = ["Job"]
