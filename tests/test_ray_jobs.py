@@ -1,7 +1,10 @@
 """Jobs on a Ray cluster: state, deltas and commits of one process, also after actors and nodes have died."""
 
 import os
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,6 +21,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
 from ray.cluster_utils import Cluster  # noqa: E402
 
+TESTS = Path(__file__).resolve().parent
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
 
 
@@ -177,3 +181,52 @@ def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster,
     job.options.progress = kill
     report = job.run()
     assert (killed, report.state_hash, report.frames) == ([4], state, 36)
+
+
+def test_a_job_continues_on_another_node_after_one_has_died(cluster, logs, tmp_path, caplog):
+    _, state = alone(logs, config_of())
+    node = cluster.add_node(num_cpus=4, resources={"tables": 2}, object_store_memory=100 << 20)
+    job = Job(
+        config_of(), logs, shares=2, readers=2, num_required=3, flush=True, rounds_per_block=1, every=2,
+        checkpoint=tmp_path / "c", owner_options={"resources": {"tables": 1}},
+    )  # fmt: skip
+    spare = []
+
+    def lose_the_node(counters, step):
+        if step == 6 and not spare:
+            spare.append(cluster.add_node(num_cpus=4, resources={"tables": 2}, object_store_memory=100 << 20))
+            cluster.remove_node(node, allow_graceful=False)
+
+    job.options.progress = lose_the_node
+    report = job.run()
+    assert (len(spare), report.state_hash, report.frames) == (1, state, 36)
+    assert "the job continues from commit" in caplog.text
+    cluster.remove_node(spare[0])
+
+
+DRIVER = """
+import sys
+import ray
+from checkpoints import config_of
+from penstock.ray import Job
+
+address, checkpoint, *logs = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+Job(
+    config_of(), logs, shares=2, num_required=3, rounds_per_block=1, checkpoint=checkpoint, every=2,
+    progress=lambda counters, step: print(step, flush=True),
+).run()
+"""
+
+
+def test_a_job_resumes_after_its_driver_has_died(cluster, logs, tmp_path):
+    _, state = alone(logs, config_of())
+    command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "c"), *logs]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        for line in driver.stdout:
+            if int(line) == 6:
+                driver.kill()
+    report = Job(config_of(), logs, shares=3, num_required=3, checkpoint=tmp_path / "c", resume=True, flush=True).run()
+    assert report.state_hash == state
+    assert 6 <= report.skipped < 36
