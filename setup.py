@@ -33,7 +33,6 @@ PACKAGE_DIR = {
     "penstock.config": "engine/config",
     "penstock.config.lint": "engine/config/lint",
     "penstock.config.optimizers": "engine/config/optimizers",
-    "penstock.distributed": "engine/distributed",
     "penstock.filesystem": "engine/filesystem",
     "penstock.io": "io",
     "penstock.io.decoding": "io/decoding",

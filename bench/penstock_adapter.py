@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.accumulators.table_store import TableStore
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, WEIGHT, look_up
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
@@ -27,7 +26,7 @@ from penstock.engine import Engine
 from penstock.frames import Coalesced
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
 
 

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from penstock.accumulators.table_store import TableStore
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import MAX_TIME, Coalesced, Frame, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import BadRowsError, Pipeline
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
 

@@ -74,8 +74,6 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
-    emits = True  # False in the processes of a job that do not emit the deltas
-
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
         self._core = core
@@ -87,7 +85,7 @@ class Deltas(StepObserver):
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
         self._touched: dict[str, TouchedRows | TouchedKeys] = {
-            name: TouchedKeys() if name in self._dynamic else TouchedRows(rows) for name, rows in self._sizes().items()
+            name: TouchedKeys() if name in self._dynamic else TouchedRows(core.tables.num_rows(name)) for name in specs
         }
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
@@ -137,10 +135,6 @@ class Deltas(StepObserver):
             yield from self.take()
         yield from self.take()
 
-    def outlive(self, error: BaseException) -> bool:
-        """Return whether the remaining changes can still be emitted after a run ended with this error."""
-        return self._core.failed is None
-
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch of the current delta; None if it is over, or there is none.
 
@@ -182,10 +176,6 @@ class Deltas(StepObserver):
         # Not later, with the rows: a plan of the next step is made before they are read, and stamps its keys.
         last = table.directory.records(keys, expired=True)["last"] if self._form.last else None
         return [Block(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
-
-    def _sizes(self) -> dict[str, int]:
-        """Return table → number of rows here."""
-        return {name: self._core.tables.num_rows(name) for name in self._core.tables.specs}
 
     # ---- StepObserver
 

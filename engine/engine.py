@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
@@ -19,11 +20,9 @@ from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
-from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import Rates
-from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
-from penstock.stats import ProcessReport, Report
+from penstock.stats import Report
 from penstock.table_access import TableAccess
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
@@ -65,14 +64,16 @@ class Engine(TableAccess):
         threads: int | None = None,
         share: tuple[int, int] | None = None,
     ) -> None:
-        self._share = share
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
-        self.core = self._make_core(self._make_tables(mesh, num_threads(threads)), num_required, threads)
-        self.watch = self._make_telemetry()  # the first observer is the innermost: it times the step alone
+        tables = TableSet(config, mesh, self.seed, num_threads(threads), share)
+        self.core = EngineCore(config, tables, num_required, self.reduction, self.seed, threads)
+        # The first observer is the innermost: telemetry times the step alone.
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
-        self.session = self._make_session()
+        session = CheckpointSession if share is None else ShareSession
+        self.session = session(self.core, partial(self.watch.timed, "save"))
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
@@ -156,7 +157,7 @@ class Engine(TableAccess):
         if deltas is None:
             rows.check_unused(DeltaOptions(numbered=True))
             return self._source_run(source, options).run()
-        return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
+        return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
 
     @known_options("Engine.stage")
     def stage(
@@ -194,7 +195,7 @@ class Engine(TableAccess):
         meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        return self._source_run(source, options, self._make_deltas(rows)).reader()
+        return self._source_run(source, options, Deltas(self.core, rows)).reader()
 
     def apply(
         self,
@@ -269,32 +270,7 @@ class Engine(TableAccess):
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction, share)
 
-    @property
-    def processes(self) -> tuple[ProcessReport, ...]:
-        """A report per process of a distributed job, by rank; empty for a single process."""
-        return ()
-
-    # ---- internal; DistributedEngine overrides the first ones
-
-    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        return TableSet(self.config, mesh, self.seed, threads, self._share)
-
-    def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
-        return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
-
-    def _make_telemetry(self) -> Telemetry:
-        tables = self.core.tables
-        return Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
-
-    def _make_session(self) -> CheckpointSession:
-        session = CheckpointSession if self._share is None else ShareSession
-        return session(self.core, partial(self.watch.timed, "save"))
-
-    def _make_deltas(self, options: DeltaOptions) -> Deltas:
-        return Deltas(self.core, options)
-
-    def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return FrameReader(source, options)
+    # ---- internal
 
     def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, self._open_reader, source, options, deltas)
+        return SourceRun(self.core, self.session, self.watch, self.gate, source, options, deltas)

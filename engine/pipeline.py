@@ -1,99 +1,144 @@
 """The pipeline: frames in, and at an opening of the gate the coalesced gradients of every table out.
 
-No I/O, no clock, no jax. ``FrameGate`` is the gate before it, as producers see it.
+No I/O, no clock, no jax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
-from penstock.accumulators.table_store import TableStore
+import numpy as np
+
 from penstock.errors import StateError
-from penstock.frames import Coalesced, Contributor, Frame, Rows
-from penstock.gate import Gate
+from penstock.frames import Array, Coalesced, Contributor, Frame, Int64, Rows, Summed, SummedArrays
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.buffer_pool import Sums
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.stats import Stale
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.
 ROWS_WORTH_SPLITTING = 1 << 14
 
 
-class FrameGate:
-    """The gate of an engine as its producers see it: they push frames, and takers are refused.
+class TableStore:
+    """The accumulated gradients of one table.
 
-    push : ``Engine.apply``
+    The table's gradient_accumulation_status selects one of two ways. On: all frames are summed in one accumulator. Off:
+    every frame is coalesced and applied separately, in arrival order.
+
+    vocabulary_size : None: any int64 is an id
+    dim : floats per row; mean : divide sums by the number of frames at the opening
+    accumulate : sum all frames; False: keep them separate
+    is_share : other shares have other rows of the table; separate frames are then kept even without a row here, so
+        that the buffered frames have the same numbers in every share
+    count_frames, count_rows : whether ``look`` says in how many frames every id occurred, and how many rows it has
+
+    accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
+        and distinct ids, buffered ones included, that have entered since its ``start_counting``
     """
 
-    def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
-        self._gate, self._push = gate, push
-
-    def push(
+    def __init__(
         self,
-        gradients: Mapping[str, tuple[Any, Any]],
-        local_step: int | None = None,
-        contributor: Contributor = None,
-        learning_rates: Any = None,
-        time: int | None = None,
-    ) -> bool:
-        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``. Returns False if it was stale.
-
-        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
-        frames of all threads have one order.
-        """
-        return self._push(gradients, local_step, learning_rates, contributor, time)
-
-    def take(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
-        raise StateError(
-            "an engine's gate opens into its own tables only: Engine.flush opens it early, and a "
-            "SparseConditionalAccumulator is for takers"
+        vocabulary_size: int | None,
+        dim: int,
+        *,
+        accumulate: bool,
+        mean: bool,
+        is_share: bool = False,
+        count_frames: bool = False,
+        count_rows: bool = False,
+    ) -> None:
+        self.accumulates = accumulate
+        self._mean = mean and accumulate
+        self._counts_frames = count_frames and accumulate
+        self.accumulator = Accumulator(
+            dim, vocabulary_size=vocabulary_size, count=self._mean or self._counts_frames, count_rows=count_rows
         )
+        self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
+        self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
+        self._counts_rows, self._more_rows = count_rows, 0
+        self._raw: list[tuple[Int64, Int64]] = []  # ids and the raw rows of each, of a frame that was summed
 
     @property
-    def num_required(self) -> int | None:
-        """Number of frames that open the gate."""
-        return self._gate.num_required
+    def num_rows(self) -> int:
+        """Rows of whole frames since ``start_counting``; of a summed frame the raw rows."""
+        return self.accumulator.num_rows + self._more_rows
+
+    def start_counting(self) -> None:
+        """Reset the counts of rows and distinct ids."""
+        self._more_rows = 0
+        self.accumulator.start_counting()
+
+    def count_raw(self, blocks: Sequence[Rows]) -> None:
+        """Count the raw rows of a frame that was summed before it was sent, and that has just been added."""
+        for block in blocks:
+            if block.counts is not None:
+                self._more_rows += int(block.counts.sum()) - len(block.ids)
+                if self._counts_rows:
+                    self._raw.append((block.ids, block.counts))
+
+    def end(self) -> None:
+        """End a frame: if frames are kept separate, drain it into the list of complete frames."""
+        if not self.accumulates:
+            held = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
+            self._whole += held
+            self._raw = []
+
+    def look(self) -> tuple[list[Coalesced], Int64 | None]:
+        """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
+        if not self.accumulates:
+            return self._whole, None
+        held = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
+        return held, self.accumulator.counts() if self._counts_frames else None
+
+    def drain(self) -> list[Coalesced]:
+        """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
+        if self.accumulates:
+            self._raw = []
+            return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
+        whole, self._whole = self._whole, []
+        return whole
 
     @property
-    def num_accumulated(self) -> int:
-        """Number of frames admitted since the gate last opened."""
-        return self._gate.num_accumulated
+    def nbytes_apart(self) -> int:
+        """Bytes of complete frames that are kept separate."""
+        return sum([summed.nbytes for frame in self._whole for summed in frame.summed])
 
-    @property
-    def global_step(self) -> int:
-        """Number of openings so far, counted on from the last ``set_global_step``."""
-        return self._gate.global_step
+    def get_state(self) -> dict[str, Array]:
+        """Return copies of the buffered sums as arrays: ``0.ids``, ``0.sums``, … and for several frames ``1.ids``, …"""
+        if self.accumulates:
+            states = [self.accumulator.get_state()] if len(self.accumulator) else []
+        else:
+            states = [_joined(frame) for frame in self._whole]
+        return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
 
-    @property
-    def stale(self) -> Stale:
-        """A copy of the counts of stale frames, by contributor and by steps behind."""
-        return self._gate.stale
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
+        num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
+        self.drain()
+        for number in range(num_held):
+            held = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
+            if self.accumulates:
+                self.accumulator.set_state(held)
+            else:
+                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
+        self.start_counting()
 
-    def is_stale(self, local_step: int | None) -> bool:
-        """Return whether a frame of this step would be dropped as stale; one without a step never is."""
-        return self._gate.is_stale(local_step)
+    def _with_raw(self, parts: tuple[Sums, ...]) -> tuple[Summed, ...]:
+        """Return sums with the number of raw rows of each id, in place of that of the rows that were added."""
+        if not self._raw:
+            return parts
+        ids, counts = (np.concatenate(arrays) for arrays in zip(*self._raw, strict=True))
+        order = np.argsort(ids)
+        found = [order[np.searchsorted(ids, one.ids, sorter=order)] for one in parts]
+        return tuple([SummedArrays(one.ids, one.sums, counts[at]) for one, at in zip(parts, found, strict=True)])
 
-    def set_global_step(self, global_step: int) -> None:
-        """Set the step to any int64, also a smaller one. Frames already admitted stay."""
-        self._gate.set_global_step(global_step)
 
-    def still(self) -> AbstractContextManager[Any]:
-        """Return a context manager during which no frame enters and the gate does not open."""
-        return self._gate.still()
-
-    def explain(self) -> str:
-        """Return one line: how many frames the gate has and needs."""
-        return self._gate.explain()
-
-    def get_state(self) -> dict[str, Any]:
-        """Return counts and step as plain data."""
-        return self._gate.get_state()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.explain()})"
+def _joined(frame: Coalesced) -> dict[str, Array]:
+    ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
+    rows = [one.rows for one in frame.summed if one.rows is not None]
+    return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}
 
 
 class BadRowsError(Exception):

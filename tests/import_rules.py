@@ -82,25 +82,6 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     (
-        "penstock.distributed",
-        {
-            *BASICS,
-            "penstock.bridge.device_tables",
-            "penstock.checkpoint",
-            "penstock.core",
-            "penstock.deltas",
-            "penstock.distributed",
-            "penstock.engine",
-            "penstock.interrupts",
-            "penstock.io",
-            "penstock.learning_rates",
-            "penstock.tables.shares",
-            "penstock.tables.table_set",
-            "penstock.telemetry",
-        },
-        {"numpy", "pyarrow"},
-    ),
-    (
         "penstock.ray",
         {
             *BASICS,
@@ -119,7 +100,6 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.ray.cluster", {*BASICS, "penstock.interrupts", "penstock.ray", "penstock.tables.state_hash"}, {"ray"}),
-    ("penstock.distributed.rendezvous", {"penstock.errors", "penstock.interrupts"}, {"jax"}),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.cli.completion", {"penstock.cli"}, {"shtab"}),
     ("penstock.__main__", {"penstock.cli", "penstock.interrupts"}, set()),
@@ -147,6 +127,7 @@ ROOMS = [
     (
         "penstock.run",
         {
+            "penstock.accumulators.frame_gate",
             "penstock.validation",
             "penstock.checkpoint",
             "penstock.core",
@@ -155,7 +136,6 @@ ROOMS = [
             "penstock.interrupts",
             "penstock.io",
             "penstock.learning_rates",
-            "penstock.pipeline",
             "penstock.stats",
             "penstock.telemetry",
         },
@@ -165,7 +145,6 @@ ROOMS = [
     (
         "penstock.core",
         {
-            "penstock.accumulators.table_store",
             "penstock.config.embedding",
             "penstock.errors",
             "penstock.frames",

@@ -18,10 +18,10 @@ OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   distributed   ray   dataflow   metrics
+service   ray   dataflow   metrics
 engine   table_access   run   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
-activations   pipeline   accumulators   sampling   gate   stats
+activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
 frames   validation   filesystem   plots   updates   pyx   interrupts   errors
 """

@@ -1,5 +1,6 @@
 """Jobs on a Ray cluster: state, deltas and commits of one process, also after actors and nodes have died."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from checkpoints import batch, config_of
 from dynamic import churning_steps
@@ -15,6 +17,7 @@ from dynamic import log_of as dynamic_log
 from ipc import write
 
 import penstock as ps
+from penstock.cli.main import main
 from penstock.ray import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -230,3 +233,46 @@ def test_a_job_resumes_after_its_driver_has_died(cluster, logs, tmp_path):
     report = Job(config_of(), logs, shares=3, num_required=3, checkpoint=tmp_path / "c", resume=True, flush=True).run()
     assert report.state_hash == state
     assert 6 <= report.skipped < 36
+
+
+def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
+    config_of().save(tmp_path / "c.pbtxt")
+    _, state = alone(logs, config_of())
+    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--readers", 2]
+    line += ["--num-required", 3, "--flush", "--json", "--out", tmp_path / "out", "--checkpoint", tmp_path / "c"]
+    assert main([*map(str, line)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state_hash"], found["frames"]) == (state, 36)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
+    assert main([*map(str, line)]) == 2
+    assert "holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
+    missing = [*map(str, line[:-1]), str(tmp_path / "c2"), str(tmp_path / "missing.arrows")]
+    assert main(missing) == 3
+    assert "missing.arrows" in capsys.readouterr().err
+
+
+def test_more_stale_rows_than_allowed_end_a_job_without_tables(cluster, logs, tmp_path):
+    options = {"shares": 2, "checkpoint": tmp_path / "c", "max_stale": 0.4, "out": tmp_path / "out"}
+    with pytest.raises(ps.InputError, match="960 of the 1,440 rows read are of stale frames"):
+        Job(config_of(), logs, **options).run()
+    with pytest.raises(ps.InputError, match="960 of the 1,440 rows read are of stale frames"):
+        Job(config_of(), logs, **options, resume=True).run()
+    assert not (tmp_path / "out").exists()
+    assert ps.Engine.restore(tmp_path / "c").global_step == 12
+
+
+def test_a_dataset_of_ray_is_a_source(cluster, tmp_path):
+    log = pa.Table.from_batches([batch(step) for step in range(12)])
+    for number in range(3):
+        pa.parquet.write_table(log.slice(number * 160, 160), tmp_path / f"{number}.parquet")
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    data = ray.data.read_parquet(str(tmp_path))
+
+    def source():
+        for table in data.iter_batches(batch_format="pyarrow", batch_size=None):
+            yield from table.to_batches()
+
+    report = Job(config_of(), [source], shares=2, num_required=3).run()
+    wanted = ps.Engine(config_of(), num_required=3)
+    wanted.run(log)
+    assert report.state_hash == wanted.state_hash()

@@ -1,6 +1,7 @@
 """Engines that hold a share of the rows: together they are one engine, bit for bit, whatever their number."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from checkpoints import DIM, ROWS, batch, config_of, log_of
 from dynamic import churning_steps
@@ -8,7 +9,6 @@ from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jobs import made_of
 from sharing import LocalJob
 
 import penstock as ps
@@ -26,6 +26,21 @@ def with_strategy(config, strategy):
 
 def sources():
     return [iter(log) for log in LOGS]
+
+
+def gradients_of(rng, rows):
+    values = pa.array(rng.standard_normal(2 * rows).astype(np.float32))
+    return pa.FixedSizeListArray.from_arrays(values, 2)
+
+
+def made_of(frames):
+    """A source with a frame per list of ids, and always the same gradients."""
+    schema = pa.schema({"id": pa.int64(), "gradient": pa.list_(pa.float32(), 2)})
+    rng = np.random.default_rng(len(frames))
+    return pa.RecordBatchReader.from_batches(
+        schema,
+        [pa.record_batch([pa.array(ids, pa.int64()), gradients_of(rng, len(ids))], schema=schema) for ids in frames],
+    )
 
 
 def alone(config, log, flush=True, **engine):

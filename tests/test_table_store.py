@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock.accumulators.table_store import TableStore
 from penstock.frames import Rows
+from penstock.pipeline import TableStore
 from penstock.pyx.frame_accumulate import Intake
 
 

@@ -34,8 +34,8 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.accumulators.table_store import TableStore
 from penstock.frames import Rows
+from penstock.pipeline import TableStore
 from penstock.pyx.frame_accumulate import Intake
 from penstock.threads import ThreadTeam
 

@@ -235,7 +235,7 @@ def _admit(core: EngineCore, name: str, ids: Int64, values: Float32, folder: Fol
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Return the gradients accumulated in the gate, by table, with those of all processes concatenated."""
+    """Return the gradients accumulated in the gate, by table, with those of all shares concatenated."""
     found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "store":

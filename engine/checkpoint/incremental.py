@@ -147,11 +147,6 @@ class Saver(StepObserver):
         """Return whether a commit is in flight."""
         return self._writer is not None
 
-    @property
-    def may_begin(self) -> bool:
-        """Return whether a commit can begin without waiting for one in flight."""
-        return not self.is_busy
-
     def before_step(self, coalesced: Stepped) -> None:
         """Mark rows as dirty before a step, and copy those that are pending."""
         began = time.perf_counter()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import KEEP, Contents, Saved, Saver
+from penstock.checkpoint.incremental import KEEP, Contents, Saver
 from penstock.checkpoint.parts import Part, PartSaver, part_name
-from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
+from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
@@ -31,8 +31,6 @@ class CheckpointSession(StepObserver):
     timed : context manager around work that a step has to wait for
     positions : of the last run in its sources
     """
-
-    parts: tuple[str, ...] = ("",)  # the parts of the rows; each has its files in a commit
 
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self._core, self._timed = core, timed
@@ -60,7 +58,7 @@ class CheckpointSession(StepObserver):
         """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == self.parts)
+        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == ("",))
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -141,8 +139,8 @@ class CheckpointSession(StepObserver):
         run: Run | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with self.files.opened(self._quarantine(quarantine), open_deltas, resume, stores, has_committed) as files:
-                has_new = saver is not None and self._any_new(files)
+            with self.files.opened(quarantine, open_deltas, resume, stores, has_committed) as files:
+                has_new = saver is not None and files.any_new
                 with self._core.gate.still():
                     run = Run(self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit)
                     self._runs.append(run)
@@ -150,8 +148,8 @@ class CheckpointSession(StepObserver):
                         self.positions = positions
                 try:
                     yield run
-                except BaseException as error:
-                    if self._may_commit(run, error):
+                except BaseException:
+                    if not run.failed and self._core.failed is None:  # neither a commit nor a step has failed
                         run.end(completed=False)
                     raise
                 finally:
@@ -162,18 +160,6 @@ class CheckpointSession(StepObserver):
             elif saver is not None:
                 with self._core.gate.still():
                     saver.close()
-
-    def _quarantine(self, path: Path | None) -> Path | None:
-        """Return the file of bad rows that this process writes."""
-        return path
-
-    def _any_new(self, files: RunFiles) -> bool:
-        """Return whether the run writes a file that no commit refers to yet."""
-        return files.any_new
-
-    def _may_commit(self, run: Run, error: BaseException) -> bool:
-        """Return whether the state is consistent after an error: neither a commit nor a step has failed."""
-        return not run.failed and self._core.failed is None
 
     def _opened(self, folder: Folder, keep: int, resume: bool) -> Saver:
         """Open the saver of a folder, which locks the folder until it is closed.
@@ -223,15 +209,9 @@ class CheckpointSession(StepObserver):
             self._descends[saver.folder.path.resolve()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        saver = self._make_saver(folder, last, delta)
+        saver = Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
         self._core.observe(saver)
         return saver
-
-    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, self._saved_tables(), self._described, last, delta, self._timed)
-
-    def _saved_tables(self) -> Mapping[str, Saved]:
-        return tables_to_save(self._core)
 
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
@@ -268,7 +248,7 @@ class ShareSession(CheckpointSession):
         raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
 
     def _part_saver(self, folder: Folder, last: Commit | None) -> PartSaver:
-        tables, shares = self._saved_tables(), self._core.tables.shares
+        tables, shares = tables_to_save(self._core), self._core.tables.shares
         saver = PartSaver(folder, tables, self._described, last, last is not None, self._timed, shares)
         self._core.observe(saver)
         return saver

@@ -58,7 +58,7 @@ class Commit:
     """A commit. files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
     version : of the format; determines the digest of all its files
-    If several processes commit together, each has a separate base and deltas (``parts``), all in one manifest.
+    If the shares of a job commit together, each has a separate base and deltas (``parts``), all in one manifest.
     """
 
     number: int

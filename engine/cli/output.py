@@ -20,7 +20,7 @@ from penstock.errors import MOST_LISTED
 from penstock.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
-    from penstock.pipeline import FrameGate
+    from penstock.accumulators.frame_gate import FrameGate
     from penstock.stats import Counters, Report, TableReport
 
 _REDRAWS_PER_S = 5.0

@@ -11,7 +11,6 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.distributed import add_options, is_first, joined, members_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_delta_options,
@@ -78,7 +77,6 @@ def add(commands: Any) -> None:
     cluster.add_argument("--ray", metavar="ADDRESS", help="of the cluster; auto: this machine's; local: start one here")
     cluster.add_argument("--shares", type=whole(1), metavar="N", help="owners of the rows, each with a share")
     cluster.add_argument("--readers", type=whole(1), metavar="M", help="readers of the sources (default: N)")
-    add_options(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,12 +85,11 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("shares", "readers"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag}: belongs to a job on a cluster: --ray ADDRESS")
-    with joined(args):
-        return replay(args)
+    return replay(args)
 
 
 # Flags of a single process, or of what a cluster has in another form.
-_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report", "distributed")
+_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report")
 
 
 def replay_on_ray(args: argparse.Namespace) -> int:
@@ -141,21 +138,21 @@ def replay(args: argparse.Namespace) -> int:
     # Report invalid flags and missing files before allocating the tables.
     check_given(rates, config.num_tags)
     ReadOptions(config.id_ranges, table=args.table)
-    open_sources(own_sources(args))
+    open_sources(args.sources)
     check_checkpoint(args)
-    if quarantine is not None and not args.resume and is_first(args):
+    if quarantine is not None and not args.resume:
         check_new(quarantine)
     deltas = deltas_of(args)
-    file = file_of_deltas(args) if is_first(args) else None
+    file = file_of_deltas(args)
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    out = output_of(args)
+    out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, config)
     watching = Watching(args, engine)
-    progress = ProgressLine(is_first(args))  # created here because its clock starts now
+    progress = ProgressLine()  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
         with watching, writing(place) if place else nullcontext():
@@ -222,11 +219,10 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
-    create, restore = (Engine, Engine.restore) if args.peers is None else members_of(args.peers)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return restore(args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = create(config, mesh, seed=args.seed, threads=args.threads, **gate)
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
+    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
     if args.init is not None:
         engine.read_tables(args.init)
     return engine
@@ -249,9 +245,6 @@ def say_report(out: Output, report: Report) -> None:
         tables.sort(key=lambda of: -of[1].rows)
     out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
     out.say_tables("keys      ", keys_texts(dict(tables)))
-    for number, process in enumerate(report.processes):
-        left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
-        out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:

@@ -83,10 +83,11 @@ class Driver:
         saved = begun[0].positions
         if saved is not None and saved["merge"] != "round" and len(saved["sources"]) > 1 and self._has_frames(saved):
             raise StateError("the checkpoint was made without --merge round, which is the order of a job; resume it so")
-        names: dict[int, str] = {}
+        read: dict[int, tuple[str, int]] = {}
         for found in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
-            names |= found
-        self.positions = Positions([names[n] for n in range(num_sources)], "round")
+            read |= found
+        self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
+        self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
             before = Positions.from_state(saved)
             if len(before.entries) > num_sources:
@@ -140,7 +141,6 @@ class Driver:
         number = max(self._folder.numbers(), default=0) + 1
         path = str(self._folder.path)
         parts: list[Part] = self._checked([o.write_part.remote(path, number) for o in self._actors.owners])
-        self.positions.stale_rows = self._stale_before + self.counters.stale_rows
         contents = {"positions": self.positions.get_state(), **self._counted.commit()}
         self._commit = join_parts(self._folder, number, parts, contents, self._keep)
         self._step, self.committed = self.global_step, self.counters
@@ -201,9 +201,11 @@ class Driver:
         for frame in block.frames[: first.num_frames]:
             entry = self.positions.entries[frame.place[1]]
             entry.frames, entry.digest = entry.frames + 1, frame.digest
+            self.positions.rows += frame.num_rows
             if self._files.bad_rows is not None:
                 self._files.bad_rows.append(frame.bad_rows)
         self.counters = Counters.from_state(first.counters)
+        self.positions.stale_rows = self._stale_before + self.counters.stale_rows
         self.global_step, self.num_accumulated = first.global_step, first.num_accumulated
         for of in block.contents:
             self.verified |= of.verified

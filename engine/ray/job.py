@@ -17,7 +17,7 @@ from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
-from penstock.errors import PeerError, StaleInputError, UsageError
+from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
@@ -28,7 +28,7 @@ from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Ended
 from penstock.ray.reports import joined_tables
 from penstock.routing import WholeTables
-from penstock.stats import Counters, Report, too_stale
+from penstock.stats import Counters, Report
 from penstock.validation import share, whole
 
 log = logging.getLogger("penstock")
@@ -234,6 +234,7 @@ class Job:
         is_committed = None if folder is None else lambda: driver.has_committed
         with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
             ended = driver.run(files, counted, joined)
+        driver.positions.check_stale(self._max_stale)
         state_hash = None
         if given.state_hash or given.out is not None:
             tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(given.shares)])
@@ -247,8 +248,6 @@ class Job:
         self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
     ) -> Report:
         counters, verified = before.plus(driver.counters), driver.verified
-        if (problem := too_stale(counters.stale_rows, counters.rows, self._max_stale)) is not None:
-            raise StaleInputError(problem)
         is_verified = len(verified) == len(self._sources) and all(verified.values())
         return counters.report(
             time.perf_counter() - began,

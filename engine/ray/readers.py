@@ -23,6 +23,7 @@ class ReadFrame:
     """What the driver keeps of a frame. digest : of its source so far; bad_rows : for the quarantine"""
 
     place: Place
+    num_rows: int
     digest: str | None
     bad_rows: tuple[Any, ...] = ()
 
@@ -69,8 +70,10 @@ class Reader:
         self._options = replace(options, merge=None, unvalidated=False)
         self._router = Router(config, shares, seed, sums=sums)
 
-    def begin(self, positions: Mapping[str, Any] | None) -> dict[int, str] | BaseException:
-        """Begin at some positions, the state of ``Positions``; None: at the start. Return the names of the sources.
+    def begin(self, positions: Mapping[str, Any] | None) -> dict[int, tuple[str, int]] | BaseException:
+        """Begin at some positions, the state of ``Positions``; None: at the start.
+
+        Returns the name of each source, and how many rows of it were skipped.
 
         Returns the error if a source cannot be read, or is not the one that the positions are of.
         """
@@ -83,7 +86,7 @@ class Reader:
                 for number, at in self._at.items():
                     saved.of_source(number).skip(zip(repeat(0), self._frames[number], strict=False), at)
                     self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
-            return {n: reader.sources[0].name for n, reader in self._readers.items()}
+            return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
         except (PenstockError, OSError) as error:
             return error
 
@@ -92,7 +95,7 @@ class Reader:
         contents, frames = Contents(), []
         for place, frame in self._rounds(stop, contents):
             entry = self._at[place[1]].entries[0]
-            contents.frames.append(ReadFrame(place, entry.digest, frame.bad_rows))
+            contents.frames.append(ReadFrame(place, frame.num_rows, entry.digest, frame.bad_rows))
             frames.append((place, frame))
         contents.is_over = not self._frames
         for number, reader in self._readers.items():

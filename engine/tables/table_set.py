@@ -44,7 +44,7 @@ class TableSet(TablesById):
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
     """
 
-    is_share = False  # whether this process holds only a share of the rows
+    is_share = False  # whether only a share of the rows is here
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class TableSet(TablesById):
         return reduced(frame, self.shares) if self.shares and frame.fingerprint is None else frame
 
     def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return this process's share of the accumulated sums of all processes (``TableStore.get_state``).
+        """Return the part of this share of the accumulated sums of all (``TableStore.get_state``).
 
         Of several frames, also those that have no row here; of sums, none if none are here.
         """

@@ -13,9 +13,9 @@ from sanitize.updates import Tables
 
 import penstock as ps
 from penstock import pipeline
-from penstock.accumulators.table_store import TableStore
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
+from penstock.pipeline import TableStore
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan

@@ -20,10 +20,9 @@ import numpy as np
 
 import penstock as ps
 from penstock import pipeline
-from penstock.accumulators.table_store import TableStore
 from penstock.frames import Frame, Rows
 from penstock.gate import Gate
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, TableStore
 from penstock.pyx import accumulator
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
