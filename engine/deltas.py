@@ -163,7 +163,8 @@ class Deltas(StepObserver):
             if isinstance(touched, TouchedKeys):
                 blocks += self._taken_keys(name, touched)
             elif touched.num_ids:
-                blocks.append(Block(name, self._core.tables.ids(name, touched.take())))
+                rows, tables = touched.take(), self._core.tables
+                blocks.append(Block(name, tables.all_ids(name) if isinstance(rows, range) else tables.ids(name, rows)))
         return blocks
 
     def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:

@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.checkpoint.parts import Part
+from penstock.checkpoint.session import ShareSession
 from penstock.checkpoint.store import Folder
 from penstock.config.embedding import EmbeddingConfig
+from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.engine import Engine
 from penstock.errors import PenstockError
@@ -135,7 +137,9 @@ class Owner:
     def write_part(self, folder: str, number: int) -> Part | BaseException:
         """Write this share's part of a commit."""
         try:
-            return self._made.session.write_part(Folder(Path(folder)), number)
+            session = self._made.session
+            assert isinstance(session, ShareSession)
+            return session.write_part(Folder(Path(folder)), number)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
@@ -161,7 +165,7 @@ class Owner:
         return self._engine
 
     @property
-    def _core(self) -> Any:
+    def _core(self) -> EngineCore:
         return self._made.core
 
     def _frames(self, parts: Sequence[Any]) -> Iterator[tuple[Place, Frame]]:

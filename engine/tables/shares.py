@@ -7,7 +7,7 @@ A share keeps its rows as a separate table, whose rows count from 0: its sums an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -174,7 +174,7 @@ def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count
     }
 
 
-def reduced(frame: Frame, shares: dict[str, AnyShare]) -> Frame:
+def reduced(frame: Frame, shares: Mapping[str, AnyShare]) -> Frame:
     """Return a whole frame reduced to the rows of a share, with their numbers there; everything else is as it was.
 
     Every table that the frame contains stays in it, so that the frames of a table have the same numbers in every share.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
-
-Numbers = TypeVar("Numbers", Int64, range)
 
 
 class TablesById:
@@ -54,14 +52,17 @@ class TablesById:
         """Return how many rows of a table are here."""
         return self.shares[name].num_rows if name in self.shares else self.specs[name].vocabulary_size
 
-    def ids(self, name: str, numbers: Numbers) -> Numbers:
-        """Return the ids of rows of a static table by their numbers here, a range of all of them; keys as they are."""
+    def ids(self, name: str, numbers: Int64) -> Int64:
+        """Return the ids of rows of a static table by their numbers here; keys as they are."""
         share = self.shares.get(name)
-        if share is None or name in self.dynamic:
-            return numbers
-        if isinstance(numbers, range):
-            return range(share.ids(0), share.ids(share.num_rows), share.stride)
-        return share.ids(numbers)
+        return numbers if share is None or name in self.dynamic else share.ids(numbers)
+
+    def all_ids(self, name: str) -> range:
+        """Return the ids of all rows of a static table that are here."""
+        share = self.shares.get(name)
+        if share is None:
+            return range(self.specs[name].vocabulary_size)
+        return range(share.ids(0), share.ids(share.num_rows), share.stride)
 
     def numbers(self, name: str, ids: Int64) -> Int64:
         """Return the numbers of ids of this share."""
