@@ -48,6 +48,8 @@ class Actors:
 
     readers, owners : arguments of each ``Reader`` and ``Owner``
     reader_options, owner_options : of Ray, such as resources
+
+    interruptible : whether a signal ends waiting
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Actors:
         owner_options: Mapping[str, Any],
     ) -> None:
         self._ray = ray
+        self.interruptible = True
         # A task of an actor that has died must not be repeated by the next one: the job goes back to its last commit.
         lasting = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
         reader, owner = (
@@ -75,7 +78,8 @@ class Actors:
             try:
                 return self._ray.get(refs, timeout=TICK_S)
             except errors.GetTimeoutError:
-                interrupts.check()
+                if self.interruptible:
+                    interrupts.check()
             except errors.RayTaskError as error:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, errors.RayError):

@@ -16,7 +16,7 @@ from penstock.checkpoint.parts import Part, join_parts
 from penstock.checkpoint.run_files import CountedFiles, RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.errors import CapacityError, StateError
+from penstock.errors import CapacityError, StateError, UsageError
 from penstock.ray.cluster import Actors
 from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Applied, Begun, Ended
@@ -51,6 +51,7 @@ class Driver:
     deltas : joins those of the owners; None: none are wanted
 
     positions : in the sources; counters : of this attempt; committed : those of them at its last commit
+    has_committed : whether it has committed
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Driver:
         self._rounds, self._every, self._keep, self._limit, self._flush = rounds, every, keep, limit, flush
         self._progress = progress
         self.counters, self.first_bad = Counters(), dict[str, str]()
-        self.committed = Counters()
+        self.committed, self.has_committed = Counters(), False
         self.verified, self.checksums = dict[int, bool](), set[bool]()
         self.num_accumulated = 0
         self.error: BaseException | None = None
         where, number = (None, None) if commit is None else (str(folder.path), commit.number)  # type: ignore[union-attr]
         begun: list[Begun] = self._all(lambda: [o.begin.remote(where, number, init) for o in actors.owners])
         self.global_step, self.changed_step = begun[0].global_step, max(of.changed_step for of in begun)
-        self._step = self.global_step  # of the last commit
+        self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
         if saved is not None and saved["merge"] != "round" and len(saved["sources"]) > 1 and self._has_frames(saved):
             raise StateError("the checkpoint was made without --merge round, which is the order of a job; resume it so")
@@ -100,6 +101,10 @@ class Driver:
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest
         self.num_skipped = self.positions.num_frames
+        if limit is not None and limit < self.num_skipped:
+            raise UsageError(
+                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {limit}"
+            )
         self._stale_before = self.positions.stale_rows
 
     def run(self, files: RunFiles, counted: CountedFiles, deltas: JoinedDeltas | None) -> list[Ended]:
@@ -112,20 +117,19 @@ class Driver:
         try:
             for block in self._read():
                 in_flight.append(block)
-                while len(in_flight) > IN_FLIGHT:
-                    self._finish(in_flight.popleft())
+                self._finish(in_flight, IN_FLIGHT)
                 if self._is_due() or block.is_last:
-                    while in_flight:
-                        self._finish(in_flight.popleft())
+                    self._finish(in_flight, 0)
                     if self._is_due() and not block.is_last and self.error is None:
                         self.commit()
                 if self.error is not None:
                     break
                 interrupts.check()
         except KeyboardInterrupt:
-            while in_flight:
-                self._finish(in_flight.popleft())
-            self.commit()
+            self._actors.interruptible = False
+            self._finish(in_flight, 0)
+            if self.error is None:
+                self.commit()
             raise
         if self.error is not None:
             if not isinstance(self.error, CapacityError | MemoryError):  # the owners may be at different steps
@@ -141,13 +145,11 @@ class Driver:
         number = max(self._folder.numbers(), default=0) + 1
         path = str(self._folder.path)
         parts: list[Part] = self._checked([o.write_part.remote(path, number) for o in self._actors.owners])
+        if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
+            raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._counted.commit()}
         self._commit = join_parts(self._folder, number, parts, contents, self._keep)
-        self._step, self.committed = self.global_step, self.counters
-
-    @property
-    def has_committed(self) -> bool:
-        return self._folder is not None and self._commit is not None
+        self._step, self.committed, self.has_committed = self.global_step, self.counters, True
 
     # ---- blocks
 
@@ -189,10 +191,14 @@ class Driver:
         is_last = stop is not None or all(of.is_over for of in contents)
         return Block(contents, frames, stop, error, is_last, [])
 
-    def _finish(self, block: Block) -> None:
-        """Wait until all owners have applied a block, and count it."""
-        if self.error is not None:
-            return
+    def _finish(self, in_flight: deque[Block], most: int) -> None:
+        """Wait until owners have applied all blocks but so many, and count them. Nothing counts after an error."""
+        while len(in_flight) > most:
+            if self.error is None:
+                self._count(in_flight[0])
+            in_flight.popleft()
+
+    def _count(self, block: Block) -> None:
         applied: list[Applied] = self._actors.get(block.refs)
         first = applied[0]
         self.error = next((of.error for of in applied if of.error is not None), block.error)

@@ -28,10 +28,14 @@ from penstock.tables.state_hash import KeyArrays
 
 @dataclass(frozen=True)
 class Begun:
-    """The state that an owner begins with. positions : in the sources, plain data; None: at their start"""
+    """The state that an owner begins with.
+
+    num_frames : frames that it contains; positions : in the sources, plain data; None: at their start
+    """
 
     global_step: int
     changed_step: int
+    num_frames: int
     positions: Mapping[str, Any] | None
 
 
@@ -79,7 +83,6 @@ class Owner:
         self._config, self._share, self._arguments = config, share, arguments
         self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
         self._dims = {spec.name: spec.dim for spec in config.tables}
-        self._order: dict[str, tuple[Int64, KeyArrays | None]] = {}
 
     def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun | BaseException:
         """Create the engine anew: from commit ``number`` of a folder, which must be its newest, or from the start.
@@ -99,37 +102,37 @@ class Owner:
         except (PenstockError, OSError, MemoryError) as error:
             return error
         self._engine, core = engine, engine.core
+        self._error: BaseException | None = None
         self._counters = Counters()
         core.start_counting()
         core.rates = self._rates
         engine.session.count_into(self._counters)
         self._deltas = None if self._options is None else Deltas(core, self._options)
         positions = None if number is None else engine.session.positions.get_state()
-        return Begun(core.global_step, core.changed_step, positions)
+        return Begun(core.global_step, core.changed_step, engine.session.totals.frames, positions)
 
     def apply(self, stop: Place | None, flush: bool, *parts: Any) -> Applied:
-        """Apply the frames of a block in the order of their places, as far as ``stop``.
+        """Apply the frames of a block in the order of their places, as far as ``stop``; none after an error.
 
         parts : of every reader the heads with their places, then of every reader the batch of this share
         flush : open the gate for the frames that it holds, at the end
         """
-        core, done = self._core, Applied()
-        self._order.clear()
+        core, done = self._core, Applied(error=self._error)
         try:
             for place, frame in self._frames(parts):
-                if stop is not None and place >= stop:
+                if self._error is not None or (stop is not None and place >= stop):
                     break
                 core.push(frame, self._rates, self._counters)
                 done.num_frames += 1
                 if self._deltas is not None:
                     self._collect(self._deltas.due(), done)
-            if flush:
+            if flush and self._error is None:
                 core.open_early(core.rates, self._counters)
                 if self._deltas is not None:
                     self._collect(self._deltas.rest(), done)
             core.wait()
         except (PenstockError, MemoryError) as error:
-            done.error = error
+            self._error = done.error = error
         done.global_step, done.num_accumulated = core.global_step, core.gate.num_accumulated
         done.counters = self._counters.get_state()
         return done
