@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import PenstockError, ServiceError, StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
@@ -106,6 +106,7 @@ class Producer:
 
     def _send_buffer(self) -> _PutStream:
         """Send all buffered frames, over a new connection if the old one broke."""
+        problem: PenstockError | None = None
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
@@ -114,9 +115,15 @@ class Producer:
                 stream.check()
                 self._release(stream)
                 return stream
+            except ServiceError as error:
+                if problem is None:
+                    raise
+                raise ServiceError(f"{problem}; since then it cannot be reached ({error})") from None
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
-                self._patience.wait(self._connection.passing(error))
+                latest = self._connection.passing(error)
+                problem = problem or latest  # the first one says why
+                self._patience.wait(problem)
 
     def _wait_for_ack(self, commits: bool) -> None:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
@@ -181,12 +188,14 @@ class _PutStream:
         """Send the next frame."""
         *before, last = frame.pieces
         with self._writing:
-            if self._ended:
-                raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
-            for piece in before:
-                self._writer.write_batch(piece)
-            self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
-        self.next = frame.number + 1
+            if not self._ended:
+                for piece in before:
+                    self._writer.write_batch(piece)
+                self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
+                self.next = frame.number + 1
+                return
+        self.check()
+        raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
 
     def end(self) -> None:
         """Close the sending side."""
