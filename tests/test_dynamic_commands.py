@@ -77,7 +77,7 @@ def test_inspect_names_dynamic_tables(tmp_path, call):
     saved(tmp_path)
     text, found = call(0, "inspect", tmp_path / "run")
     engine = ps.Engine.restore(tmp_path / "run")
-    keys = engine.core.tables.dynamic["user"].report()
+    keys = engine.core.table_reports()["user"].keys
     assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting; {SETTINGS}" in text
     assert (found["tables"][0]["keys"], found["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
     config_of(ALL_POLICIES).save(tmp_path / "c.pbtxt")
@@ -122,7 +122,7 @@ def test_a_replay_prints_what_became_of_the_keys(tmp_path, call):
     assert of["admitted"] - of["expired"] - of["evicted"] == of["keys"]
     assert "table     user: 1,440 rows\n" in text
     assert f"keys      user: {of['keys']} keys ({of['keys'] / 32:.0%} of the rows), directory " in text
-    assert f"directory {size_text(of['directory_bytes'])}, {of['expired_waiting']} expired and not swept yet" in text
+    assert f"directory {size_text(of['directory_bytes'])}, {of['expired_waiting']} expired waiting" in text
     assert f"keys      user: {of['admitted']} admitted, {of['returned']} returned, {of['expired']} expired" in text
     assert f"{of['evicted']} evicted, 0 rejected; {of['waiting']} waiting, {of['unadmitted_rows']} rows not" in text
     page = (tmp_path / "page" / "index.html").read_text()

@@ -28,6 +28,9 @@ cdef extern from "keys/removed_keys.h" nogil:
     bint removed_has(const RemovedKeys* some, int shard_bits, uint64_t mixed)
     int removed_reserve(RemovedKeys* some, size_t num_keys)
     void removed_add(RemovedKeys* lately, RemovedKeys* before, size_t most, int shard_bits, uint64_t mixed)
+    size_t removed_bytes_of_bits(const RemovedKeys* some)
+    void removed_save(const RemovedKeys* some, unsigned char* bits, uint32_t* prints)
+    int removed_restore(RemovedKeys* some, const unsigned char* bits, const uint32_t* prints, size_t size)
 
 cdef extern from "philox.h" nogil:
     ctypedef struct PhiloxKey:
