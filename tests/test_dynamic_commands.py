@@ -260,3 +260,11 @@ def test_keys_loaded_before_the_first_step_do_not_expire_in_it(tmp_path):
     assert engine.keys("user").to_pylist() == [1, 2, 3]
     engine.run([timed([3], [1_700_003_601], [2])])
     assert engine.keys("user").to_pylist() == [3]
+
+
+def test_the_first_delta_after_a_static_checkpoint_has_only_the_keys_of_its_step(tmp_path):
+    ps.Engine(static_config()).run([log_of([[1, 2], [2, 40], [1]])], checkpoint=tmp_path)
+    dynamic = ps.Engine.restore(tmp_path, config=config_of(rows=8))
+    (delta,) = dynamic.stage([log_of([[], [], [], [2]])])
+    assert dynamic.keys("user").to_pylist() == [1, 2, 40]
+    assert delta["id"].to_pylist() == [2]

@@ -64,10 +64,10 @@ class Dynamic:
                 if value not in values:
                     raise ConfigError(f"{name} must be one of {', '.join(values)}, got {value!r}")
             elif name == "probability":
-                if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+                if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
                     raise ConfigError(f"probability must be a number from 0 to 1, got {value!r}")
                 object.__setattr__(self, name, float(value))
-            elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MOST:
+            elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
                 raise ConfigError(f"{name} must be an int from 1 to {MOST}, got {value!r}")
             else:
                 object.__setattr__(self, name, int(value))  # commits write it as JSON, which NumPy's numbers are not

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, ServiceError, StateError, UsageError
+from penstock.errors import ServiceError, StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
@@ -106,7 +106,6 @@ class Producer:
 
     def _send_buffer(self) -> _PutStream:
         """Send all buffered frames, over a new connection if the old one broke."""
-        problem: PenstockError | None = None
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
@@ -115,15 +114,11 @@ class Producer:
                 stream.check()
                 self._release(stream)
                 return stream
-            except ServiceError as error:
-                if problem is None:
-                    raise
-                raise ServiceError(f"{problem}; since then it cannot be reached ({error})") from None
+            except ServiceError as error:  # no new stream can begin
+                raise self._patience.explained(error) from None
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
-                latest = self._connection.passing(error)
-                problem = problem or latest  # the first one says why
-                self._patience.wait(problem)
+                self._patience.wait(self._connection.passing(error))
 
     def _wait_for_ack(self, commits: bool) -> None:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""
