@@ -90,9 +90,8 @@ def test_the_write_of_new_rows_is_in_place_and_needs_no_second_table(dims, bfloa
 @pytest.mark.parametrize("optimizer", [ps.SGD(0.5), ps.Adam(0.01)], ids=["sgd", "adam"])
 def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optimizer, on, mesh_of):
     log, states = log_of(churning_steps(24)), {}
-    forms = [("", "", 1, [10_000])]
-    forms += [(*form, devices, [24, 3]) for form in XLA[:2] for devices in (1, 3, 8)]
-    forms += [(*XLA[2], 2, [100])]
+    forms = [("", "", 1, [10_000]), (*XLA[0], 1, [24, 3]), (*XLA[0], 8, [24, 3])]
+    forms += [(*XLA[1], 3, [24, 3]), (*XLA[1], 8, [7]), (*XLA[2], 2, [100])]
     for variant, layout, devices, sizes in forms:
         on(variant, layout)
         engine = ps.Engine(config_of(ALL_POLICIES, rows=32, optimizer=optimizer), mesh_of(devices), num_required=2)
