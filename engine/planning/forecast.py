@@ -38,7 +38,8 @@ class Opening(NamedTuple):
         )
 
     def copy(self) -> Opening:
-        return Opening(*(None if array is None else array.copy() for array in self))
+        keys, rows, frames = self
+        return Opening(keys.copy(), None if rows is None else rows.copy(), None if frames is None else frames.copy())
 
 
 class Openings(NamedTuple):
