@@ -70,7 +70,7 @@ def changed(reader):
     return [(row["table"], row["step"], row["id"], row["row"]) for one in reader for row in one.to_pylist()]
 
 
-@settings(max_examples=250, report_multiple_bugs=False)
+@settings(max_examples=500, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams(mesh_of, tmp_path_factory, data):
     configuration = data.draw(configurations())
