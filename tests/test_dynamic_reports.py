@@ -1,11 +1,12 @@
-"""Reports of dynamic tables while frames enter, and the memory that a load leaves."""
+"""Reports of dynamic tables, of resumed runs and while frames enter, and the memory that a load leaves."""
 
 import gc
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import numpy as np
 import pytest
-from dynamic import engine_of, push
+from dynamic import ALL_POLICIES, churning_steps, config_of, engine_of, log_of, push
 from limits import in_thread
 from services import client_of, service_of
 
@@ -87,3 +88,18 @@ def test_neither_a_load_nor_a_step_leaves_its_plan(loaded):
     gc.collect()
     assert sum(isinstance(one, Plan) for one in gc.get_objects()) == before
     assert engine.keys("user").to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 33])
+def test_the_reports_of_an_interrupted_run_add_up_to_that_of_the_unbroken_one(tmp_path, limit):
+    log = log_of(churning_steps(40))
+    whole = asdict(ps.Engine(config_of(ALL_POLICIES, rows=32), num_required=2).run([log]).tables["user"].keys)
+    first = ps.Engine(config_of(ALL_POLICIES, rows=32), num_required=2)
+    begun = asdict(first.run([log], checkpoint=tmp_path, limit=limit, every=3).tables["user"].keys)
+    again = ps.Engine.restore(tmp_path)
+    ended = asdict(again.run([log], checkpoint=tmp_path, resume=True, every=3).tables["user"].keys)
+    for number in ("keys", "load", "waiting", "expired_waiting"):
+        assert ended[number] == whole[number]
+    for number in ("admitted", "expired", "evicted", "returned", "rejected", "unadmitted_rows"):
+        assert begun[number] + ended[number] == whole[number]
+    assert whole["returned"] > 0

@@ -121,7 +121,7 @@ class Forecast:
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
                 for one in plans:
                     one.cancel()
-                self.full = Full(step, name, str(no_room(name, directory, plan)))
+                self.full = Full(step, name, str(no_room(spec, directory, plan)))
                 return
         for plan in plans:
             plan.commit()
