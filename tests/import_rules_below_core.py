@@ -17,6 +17,11 @@ BELOW_CORE = [
         {"numpy"},
     ),
     ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
+    (
+        "penstock.tables.table_keys",
+        {"penstock.frames", "penstock.stats", "penstock.tables.dynamic_table", "penstock.tables.initializers"},
+        set(),
+    ),
     # What an engine would do to the keys of a log, without its tables: no jax.
     (
         "penstock.planning",
@@ -95,7 +100,9 @@ BELOW_CORE = [
             "penstock.frames",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
+            "penstock.tables.key_directory",
             "penstock.tables.shares",
+            "penstock.tables.table_keys",
             "penstock.tables.tables_by_id",
         },
         {"numpy"},

@@ -17,6 +17,7 @@ from penstock.tables.orbax import WEIGHTS
 from penstock.tables.shares import AnyShare
 from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_io import write_tables
+from penstock.tables.table_keys import TableKeys
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -33,7 +34,7 @@ class TablesById:
     """
 
     specs: Mapping[str, TableSpec]
-    dynamic: dict[str, DynamicTable]
+    dynamic: TableKeys
     shares: Mapping[str, AnyShare] = {}
     _tables: dict[str, DeviceTable]
 

@@ -11,7 +11,9 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.initial_rows import philox_key
-from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_candidates, sorted_entries
+from penstock.pyx.keys.directory_state cimport (
+    restore_candidates, restore_keys, restore_removed, saved_removed, sorted_candidates, sorted_entries,
+)
 from penstock.pyx.keys.key_owners cimport owners_of
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
@@ -105,15 +107,14 @@ cdef class Directory:
             n += self.shards.each[s].young.size + self.shards.each[s].old.size
         return n
 
-    @property
-    def num_expired_now(self):
-        """Keys with a row that are expired and wait for their sweep."""
+    def num_expired_waiting(self, Py_ssize_t first=0, Py_ssize_t count=MOST_SHARDS):
+        """Return how many keys with a row are expired and wait for their sweep, in ``count`` shards from ``first`` on."""
         cdef Shards* of = &self.shards
         cdef Py_ssize_t at, n = 0
         self.settle()
         if of.policy.expire_after >= 0:
             with nogil:
-                for at in range(of.num_shards * <Py_ssize_t>of.slots):
+                for at in range(first * <Py_ssize_t>of.slots, min(first + count, of.num_shards) * <Py_ssize_t>of.slots):
                     n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
         return n
 
@@ -210,10 +211,13 @@ cdef class Directory:
     def get_state(self):
         """Return everything that decides the future, by key: the arrays of ``state``, those of ``candidates`` as
         ``waiting.…``, and ``numbers``, int64. ``row``, counted among all shares, decides nothing: it only says where the
-        table has the rows."""
+        table has the rows. Nor do the removed keys, ``removed.…``: they only count."""
         arrays = self.state()
         arrays["row"] += np.int32(self.shards.first_row)
         arrays |= {f"waiting.{name}": array for name, array in self.candidates().items()}
+        arrays |= {f"removed.{name}": array for name, array in saved_removed(&self.shards).items()}
+        here = arrays["removed.shards"] = self._shards_here()
+        arrays["removed.size"] = arrays["removed.size"][: 2 * len(here)]
         arrays["numbers"] = np.array(
             [self.whole_capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
              self.num_returned, self.num_rejected, self.unadmitted_rows], np.int64)
@@ -235,9 +239,12 @@ cdef class Directory:
         other.shards.salt, other.shards.policy, other.shards.chance = (
             self.shards.salt, self.shards.policy, self.shards.chance)
         mine, waiting = (self._own(arrays[name]) for name in ("key", "waiting.key"))
-        saved = (arrays["row"][mine] - np.int32(self.shards.first_row)) if numbers[0] == self.whole_capacity else None
+        is_same = numbers[0] == self.whole_capacity
         rows = np.full(len(arrays["key"]), -1, np.int32)
-        rows[mine] = restore_keys(&other.shards, arrays["key"][mine], arrays["last"][mine], saved)
+        rows[mine] = restore_keys(&other.shards, arrays["key"][mine], arrays["last"][mine],
+                                  arrays["row"][mine] - np.int32(self.shards.first_row) if is_same else None)
+        if is_same and arrays["removed.shards"].tolist() == self._shards_here().tolist() != []:
+            restore_removed(&other.shards, arrays["removed.size"], arrays["removed.bits"], arrays["removed.print"])
         if lfu:
             np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows[mine]] = arrays["count"][mine]
         restore_candidates(&other.shards, arrays["waiting.key"][waiting], arrays["waiting.count"][waiting],
@@ -249,6 +256,12 @@ cdef class Directory:
         (self.num_admitted, self.num_expired, self.num_evicted, self.num_returned, self.num_rejected,
          self.unadmitted_rows) = numbers[3:] if self.share[0] == 0 else [0] * 6
         return rows
+
+    def _shards_here(self):
+        """Numbers among all of the shards here, none if they have no keys: int64 (n,)."""
+        if self.share[1] > 1 and self.whole_capacity > 1 and self.capacity == 1:
+            return np.zeros(0, np.int64)
+        return np.arange(self.shards.first_shard, self.shards.first_shard + self.shards.num_shards)
 
     def _own(self, keys):
         """Positions of the keys whose shards are here: int64 (n,), ascending; all: a slice."""
