@@ -50,7 +50,7 @@ class DeltaOptions:
 def form_of(specs: Iterable[TableSpec], options: DeltaOptions) -> DeltaForm:
     """Return the form of the deltas of some tables. Raises UsageError for slots, or ``last``, that no table has."""
     specs = tuple(specs)
-    shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
+    shapes = {spec.name: Shape(spec.dim, {slot: spec.slot_dim for slot, _ in spec.slots}) for spec in specs}
     key_types = {None if spec.dynamic is None else spec.dynamic.key_type for spec in specs}
     if {"int64", "uint64"} <= key_types:
         raise UsageError("deltas: one column cannot hold the keys of int64 and of uint64 tables; run them apart")

@@ -15,7 +15,7 @@ typedef struct {
     int multiply_linear_by_lr;
 } Rule;
 
-/* Rows to update: rows[i] is (1 + slots) parts of dim floats, and grads[i] its gradient. */
+/* Rows to update: rows[i] is dim weights, then each slot, of dim floats or one; grads[i] is its gradient. */
 typedef struct {
     float *const *rows;
     const float *const *grads;

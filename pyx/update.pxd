@@ -40,7 +40,7 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
     int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
     double per_shards, per_quotient, per_longer
-    int64_t num_parts, dim
+    int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
     float starts[MAX_PARTS]
@@ -52,6 +52,7 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     const id_t* ids
     id_t first
     grad_t* values
+    int64_t row_floats          # of the values
     int64_t num_rows
     int64_t first_item
     float lr
@@ -69,12 +70,16 @@ cdef struct StepPlan:              # one step: the same for all devices
     Op op
     int64_t num_floats          # of the array that a device's tables lie in
     int64_t threads
-    int64_t first_part, num_parts   # to read or write
-    int64_t plane_floats        # from one part of a row to the next in the host's array
+    int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
     int64_t num_segments, num_items
     Sweep* sweeps
     int64_t num_sweeps, num_sweep_items, num_words
+
+
+cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
+    """Where a part begins in a row: the weights are part 0, and the slots follow."""
+    return t.dim + (part - 1) * t.slot_dim if part else 0
 
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:

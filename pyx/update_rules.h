@@ -39,7 +39,7 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
         const Rule r = *constants;                                                              \
         for (int64_t i = 0; i < b->num_rows; i++) {                                             \
             prefetch_row(b, i + b->ahead);                                                      \
-            rule##_row(&r, b->grads[i], b->rows[i], b->rows[i] + b->dim, b->dim);               \
+            rule##_row(&r, b->grads[i], b->rows[i], b->dim);                                    \
         }                                                                                       \
     }
 
@@ -65,26 +65,28 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
     X(frequency_estimator, 1, target, attributes)  \
     Y(row_wise_adagrad, 1, target, attributes)
 
-#define ENTRY(rule, slots, target, attributes) {#rule, slots, rule##_##target},
+#define ENTRY(rule, slots, target, attributes) {#rule, slots, 0, rule##_##target},
+#define ROW_WISE_ENTRY(rule, slots, target, attributes) {#rule, slots, 1, rule##_##target},
 
 typedef struct {
     const char *name;
     int num_slots;
+    int row_slots; /* a slot is one float per row, else as wide as the row */
     UpdateRows run;
 } RuleEntry;
 
 enum { NUM_RULES = 19 };
 
 RULES(ELEMENTWISE, ROW_WISE, baseline, )
-static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ENTRY, baseline, )};
+static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, baseline, )};
 
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
 #define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512")))
 RULES(ELEMENTWISE, ROW_WISE, avx2, AVX2)
 RULES(ELEMENTWISE, ROW_WISE, avx512, AVX512)
-static const RuleEntry rules_avx2[NUM_RULES] = {RULES(ENTRY, ENTRY, avx2, )};
-static const RuleEntry rules_avx512[NUM_RULES] = {RULES(ENTRY, ENTRY, avx512, )};
+static const RuleEntry rules_avx2[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx2, )};
+static const RuleEntry rules_avx512[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx512, )};
 #endif
 
 /* The rules compiled for the n-th of this machine's targets, the best first; NULL where there are no more. */

@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from ._types cimport id_t
-from .update cimport CHUNK, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks
+from .update cimport CHUNK, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks, part_begin
 
 
 cdef extern from "xla_ffi.h" nogil:
@@ -142,7 +142,7 @@ cdef void touch_chunk(void* context, int64_t item) noexcept nogil:
         row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
         if row >= 0:
             rows[n] = first_row + row * t.row_floats
-            values[n] = segment.values + i * t.dim
+            values[n] = segment.values + i * segment.row_floats
             if n < t.ahead:
                 prefetch(rows[n])
             n += 1
@@ -166,21 +166,17 @@ cdef void update(const Table* t, float lr, float** rows, const float** grads, in
 
 
 cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n) noexcept nogil:
-    """Some parts of the rows from or to the host's arrays, which have the parts one after the other."""
-    cdef int64_t i, part, at, first = o.first_part * t.dim, num_floats = o.num_parts * t.dim
-    cdef float* row
-    cdef float* value
+    """Some floats of the rows from or to the host's arrays."""
+    cdef int64_t i, at, first = o.first_copied
     for i in range(n):
         if i + t.ahead < n:
-            # All parts at once: where rows lie in no order, the processor guesses the next line too late.
-            for at in range(0, num_floats, 16):  # the floats of a cache line
+            # All of them at once: where rows lie in no order, the processor guesses the next line too late.
+            for at in range(0, o.num_copied, 16):  # the floats of a cache line
                 prefetch(rows[i + t.ahead] + first + at)
-        for part in range(o.num_parts):
-            row, value = rows[i] + first + part * t.dim, values[i] + part * o.plane_floats
-            if o.op == WRITE:
-                memcpy(row, value, t.dim * sizeof(float))
-            else:
-                memcpy(value, row, t.dim * sizeof(float))
+        if o.op == WRITE:
+            memcpy(rows[i] + first, values[i], o.num_copied * sizeof(float))
+        else:
+            memcpy(values[i], rows[i] + first, o.num_copied * sizeof(float))
 
 
 cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
@@ -213,8 +209,8 @@ cdef void start_chunk(void* context, int64_t item) noexcept nogil:
     for row in range(first, min(first + CHUNK, t.num_rows)):
         into = p.floats + t.first_float + row * t.row_floats
         for part in range(t.num_parts):
-            for c in range(t.dim):
-                into[part * t.dim + c] = t.starts[part]
+            for c in range(part_begin(t, part), part_begin(t, part + 1)):
+                into[c] = t.starts[part]
 
 
 # ---- the handlers

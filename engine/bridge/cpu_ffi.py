@@ -149,7 +149,10 @@ class CpuTables:
         first = 0
         starts: list[Float32] = []
         for block in weights:
-            starts = starts or [np.full(block.shape, start, np.float32) for start in self._starts[member]]
+            starts = starts or [
+                np.full((len(block), dim), start, np.float32)
+                for dim, start in zip(self.layouts[member].part_dims[1:], self._starts[member], strict=True)
+            ]
             its = ids[first : first + len(block)]
             for part, values in enumerate([block, *starts]):
                 self.write(member, its, values[: len(its)], part)
@@ -159,7 +162,7 @@ class CpuTables:
         self._run(self._step.copy, member, ids, out, part, False)
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
-        self._run(self._step.copy_all, member, ids[: out.shape[1]], out)
+        self._run(self._step.copy_all, member, ids[: len(out)], out)
         return self.wait
 
     def wait(self) -> None:
