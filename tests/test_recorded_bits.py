@@ -7,13 +7,13 @@ The records were made by the first complete engine and have never been made anew
 import hashlib
 import inspect
 import json
-import struct
 from pathlib import Path
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pytest
+from engines import hash_of_wide_slots
 from jax.sharding import Mesh
 
 import penstock as ps
@@ -83,17 +83,6 @@ def tables_after(name, devices, num_required, reduction):
     engine = ps.Engine(config_of(optimizer), mesh=mesh, num_required=num_required, reduction=reduction, seed=3)
     engine.run(log(num_required, num_required))
     return hash_of_wide_slots(engine) if name == "RowWiseAdagrad" else engine.state_hash()
-
-
-def hash_of_wide_slots(engine):
-    """The state hash of the time of the records, when a slot of one number per row repeated it in every column."""
-    digest = hashlib.sha256()
-    for name, size in sorted(VOCABULARIES.items()):
-        digest.update(name.encode() + b"\0" + struct.pack("<qq", size, DIM))
-        for part in engine.retrieve_parameters(name).values():
-            digest.update(np.broadcast_to(part, (size, DIM)).astype("<f4").tobytes())
-    digest.update(struct.pack("<q", engine.global_step))
-    return digest.hexdigest()
 
 
 def dropped_rows():
