@@ -47,7 +47,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report", {"penstock.bench", "penstock.plots"}, set()),
+    ("penstock.bench.report", {"penstock.bench", "penstock.errors", "penstock.plots"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
@@ -191,7 +191,11 @@ ROOMS = [
         },
         {"numpy"},
     ),
-    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
+    (
+        "penstock.tables.orbax",
+        {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"},
+        {"numpy"},
+    ),
     (
         "penstock.tables.table_io",
         {

@@ -90,11 +90,11 @@ def test_every_case_with_numbers_is_drawn(result, tmp_path):
 # ---- results of several machines
 
 
-def test_machines_have_one_folder_each(monkeypatch):
+def test_machines_have_one_folder_each():
     here = machine.describe()
-    others = [here | change for change in ({"cpu": "Xeon(R) 7"}, {"cpu_model": "1-2-3"}, {"cpus": 999}, {"system": "X"})]
-    folders = [folder_of(where) for where in (here, *others)]
-    assert len(set(folders)) == 5
+    changes = {"cpu": "Xeon(R) 7", "cpu_model": "1-2-3", "cpus": 999, "system": "X"}
+    folders = [folder_of(here), *(folder_of(here | {key: other}) for key, other in changes.items())]
+    assert len(set(folders)) == 5  # this machine, and four that differ in one thing
     assert all(name == Path(name).name and name.isascii() for name in folders)
     assert folder_of(here | {"date": "1999-01-01", "memory_gb": 1}) == folders[0]
 

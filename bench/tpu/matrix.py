@@ -5,8 +5,8 @@ temporary memory it needs, and how many bytes move; it shows nothing about time.
 writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
 Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
-once (slots of one number per row: those of its rows), and reading the gradient and the number of the line, and of 16-bit
-weights the keys of its rows. moved_bytes.py counts them.
+once (slots of one number per row: those of its rows), and reading the gradient and the number of the line, and of
+16-bit weights the keys of its rows. moved_bytes.py counts them.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Compiler:
         optimizer = self._optimizers[case.optimizer]
         config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
         spec, mesh = config.table("t"), self.mesh(case.generation)
-        slots = {"num_slots": len(spec.slots), "row_slots": spec.rule.row_slots}
-        layout = Layout("t", ROWS, case.dim, num_devices=mesh.size, mod=False, lanes=128, bfloat16=case.bfloat16, **slots)
+        of = {"num_slots": len(spec.slots), "row_slots": spec.rule.row_slots, "bfloat16": case.bfloat16}
+        layout = Layout("t", ROWS, case.dim, num_devices=mesh.size, mod=False, lanes=128, **of)
         return formatted(layout, case.variant), spec.rule, mesh
 
     def compile(self, case: Case) -> Result:

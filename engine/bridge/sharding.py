@@ -1,11 +1,12 @@
 """The mapping from logical to physical rows: the device of an id's row, and its place there.
 
-The logical table is (vocabulary_size, dim), with slots of the same shape or of one number per row. The configuration's strategy assigns rows to a
-fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of devices up to NUM_SHARDS
-works, and a row's place inside its shard never depends on that number.
+The logical table is (vocabulary_size, dim), with slots of the same shape or of one number per row. The configuration's
+strategy assigns rows to a fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of
+devices up to NUM_SHARDS works, and a row's place inside its shard never depends on that number.
 
 A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
-weights and slots side by side, so that one gather fetches both (slots of one number per row lie apart in XLA's tables). On a TPU a line is as wide as the vector registers.
+weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
+Slots of one number per row follow the weights in the tables of cpu_ffi.py, and lie apart from the lines in XLA's.
 """
 
 from __future__ import annotations

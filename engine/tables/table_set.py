@@ -91,7 +91,8 @@ class TableSet:
         self._groups = backends.create_tables(mesh, definitions, threads)
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
-            created |= {layout.name: DeviceTable(group, member, user_mesh) for member, layout in enumerate(group.layouts)}
+            for member, layout in enumerate(group.layouts):
+                created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
         self.dynamic = {
             name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic
