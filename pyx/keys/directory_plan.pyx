@@ -135,10 +135,12 @@ cdef class Plan:
     def commit(self):
         """Carry the plan out. Only a ``run`` that raises can fail it; ``commit`` again then does the rest."""
         cdef Directory of = self.directory
+        cdef Py_ssize_t s
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
         self.each(change, self.num_shards, len(self.order))
-        self.num_returned = sum([self.opening.each[s].num_returned for s in range(self.num_shards)])
+        for s in range(self.num_shards):
+            self.num_returned += self.opening.each[s].num_returned
         if of.shards.counts != NULL:
             self.each(count_chunk, num_chunks(&self.opening), self.opening.num_keys)
         of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)

@@ -6,13 +6,19 @@ A shard has one thread.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
-    find, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
-    removed_add, removed_has, removed_reserve,
+    find, home_of, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
+    removed_add, removed_has, removed_reserve, shard_of,
 )
 from penstock.pyx.keys.victims cimport lowest_scores, score_all
+
+cdef extern from *:
+    """
+    /* GCC takes a function that does nothing but prefetch for one without effects, and drops its calls; not with this. */
+    #define penstock_prefetch(address) do { __builtin_prefetch(address); __asm__ volatile(""); } while (0)
+    """
+    void prefetch "penstock_prefetch" (const void* address) noexcept nogil
 
 cdef enum:
     SPARE = 16              # an eviction leaves a shard's rows // SPARE free
@@ -31,8 +37,7 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     age(opening.of, shard, opening.of.generation)
     for j in range(begin, end):
         i = opening.order[j]
-        if j + AHEAD < end:
-            prefetch(opening.found + opening.order[j + AHEAD])
+        prefetch_absent(opening, j)
         opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
         its.num_back += opening.found[i] != ABSENT
@@ -54,6 +59,25 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
         if removed_reserve(&shard.lately, shard.num_rows) < 0 or removed_reserve(&shard.before, shard.num_rows) < 0:
             return -1
     return reserve(opening, shard, end - begin - its.num_admitted)
+
+
+cdef inline void prefetch_absent(const Opening* opening, Py_ssize_t j) noexcept nogil:
+    """Prefetch what will be needed of absent keys behind the j-th, of the next shards too: a shard often has but a few."""
+    cdef const Shards* of = opening.of
+    cdef Py_ssize_t num_absent = opening.first[of.num_shards]
+    cdef const Shard* shard
+    cdef uint64_t mixed
+    if j + 2 * AHEAD < num_absent:
+        prefetch(opening.keys + opening.order[j + 2 * AHEAD])
+        prefetch(opening.found + opening.order[j + 2 * AHEAD])
+    if j + AHEAD < num_absent:
+        mixed = mixed_of(opening, opening.order[j + AHEAD])
+        prefetch(of.entries + home_of(of, mixed))
+        shard = &of.each[shard_of(of, mixed)]
+        if shard.young.size:
+            prefetch(shard.young.entries + key_home(mixed, of.bits, shard.young.slots))
+        if shard.old.size:
+            prefetch(shard.old.entries + key_home(mixed, of.bits, shard.old.slots))
 
 
 cdef bint is_admitted(const Opening* opening, const Shard* shard, Py_ssize_t i, int32_t* total) noexcept nogil:
@@ -199,11 +223,7 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     shard.num_free += <int32_t>(num_removed - its.num_admitted)
     for j in range(begin, end):
         i = opening.order[j]
-        if j + 2 * AHEAD < end:
-            prefetch(opening.keys + opening.order[j + 2 * AHEAD])
-            prefetch(opening.found + opening.order[j + 2 * AHEAD])
-        if j + AHEAD < end:
-            prefetch(entries + key_home(mixed_of(opening, opening.order[j + AHEAD]), of.bits, of.slots))
+        prefetch_absent(opening, j)
         mixed = mixed_of(opening, i)
         if opening.fate[j] == ADMITTED:
             entry = key_find(entries, of.slots, of.bits, mixed)
