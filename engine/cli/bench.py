@@ -137,7 +137,7 @@ def checked_report(text: str | None) -> Path | None:
 
 
 def earlier_result(text: str | None, report: Path | None) -> dict[str, Any] | None:
-    """Return the result of ``--against``. Raise UsageError if it, or that in the report's folder, is another machine's."""
+    """Return the result of ``--against``. UsageError if it, or one in the report's folder, is another machine's."""
     from penstock.bench.report import check_folder
     from penstock.bench.report.comparison import check_machine, read_result
 
