@@ -155,6 +155,11 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
                     f"{where}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
                 )
             its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
+        if "dynamic" in its and "dynamic" not in mine:
+            raise StateError(
+                f"{where}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
+                "give the configuration that it was made with"
+            )
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
             if mine.get(key) != its.get(key):
                 said, own = _said(its.get(key), mine.get(key)), _said(mine.get(key), its.get(key))

@@ -16,7 +16,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.frames import Frame, Int64
 from penstock.planning.choices import Choice
-from penstock.planning.forecast import Forecast, Opening
+from penstock.planning.forecast import Forecast, Opening, Openings
 from penstock.stats import TableReport
 from penstock.tables.key_directory import key_report
 
@@ -85,7 +85,7 @@ class _TableKeys:
         self.most = max(self.most, len(keys))
         if self._forecast.full is not None:
             return
-        self._forecast.step({self._spec.name: Opening(keys, rows, num_frames)}, step, self._time)
+        self._forecast.step(Openings({self._spec.name: Opening(keys, rows, num_frames)}, step, self._time))
 
     def findings(self) -> list[dict[str, str]]:
         """Return the findings, each with ``severity`` and ``problem``."""

@@ -38,7 +38,8 @@ class Opening(NamedTuple):
         )
 
     def copy(self) -> Opening:
-        return Opening(*(None if array is None else array.copy() for array in self))
+        keys, rows, frames = self
+        return Opening(keys.copy(), None if rows is None else rows.copy(), None if frames is None else frames.copy())
 
 
 class Openings(NamedTuple):
@@ -120,7 +121,7 @@ class Forecast:
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
                 for one in plans:
                     one.cancel()
-                self.full = Full(step, name, str(no_room(name, directory, plan)))
+                self.full = Full(step, name, str(no_room(spec, directory, plan)))
                 return
         for plan in plans:
             plan.commit()

@@ -158,7 +158,7 @@ class DynamicTable:
     def _no_room(self) -> CapacityError:
         """Drop the plan, and return the error of the new keys that it rejects."""
         assert self._plan is not None
-        error = no_room(self.spec.name, self.directory, self._plan)
+        error = no_room(self.spec, self.directory, self._plan)
         self.drop_plan()
         return error
 

@@ -83,11 +83,13 @@ def shortage(directory: Directory, plan: Plan) -> str:
     )
 
 
-def no_room(table: str, directory: Directory, plan: Plan) -> CapacityError:
+def no_room(spec: TableSpec, directory: Directory, plan: Plan) -> CapacityError:
     """Return the error of a plan with new keys that find no room."""
+    assert spec.dynamic is not None
+    other = "on_full: REJECT" if spec.dynamic.evict is not None else "evict or on_full: REJECT"
     return CapacityError(
-        f"table '{table}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
-        "or begin anew with evict or on_full: REJECT"
+        f"table '{spec.name}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
+        f"or begin anew with {other}"
     )
 
 
