@@ -154,8 +154,8 @@ class Compiler:
         optimizer = self._optimizers[case.optimizer]
         config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
         spec, mesh = config.table("t"), self.mesh(case.generation)
-        of = {"num_slots": len(spec.slots), "row_slots": spec.rule.row_slots, "bfloat16": case.bfloat16}
-        layout = Layout("t", ROWS, case.dim, num_devices=mesh.size, mod=False, lanes=128, **of)
+        slots, by_row = len(spec.slots), spec.rule.row_slots
+        layout = Layout("t", ROWS, case.dim, slots, mesh.size, False, 128, case.bfloat16, row_slots=by_row)
         return formatted(layout, case.variant), spec.rule, mesh
 
     def compile(self, case: Case) -> Result:

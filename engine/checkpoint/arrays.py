@@ -38,8 +38,8 @@ class SavedTables:
         for table, ids, saved in rows_of(self._folder, self.commit):
             if table == name:
                 known[ids] = True
-                for whole, rows in zip(parts.values(), saved, strict=True):
-                    whole[ids] = rows
+                for whole, block in zip(parts.values(), saved, strict=True):
+                    whole[ids] = block
         if not known.all():
             raise StateError(f"{self._folder.path}: table '{name}' lacks row {int(np.argmin(known))}")
         if (rows := self._keys_and_rows(name)[1]) is not None:

@@ -182,8 +182,11 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
             parts = _parts(record, commit)
-            first, step = record.about.get("first"), record.about.get("step")
-            ids = record.arrays["ids"] if first is None else np.arange(first, first + len(parts[0]) * step, step)
+            if "first" in record.about:
+                first, step = record.about["first"], record.about["step"]
+                ids = np.arange(first, first + len(parts[0]) * step, step)
+            else:
+                ids = record.arrays["ids"]
             yield record.about["table"], ids, parts
 
 

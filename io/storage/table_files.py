@@ -254,8 +254,8 @@ def _rows(column: pa.Array, dim: int, dim_of_weights: int, name: str, source: st
         wide = lists.take(slice(0, lists.num_rows), dim_of_weights)
         narrow = one_per_row(wide)
         if narrow is None:
-            row = first + int(np.argmax((wide != wide[:, :1]).any(axis=1)))
-            raise InputError("expected one number per row, got several", source=source, row=row, column=name)
+            several = first + int(np.argmax((wide != wide[:, :1]).any(axis=1)))
+            raise InputError("expected one number per row, got several", source=source, row=several, column=name)
         return narrow
     row = lists.first_unlike(dim)
     if row is None:
