@@ -9,6 +9,8 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
     if (i < b->num_rows) {
         const char *row = (const char *)b->rows[i];
         for (int64_t at = 0; at < b->row_bytes; at += 64) __builtin_prefetch(row + at, 1);
+        /* A row that is no whole number of lines may end in one line more. */
+        if (b->row_bytes & 63) __builtin_prefetch(row + b->row_bytes - 1, 1);
     }
 }
 
