@@ -202,8 +202,7 @@ def _parts(record: Record, commit: Commit) -> list[Float32]:
 
 def slot_dim(about: Mapping[str, Any]) -> int:
     """Return the floats per row of each slot of a table. about : its entry in the manifest"""
-    dim: int = about["dim"]
-    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else dim
+    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])
 
 
 def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
@@ -221,6 +220,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
             _admit(core, name, ids, parts, folder)
             continue
         core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
+    core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
 
