@@ -51,7 +51,7 @@ class Tables:
         slot_dim = 1 if rule == "row_wise_adagrad" else dim
         self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
         self.parts = [
-            np.full((self.shards * self.per_shard, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
+            np.full((self.shards * self.per_shard, 1, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
         ]
         self.step.start()
         self.run(CREATE, create=True)
@@ -82,7 +82,7 @@ class Tables:
         devices, rows = place(np.arange(self.rows), *self.where)
         first = sum(self.dims[:part])
         floats = slice(first, first + self.dims[part])
-        return np.stack([self.parts[device][row, floats] for device, row in zip(devices, rows, strict=True)])
+        return np.stack([self.parts[device][row, 0, floats] for device, row in zip(devices, rows, strict=True)])
 
 
 def main() -> int:
