@@ -6,7 +6,7 @@
 
 /* Ask for the cache lines of the row that comes `ahead` rows later, to write. */
 INLINE void prefetch_row(const Batch *b, int64_t i) {
-    if (i < b->num_rows) {
+    if (i < b->num_known) {
         const char *row = (const char *)b->rows[i];
         for (int64_t at = 0; at < b->row_bytes; at += 64) __builtin_prefetch(row + at, 1);
     }
