@@ -1,5 +1,6 @@
 """What every test may use. Eight host devices are made here, before anything loads jax."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -23,6 +24,12 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_finish():
+    """Garbage collections need not visit what lives as long as the process: modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

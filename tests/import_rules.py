@@ -96,6 +96,7 @@ ROOMS = [
             "penstock.pyx.partition",
             "penstock.learning_rates",
             "penstock.tables.initializers",
+            "penstock.tables.table_keys",
             "penstock.tables.table_set",
             "penstock.telemetry",
         },
@@ -176,6 +177,16 @@ ROOMS = [
         {"numpy"},
     ),
     ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
+    (
+        "penstock.tables.table_keys",
+        {
+            "penstock.frames",
+            "penstock.stats",
+            "penstock.tables.dynamic_table",
+            "penstock.tables.initializers",
+        },
+        set(),
+    ),
     # What an engine would do to the keys of a log, without its tables: no jax.
     (
         "penstock.planning",
@@ -215,6 +226,8 @@ ROOMS = [
             "penstock.frames",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
+            "penstock.tables.key_directory",
+            "penstock.tables.table_keys",
             "penstock.validation",
             "penstock.updates",
         },

@@ -22,9 +22,9 @@ def engine_of(dynamic=None, mesh=None, **options):
     optimizer=st.sampled_from(OPTIMIZERS),
     steps=st.lists(st.lists(st.integers(0, 12), max_size=20), min_size=1, max_size=8),
     num_required=st.integers(1, 3),
-    form=st.sampled_from([("plain", 1), ("plain", 3), ("tiled", 2)]),
+    form=st.sampled_from([("plain", 3), ("tiled", 2)]),
 )
-@settings(max_examples=12)
+@settings(max_examples=10)
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
     table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)

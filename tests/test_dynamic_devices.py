@@ -44,10 +44,10 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     static = ps.EmbeddingConfig.from_tables([ps.TableConfig(64, dim, name="user", optimizer=ps.Adagrad(0.1))])
     if bfloat16:
         static, dynamic = in_16_bits(static), in_16_bits(dynamic)
-    ps.Engine(static, mesh_of(2)).warmup()
+    ps.Engine(static, mesh_of(8)).warmup()  # the more devices, the fewer sizes to compile
     assert compilations
     compilations.clear()
-    engine = ps.Engine(dynamic, mesh_of(2), num_required=2)
+    engine = ps.Engine(dynamic, mesh_of(8), num_required=2)
     pointers = engine.core.tables.table("user").pointers()
     log = log_of(churning_steps(12), dim)
     changes = engine.run([log], checkpoint=tmp_path / "c", every=3, deltas=tmp_path / "d")
@@ -55,7 +55,7 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     engine.lookup("user", engine.keys("user"))
     engine.load_parameters("user", np.ones((1, dim)), ids=[-7], accumulators=np.ones((1, dim)))
     assert engine.core.tables.table("user").pointers() == pointers
-    ps.Engine.restore(tmp_path / "c", mesh_of(2)).state_hash()
+    ps.Engine.restore(tmp_path / "c", mesh_of(8)).state_hash()
     assert compilations == []
 
 
@@ -90,9 +90,8 @@ def test_the_write_of_new_rows_is_in_place_and_needs_no_second_table(dims, bfloa
 @pytest.mark.parametrize("optimizer", [ps.SGD(0.5), ps.Adam(0.01)], ids=["sgd", "adam"])
 def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optimizer, on, mesh_of):
     log, states = log_of(churning_steps(24)), {}
-    forms = [("", "", 1, [10_000])]
-    forms += [(*form, devices, [24, 3]) for form in XLA[:2] for devices in (1, 3, 8)]
-    forms += [(*XLA[2], 2, [100])]
+    forms = [("", "", 1, [10_000]), (*XLA[0], 1, [24, 3]), (*XLA[0], 8, [24, 3])]
+    forms += [(*XLA[1], 3, [24, 3]), (*XLA[1], 8, [7]), (*XLA[2], 2, [100])]
     for variant, layout, devices, sizes in forms:
         on(variant, layout)
         engine = ps.Engine(config_of(ALL_POLICIES, rows=32, optimizer=optimizer), mesh_of(devices), num_required=2)

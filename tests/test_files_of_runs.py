@@ -51,12 +51,11 @@ def flags_of(kind, file):
 
 
 @pytest.fixture
-def unbroken(replay, tmp_path):
-    """kind → what the file of an unbroken run holds"""
-    folder = tmp_path / "unbroken"
-    for kind in KINDS:
-        assert replay(*flags_of(kind, folder / KINDS[kind]), folder=folder / f"{kind}-saved") == (0, "")
-    return {kind: batches_in(folder / name) for kind, name in KINDS.items()}
+def unbroken(kind, replay, tmp_path):
+    """The contents of the file of an unbroken run."""
+    file = tmp_path / "unbroken" / KINDS[kind]
+    assert replay(*flags_of(kind, file), folder=tmp_path / "unbroken" / "saved") == (0, "")
+    return batches_in(file)
 
 
 def no_commits(number, name, args):
@@ -74,7 +73,7 @@ def test_a_run_that_fails_before_its_first_commit_is_repeated(kind, first, repla
         assert replay(*flags_of(kind, file), *first)[0] == 6
     assert not file.exists()
     assert replay(*flags_of(kind, file), "--resume") == (0, "")
-    assert batches_in(file) == unbroken[kind]
+    assert batches_in(file) == unbroken
 
 
 def killed(number):
@@ -96,7 +95,7 @@ ENDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_ended_at_any_file_operation_resumes_to_the_same_file(kind, end, replay, unbroken, tmp_path, monkeypatch):
-    for number in count(1, 3):
+    for number in count(1, 5):
         folder, file = tmp_path / f"saved-{number}", tmp_path / str(number) / KINDS[kind]
         flags, first = flags_of(kind, file), ["--resume"] * (number % 2)
         operations = ENDS[end](number)
@@ -106,7 +105,7 @@ def test_a_run_ended_at_any_file_operation_resumes_to_the_same_file(kind, end, r
                 replay(*flags, *first, folder=folder)
         assert not file.exists() or Folder(folder).numbers(), f"operation {number}: FILE before a commit"
         assert replay(*flags, "--resume", folder=folder) == (0, ""), f"operation {number}"
-        assert batches_in(file) == unbroken[kind], f"operation {number}"
+        assert batches_in(file) == unbroken, f"operation {number}"
         if len(operations.calls) < number:
             break
     assert number > 30

@@ -57,7 +57,7 @@ def frame_of(seed, sizes=SIZES, share=0.3):
     return frame
 
 
-def trained(engine, steps=range(4), sizes=SIZES):
+def trained(engine, steps=range(2), sizes=SIZES):
     for step in steps:
         engine.apply(frame_of(step, sizes))
     return engine
@@ -149,8 +149,8 @@ def test_a_device_that_fails_names_the_tables_and_the_step(mesh_of, monkeypatch)
 # ---- the same bytes
 
 
-FORMS = [("on", 1, "DIV", "plain"), ("on", 2, "MOD", "tiled"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", "plain")]
-FORMS += [("on", 8, "MOD", "tiled"), ("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
+FORMS = [("on", 1, "DIV", "plain"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", "plain"), ("on", 8, "MOD", "tiled")]
+FORMS += [("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
 
 
 def test_one_hash_on_any_devices_stacked_or_not(mesh_of, monkeypatch):
@@ -190,7 +190,7 @@ def test_any_tables_hold_the_same_rows_stacked_or_not(
             patch.setenv("PENSTOCK_STACKS", stacks_)
             patch.setenv("PENSTOCK_LAYOUT", form)
             engines.append(Engine(config, mesh_of(devices), num_required=required, seed=seed))
-            trained(engines[-1], range(seed, seed + 4), sizes)
+            trained(engines[-1], range(seed, seed + 2), sizes)
     assert engines[0].state_hash() == engines[1].state_hash()
 
 
@@ -217,15 +217,17 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
     layout, compilations, mesh_of, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
-    sizes = [(300, 8), (90, 8), (200, 24)]
-    engine = Engine(config_of(sizes), mesh_of(2))
-    engine.warmup()
+    sizes = [(100, 8), (30, 8), (60, 24)]
+    engine = Engine(config_of(sizes), mesh_of(8))  # the more devices, the fewer sizes to compile
+    before = engine.state_hash()
+    assert engine.warmup() > 10
+    assert engine.state_hash() == before
     pointers = {name: engine.core.tables.table(name).pointers() for name in engine.config.table_names}
     assert pointers["t0"] == pointers["t1"]
     assert compilations
     compilations.clear()
     for step in range(9):
-        trained(engine, [step], sizes)
+        engine.apply(frame_of(step, sizes, share=[0.01, 0.1, 0.5, 1][step % 4]))
         engine.lookup("t1", range(step + 1))
         engine.load_parameters("t2", np.ones((3, 24)), accumulators=np.ones((3, 24)), ids=[1, 5, 9])
         if step % 4 == 2:
@@ -247,14 +249,14 @@ def test_the_program_of_a_stack_aliases_all_of_it_and_needs_no_second_one(lanes,
 
 @pytest.mark.parametrize("first", ["on", "off"])
 def test_a_checkpoint_says_nothing_of_stacks(first, mesh_of, monkeypatch, tmp_path):
-    wanted = trained(Engine(config_of(), mesh_of(2)), range(6)).state_hash()
+    wanted = trained(Engine(config_of(), mesh_of(2)), range(4)).state_hash()
     monkeypatch.setenv("PENSTOCK_STACKS", first)
     trained(Engine(config_of(), mesh_of(2))).save(tmp_path / "c")
     monkeypatch.setenv("PENSTOCK_STACKS", {"on": "off", "off": "on"}[first])
     other = trained(Engine(config_of(), mesh_of(2)))
     other.save(tmp_path / "d")
     restored = Engine.restore(tmp_path / "c", mesh_of(3))
-    assert trained(restored, range(4, 6)).state_hash() == wanted
+    assert trained(restored, range(2, 4)).state_hash() == wanted
     # The bytes, too: data files and manifests.
     written = [{p.name: p.read_bytes() for p in (tmp_path / folder).rglob("*") if p.is_file()} for folder in "cd"]
     assert len(written[0]) > 1

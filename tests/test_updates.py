@@ -227,7 +227,7 @@ def random_rules(draw, ulp_hypers):
 
 
 @given(st.data(), st.sampled_from([1, 2, 3, 8, 17, 128]), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_xla_gives_numpys_bits_whatever_the_parameters(ulp, data, dim, seed):
     algorithm, hyper, switches = data.draw(random_rules(ulp.hypers))
     compare(ulp, [UpdateRule(algorithm, ulp.NUM_SLOTS[algorithm], hyper, **switches)], dim, seed)

@@ -21,6 +21,9 @@ from penstock.bridge.sharding import GROWTH, MAX_BUCKET, WRITE_GROWTH, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
+# The programs that compute updates.
+BY_RULE = ("apply", "sweep")
+
 
 class Programs:
     """The programs of one stack of tables.
@@ -38,7 +41,9 @@ class Programs:
         line : of the table to read; None: the stack's line format for steps
         """
         line = line or self._stack.line
-        return compiled(what, self._mesh, self._rule, line, self._variant, self._num_lines, size)
+        rule = self._rule if what in BY_RULE else None  # so that stacks of all rules share the others
+        variant = self._variant if what == "apply" else "xla"
+        return compiled(what, self._mesh, rule, line, variant, self._num_lines, size)
 
     def warm(self) -> int:
         """Compile every program that steps, lookups and checkpoints may need; return their number."""
@@ -60,17 +65,22 @@ class Programs:
 
 
 @lru_cache(maxsize=4096)
-def compiled(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int, size: int) -> Program:
-    """Return a program, compiled for arrays of ``num_lines`` lines and requests of ``size``."""
+def compiled(
+    what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, size: int
+) -> Program:
+    """Return a program, compiled for arrays of ``num_lines`` lines and requests of ``size``.
+
+    rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"
+    """
     with jax.set_mesh(mesh):
         lowered = jitted(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
         program: Program = lowered.compile()
     return program
 
 
-def jitted(what: str, mesh: Mesh, rule: UpdateRule, line: Line, variant: str, num_lines: int) -> Any:
+def jitted(what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int) -> Any:
     """Return the jitted program ``what``."""
-    if what == "apply" and variant == "pallas":
+    if variant == "pallas":
         from penstock.bridge.pallas import tensorcore
 
         return tensorcore.apply(mesh, rule, line)

@@ -154,6 +154,11 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
                     f"{where}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
                 )
             its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
+        if "dynamic" in its and "dynamic" not in mine:
+            raise StateError(
+                f"{where}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
+                "give the configuration that it was made with"
+            )
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
             if mine.get(key) != its.get(key):
                 said, own = _said(its.get(key), mine.get(key)), _said(mine.get(key), its.get(key))
@@ -197,6 +202,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
             _admit(core, name, ids, values, folder)
             continue
         core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
+    core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,26 @@ class Opening(NamedTuple):
         return Opening(
             keys[positions], None if rows is None else rows[positions], None if frames is None else frames[positions]
         )
+
+    def copy(self) -> Opening:
+        keys, rows, frames = self
+        return Opening(keys.copy(), None if rows is None else rows.copy(), None if frames is None else frames.copy())
+
+
+class Openings(NamedTuple):
+    """What one step opens of every dynamic table. time : the largest of any frame so far, if frames have times"""
+
+    tables: Mapping[str, Opening]
+    step: int
+    time: int | None
+
+    @property
+    def num_keys(self) -> int:
+        return sum(len(opening.keys) for opening in self.tables.values())
+
+    def copy(self) -> Openings:
+        """Return openings whose arrays outlive the sums that they were read from."""
+        return self._replace(tables={name: opening.copy() for name, opening in self.tables.items()})
 
 
 @dataclass(frozen=True)
@@ -80,12 +100,20 @@ class Forecast:
         self.full: Full | None = None
         self.shortage: str | None = None
 
-    def step(self, openings: Mapping[str, Opening], step: int, time: int | None, run: Run | None = None) -> bool:
-        """Take a step in all tables, or in none if one is full. run : as for Plan. Returns True."""
-        plans: list[Plan] = []
+    def follow(self, several: Sequence[Openings]) -> bool:
+        """Take several steps, until a table is full. Returns True."""
+        for openings in several:
+            self.step(openings)
+        return True
+
+    def step(self, openings: Openings, run: Run | None = None) -> None:
+        """Take a step in all tables, or in none if one is full or was before. run : as for Plan"""
+        if self.full is not None:
+            return
+        step, plans = openings.step, []
         for name, directory in self.directories.items():
-            spec, (keys, rows, frames) = self.specs[name], openings[name]
-            clock = clock_at(spec, directory, step, time)
+            spec, (keys, rows, frames) = self.specs[name], openings.tables[name]
+            clock = clock_at(spec, directory, step, openings.time)
             plan = Plan(directory, keys, rows, frames, clock=clock, step=step, run=run)
             plans.append(plan)
             if plan.num_rejected and self.shortage is None:
@@ -93,11 +121,10 @@ class Forecast:
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
                 for one in plans:
                     one.cancel()
-                self.full = Full(step, name, str(no_room(name, directory, plan)))
-                return True
+                self.full = Full(step, name, str(no_room(spec, directory, plan)))
+                return
         for plan in plans:
             plan.commit()
-        return True
 
     def tables(self) -> dict[str, TableForecast]:
         """Return what has become of the keys of every table."""

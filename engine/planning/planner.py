@@ -17,13 +17,15 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pipeline import BadRowsError, FrameGate, Pipeline, TableStore
 from penstock.planning.choices import Choice
-from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, shard_bits
+from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.stats import Counters, too_stale
-from penstock.tables.key_directory import keys_of_opening
+from penstock.tables.key_directory import bytes_of_directories, keys_of_opening
 
 # Rows of all directories together that are followed exactly, 40 to 60 bytes each.
 EXACT_ROWS = 100_000_000
+# Keys that several choices follow at once: handing fewer to a thread costs as much as following them.
+KEYS_AT_ONCE = 1 << 17
 Progress = Callable[[Counters, FrameGate, float | None], None]
 
 
@@ -75,6 +77,7 @@ class Planner:
         for name in dynamic:
             fewest = min(shard_bits(of_choice[name].vocabulary_size) for of_choice in chosen)
             self._sample_bits[name] = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
+        bytes_of_directories([(of[name], self._sample_bits[name]) for of in chosen for name in dynamic])
         self.forecasts = [Forecast(choice, dynamic, self._sample_bits, seed) for choice in choices]
         settings = {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
         stores = {
@@ -92,6 +95,8 @@ class Planner:
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         self.counters = Counters()
+        self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
+        self._num_ahead = 0  # keys
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +116,18 @@ class Planner:
 
         limit, flush, max_stale, progress : as for ``Engine.run``. Raises InputError and StateError.
         """
+        try:
+            self._push_all(reader, limit, flush, progress)
+        except InputError:
+            self._follow()
+            if not self.is_over:  # else the plan ended before the bad row
+                raise
+        self._follow()
+        problem = too_stale(self.counters.stale_rows, self.counters.rows, max_stale)
+        if problem is not None and not self.is_over:
+            raise InputError(problem)
+
+    def _push_all(self, reader: FrameReader, limit: int | None, flush: bool, progress: Progress | None) -> None:
         seen = FrameGate(self.gate, lambda *_, **__: False)
         with closing(reader.numbered()) as numbered:
             for _, frame in islice(numbered, limit):
@@ -122,9 +139,6 @@ class Planner:
                     return
         if flush and self.gate.num_accumulated:
             self.gate.open_early()
-        problem = too_stale(self.counters.stale_rows, self.counters.rows, max_stale)
-        if problem is not None:
-            raise InputError(problem)
 
     def push(self, frame: Frame) -> None:
         """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""
@@ -142,17 +156,22 @@ class Planner:
             self.counters.count(frame, admitted)
 
     def _step(self, _: int) -> None:
-        step, time, team = self.gate.global_step, self.pipeline.time, self.pipeline.team
-        openings = dict(self._openings())
-        running = [forecast for forecast in self.forecasts if forecast.full is None]
-        if len(running) == 1:
-            running[0].step(openings, step, time, team.run)
+        openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time)
+        if len(self.forecasts) > 1:
+            self._ahead.append(openings.copy())
+            self._num_ahead += openings.num_keys
+            if self._num_ahead >= KEYS_AT_ONCE:
+                self._follow()
         else:
-            team.run([partial(forecast.step, openings, step, time) for forecast in running])
+            self.forecasts[0].step(openings, self.pipeline.team.run)
         self.pipeline.drain()
         self.counters.steps += 1
 
-    def _openings(self) -> Iterator[tuple[str, Opening]]:
+    def _follow(self) -> None:
+        ahead, self._ahead, self._num_ahead = self._ahead, [], 0
+        self.pipeline.team.run([partial(forecast.follow, ahead) for forecast in self.forecasts])
+
+    def _of_tables(self) -> Iterator[tuple[str, Opening]]:
         for name, bits in self._sample_bits.items():
             directory = self.forecasts[0].directories[name]
             opening = Opening(*keys_of_opening(*self.pipeline.stores[name].look(), directory.array))

@@ -126,8 +126,9 @@ def suggestion(name: str, candidates: Iterable[str]) -> str:
 
 
 def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
-    """Return ``; did you mean --column role=x?`` if a column's name is close, else nothing."""
-    near = _nearest(role if name is None else name, schema.names)
+    """Return ``; did you mean --column role=x?`` if the name of a column without a role is close, else nothing."""
+    free = [column for column in schema.names if column == role or column not in ROLES]
+    near = _nearest(role if name is None else name, free)
     return f"; did you mean --column {role}={near}?" if near is not None else ""
 
 

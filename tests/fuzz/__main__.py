@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[int, dict[str, collecti
 def chosen(args: argparse.Namespace) -> list[cases.Case]:
     if args.only is not None and args.only.isdigit():
         return [cases.drawn(args.seed, int(args.only), args.no_replay)]
-    crafted = [] if args.no_crafted else cases.crafted(args.no_replay)
+    crafted = [] if args.no_crafted else cases.crafted(args.no_replay, args.only)
     crafted += cases.by_hand(args.handmade) if args.handmade else []
     if args.only is not None:
         return [case for case in crafted if case.name == args.only]

@@ -62,12 +62,13 @@ def drawn(seed: int, number: int, no_replay: bool) -> Case:
     return Case(str(number), _kind(one), told, content, one.suffix, command, one.is_config, one.is_log)
 
 
-def crafted(no_replay: bool) -> list[Case]:
-    """Every crafted input through every command."""
+def crafted(no_replay: bool, only: str | None = None) -> list[Case]:
+    """Every crafted input through every command, or the case of this name."""
     commands = sorted(set(COMMANDS) - ({"replay"} if no_replay else set()))
+    wanted = None if only is None else only.rpartition("-")[0]
     return [
         Case(f"{name}-{command}", "crafted", f"{command} of {name}", content, suffix, command)
-        for name, (suffix, content) in server.apart(crafted_inputs).items()
+        for name, (suffix, content) in server.apart(functools.partial(crafted_inputs, wanted)).items()
         for command in commands
     ]
 

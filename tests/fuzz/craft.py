@@ -5,7 +5,8 @@ Each is what its name says; all are small files. Made without pyarrow's checks, 
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import ipc
 import numpy as np
@@ -22,9 +23,11 @@ BOMB_ROWS = 1 << 25  # 768 MiB when unpacked
 USER = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), DIM))], metadata={"penstock.table": "user"})
 
 
-def crafted_inputs() -> dict[str, tuple[str, bytes]]:
-    """name → suffix and bytes"""
-    return dict([*bombs(), *claims(), *other_types(), *wrong_inside(), *odd_streams(), *parquet_files()])
+def crafted_inputs(only: str | None = None) -> dict[str, tuple[str, bytes]]:
+    """name → suffix and bytes; only : the name of the one to create, because compressing bombs takes seconds"""
+    inputs = dict([*claims(), *other_types(), *wrong_inside(), *odd_streams(), *parquet_files()])
+    wanted = {name: created for name, created in inputs.items() if only in (None, name)}
+    return wanted | {name: (suffix, create()) for name, suffix, create in bombs() if only in (None, name)}
 
 
 def stream_of(columns: dict[str, pa.Array], **options: object) -> bytes:
@@ -37,7 +40,8 @@ def stream_of(columns: dict[str, pa.Array], **options: object) -> bytes:
 # ---- more than it seems
 
 
-def bombs() -> Inputs:
+def bombs() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    """(name, suffix, function that returns the bytes) of each"""
     # Zeros that nobody has touched: they cost this process no memory.
     ids = pa.Array.from_buffers(pa.int64(), BOMB_ROWS, [None, pa.py_buffer(np.zeros(BOMB_ROWS, np.int64))])
     zeros = pa.py_buffer(np.zeros(BOMB_ROWS * DIM, np.float32))
@@ -46,7 +50,21 @@ def bombs() -> Inputs:
     batch = pa.RecordBatch.from_arrays([ids, gradient], schema=USER)
     for codec in ("zstd", "lz4"):
         for suffix, make in ((".arrows", pa.ipc.new_stream), (".arrow", pa.ipc.new_file)):
-            yield f"bomb-{codec}{suffix}", (suffix, ipc.stream([batch], make=make, compression=codec))
+            yield f"bomb-{codec}{suffix}", suffix, partial(ipc.stream, [batch], make=make, compression=codec)
+    for name, rows in (("one-row-of-2^27", 1), ("2^17-rows-of-2^10", 1 << 17)):
+        for dictionary in (True, False):
+            yield f"{name}-{'dictionary' if dictionary else 'plain'}", ".parquet", partial(long_rows, rows, dictionary)
+
+
+def long_rows(rows: int, dictionary: bool) -> bytes:
+    """A Parquet file of this many rows, which have 2^27 zeros together."""
+    values = pa.Array.from_buffers(pa.float32(), 1 << 27, [None, pa.py_buffer(np.zeros(1 << 27, np.float32))])
+    gradient = pa.ListArray.from_arrays(pa.array(np.linspace(0, 1 << 27, rows + 1, dtype=np.int32)), values)
+    table = pa.table({"id": pa.array([1] * rows), "step": pa.array([0] * rows), "gradient": gradient})
+    sink = io.BytesIO()
+    table = table.replace_schema_metadata({"penstock.table": "user"})
+    pa.parquet.write_table(table, sink, compression="zstd", use_dictionary=dictionary)
+    return sink.getvalue()
 
 
 def claims() -> Inputs:
@@ -244,15 +262,3 @@ def parquet_files() -> Inputs:
             good = parquet([batch_of("plain", 0)], codec, "1.0")
             end = at + 3 + next(n for n in range(9) if good[at + 3 + n] < 128) + 1
             yield f"page-{name}-{codec}", (".parquet", good[: at + 3] + claim + good[end:])
-    values = pa.Array.from_buffers(pa.float32(), 1 << 27, [None, pa.py_buffer(np.zeros(1 << 27, np.float32))])
-    for name, rows in (("one-row-of-2^27", 1), ("2^17-rows-of-2^10", 1 << 17)):
-        offsets = pa.array(np.linspace(0, 1 << 27, rows + 1, dtype=np.int32))
-        gradient = pa.ListArray.from_arrays(offsets, values)
-        table = pa.table({"id": pa.array([1] * rows), "step": pa.array([0] * rows), "gradient": gradient})
-        for dictionary in (True, False):
-            sink = io.BytesIO()
-            metadata = {"penstock.table": "user"}
-            pa.parquet.write_table(
-                table.replace_schema_metadata(metadata), sink, compression="zstd", use_dictionary=dictionary
-            )
-            yield f"{name}-{'dictionary' if dictionary else 'plain'}", (".parquet", sink.getvalue())
