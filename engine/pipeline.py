@@ -279,7 +279,7 @@ class Pipeline:
             self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
-        """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.
+        """Return the tables of a frame, and the number of parts of each: more than one for a table that dominates.
 
         The largest is first, so that no thread begins a large table when the others are done. Two threads share a part.
         """

@@ -1,8 +1,8 @@
 """Sums the rows of an id, in arrival order, and counts in how many frames the id occurred.
 
 An accumulator holds the sums of one table. Frames enter through ``frame_accumulate.Intake``, the only driver; ``drain``
-hands the sums over, and memory that was handed over is never written again while a reference to it exists. The ids are
-divided among parts, and each part walks all rows: parts may run on separate threads, and an id's sum is one left fold.
+hands the sums over, and memory that was handed over is never written again while a reference to it exists. Ids are looked
+up in coalesce.pyx and rows folded in row_sums.pyx, part by part, on any number of threads: an id's sum is one left fold.
 """
 
 import numpy as np
@@ -194,7 +194,7 @@ cdef class Accumulator(PartMemory):
         self.frame.strict = False
         with nogil:
             outside = part_find(&self.parts[0], &self.vocabulary, &self.frame, 0, 1, &no)
-            if not outside:
+            if not outside and self.dim:
                 part_fold(&self.parts[0], &self.frame, &no)
         if outside:
             self.undo()

@@ -2,8 +2,9 @@
 
 A task is one phase of one part of a table: to look up its ids, to fold its rows, or to help with that. Each thread takes
 the next free task with an atomic counter, without the interpreter in between. A fold follows its look-up, and help its
-fold, while that still runs; nothing waits for a task that no thread has taken, because those come first. This is the only driver of the accumulators: the engine's pipeline, the public
-accumulators, the kernel tests and the sanitizers all add frames through it.
+fold, while that still runs; nothing waits for a task that no thread has taken, because those come first. This is the only
+driver of the accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add
+frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -64,7 +65,7 @@ cdef class Intake:
             which : int64 (n,), the rows of grads that belong to the ids; None: all n of them
             gains : float32 (n,), the factor of each row, only where float32 is summed; None: no factor
         frame : its number; an id that occurs twice in frames of one number counts once
-        parts : per accumulator, a power of two: into how many tasks to split it from the next time on that it holds
+        parts : per accumulator, a power of two: into how many parts to split it from the next time on that it holds
             nothing; None: one
         Returns whether nothing was held before, so that the frame can be undone. Raises ValueError or MemoryError:
         nothing has changed then.

@@ -80,3 +80,11 @@ def test_a_bad_row_stops_all_threads_and_leaves_nothing(threads, at, bad):
         assert len(accumulator) == accumulator.num_distinct == 0
     assert add(accumulator, [(np.arange(9), np.ones((9, 8), np.float32))], 0)
     assert accumulator.num_distinct == 9
+
+
+def test_ids_without_columns_are_counted_and_restored():
+    accumulator, restored = (Accumulator(0, vocabulary_size=9, count_rows=True) for _ in range(2))
+    assert add(accumulator, [(np.array([4, 2, 4]), np.empty((3, 0), np.float32))], 0, threads=2)
+    restored.set_state(accumulator.get_state())
+    (sums,) = restored.sums()
+    assert (sums.ids.tolist(), sums.rows.tolist(), sums.sums.shape) == ([4, 2], [2, 1], (2, 0))
