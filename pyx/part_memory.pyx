@@ -130,3 +130,9 @@ cdef class PartMemory:
         if block is not None:
             memcpy(bigger.memory, (<Block>block).memory, used * width)
         return bigger
+
+    def _give_out(self, Py_ssize_t num_slots):
+        """For tests: as if so many slots had been given out before. Only while nothing is held."""
+        cdef Py_ssize_t p
+        for p in range(self.num_parts):
+            self.parts[p].buckets.base = <uint32_t>num_slots

@@ -88,3 +88,17 @@ def test_ids_without_columns_are_counted_and_restored():
     restored.set_state(accumulator.get_state())
     (sums,) = restored.sums()
     assert (sums.ids.tolist(), sums.rows.tolist(), sums.sums.shape) == ([4, 2], [2, 1], (2, 0))
+
+
+def test_slots_of_hashed_ids_are_renumbered_before_they_exceed_32_bits():
+    rng = np.random.default_rng(0)
+    accumulators = [Accumulator(1, vocabulary_size=2**30) for _ in range(2)]
+    for number in range(15):
+        if number == 3:
+            accumulators[0]._give_out(2**32 - 200)
+        ids, grads = rng.integers(0, 20, 15), rng.standard_normal((15, 1), np.float32)
+        for accumulator in accumulators:
+            add(accumulator, [(ids, grads)], number)
+        drained = [drain(accumulator) for accumulator in accumulators if number % 3 == 2]
+        assert len({(ids.tobytes(), sums.tobytes()) for ids, sums, _ in drained}) <= 1
+    assert accumulators[0].num_distinct == accumulators[1].num_distinct == 20
