@@ -60,7 +60,7 @@ static inline int NAMED(any_nonfinite)(const NAMED(nonfinite) * nonfinite) {
 
 static inline __attribute__((always_inline)) void NAMED(fold_row)(REAL *into, const REAL *row, BITS keep, int scaled,
                                                                   REAL scale, long dim, NAMED(nonfinite) * nonfinite) {
-    BITS minus_zero = ~keep & ((BITS)1 << (8 * sizeof(BITS) - 1));
+    BITS minus_zero = ~keep & (BITS)(1ull << (8 * sizeof(BITS) - 1));
     ROW_LOOP(ADD, ADD_ONE)
 }
 
