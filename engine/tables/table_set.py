@@ -135,7 +135,8 @@ class TableSet:
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
-        self.dynamic.carry_out()
+        if self.dynamic:
+            self.dynamic.carry_out()
         for group in self._groups:
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
             for member, layout in enumerate(group.layouts):
