@@ -13,13 +13,17 @@ cdef extern from "rule.h" nogil:
     ctypedef struct Batch:
         float** rows
         const float** grads
-        int64_t num_rows, dim, ahead, row_bytes
+        int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
-# Rows of one work item: their addresses lie on the stack of the thread that took it. Enough that the rows at its
-# beginning, whose memory is not prefetched, do not count; few enough that two threads share 4,000 rows.
 cdef enum:
+    # Rows whose addresses lie on the stack of the thread that updates them.
     CHUNK = 1024
+    # Rows whose memory is asked for early, at most.
+    MOST_AHEAD = 32
+    # Chunks of one work item of a large segment. The rows at an item's beginning are not asked for early, so items are
+    # long; but there are enough to keep all threads busy to the end. Two threads share 4,000 rows.
+    MOST_CHUNKS = 8
     # Slots of a rule at most, and parts of a table.
     MAX_PARTS = 4
 
@@ -37,6 +41,7 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     const char* name
     bint non_lazy
     bint mod
+    bint whole                  # DIV, and one device has all shards: ids are row numbers
     int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
     int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
     double per_shards, per_quotient, per_longer
@@ -54,7 +59,7 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     grad_t* values
     int64_t row_floats          # of the values
     int64_t num_rows
-    int64_t first_item
+    int64_t first_item, rows_per_item
     float lr
     int64_t sweep               # of the plan's, where the rule is not lazy; else -1
 

@@ -85,9 +85,10 @@ cdef class Plan:
         t.zeros = &zeros[0]
         t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
         t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
+        t.whole = not mod and shards_per_device >= num_shards
         t.num_rows, t.first_float = rows_per_shard * shards_per_device, first_float
         t.row_floats = part_begin(t, t.num_parts)
-        t.ahead = max(4, min(32, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
+        t.ahead = max(4, min(<int64_t>MOST_AHEAD, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
         t.quotient = vocabulary_size // num_shards
         t.longer = vocabulary_size % num_shards * (t.quotient + 1)
         t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
@@ -264,7 +265,8 @@ cdef class Step:
         segment = &o.segments[o.num_segments]
         segment.ids, segment.first, segment.values, segment.row_floats, segment.sweep = NULL, 0, NULL, 0, -1
         segment.num_rows, segment.first_item = num_rows, o.num_items
-        o.num_items += chunks(num_rows)
+        segment.rows_per_item = CHUNK if num_rows < 4 * MOST_CHUNKS * CHUNK else MOST_CHUNKS * CHUNK
+        o.num_items += (num_rows + segment.rows_per_item - 1) // segment.rows_per_item
         o.num_segments += 1
         return segment
 

@@ -6,7 +6,7 @@
 
 /* Ask for the cache lines of the row that comes `ahead` rows later, to write. */
 INLINE void prefetch_row(const Batch *b, int64_t i) {
-    if (i < b->num_rows) {
+    if (i < b->num_known) {
         const char *row = (const char *)b->rows[i];
         for (int64_t at = 0; at < b->row_bytes; at += 64) __builtin_prefetch(row + at, 1);
         /* A row that is no whole number of lines may end in one line more. */
@@ -14,11 +14,12 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
     }
 }
 
-/* One loop over rows per rule and target. slots is a constant, so that the branches on it go away. */
+/* One loop over rows per rule and target. slots is a constant, so that the branches on it go away; where dim is a multiple
+   of 16, the compiler sees it, and leaves out what follows the last vector. */
 #define ELEMENTWISE(rule, slots, target, attributes)                                            \
-    attributes static void rule##_##target(const Rule *constants, const Batch *b) {             \
+    attributes INLINE void rule##_rows_##target(const Rule *constants, const Batch *b,          \
+                                                const int64_t dim) {                            \
         const Rule r = *constants;                                                              \
-        const int64_t dim = b->dim;                                                             \
         for (int64_t i = 0; i < b->num_rows; i++) {                                             \
             const float *g = b->grads[i];                                                       \
             float *w = b->rows[i], *s0 = w + dim, *s1 = s0 + dim, *s2 = s1 + dim;               \
@@ -34,6 +35,12 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
                 if (slots > 2) s2[c] = e.s2;                                                    \
             }                                                                                   \
         }                                                                                       \
+    }                                                                                           \
+    attributes static void rule##_##target(const Rule *constants, const Batch *b) {             \
+        if (b->dim % 16 == 0)                                                                   \
+            rule##_rows_##target(constants, b, b->dim / 16 * 16);                               \
+        else                                                                                    \
+            rule##_rows_##target(constants, b, b->dim);                                         \
     }
 
 #define ROW_WISE(rule, slots, target, attributes)                                               \

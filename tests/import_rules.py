@@ -245,7 +245,7 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.row_sums"}, {"numpy"}),
     ("penstock.plots", {"penstock.plots"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),

@@ -106,6 +106,8 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
 class CpuTables:
     """Tables that lie in one array and are updated by one call. ``DeviceTable`` documents the methods.
 
+    Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
+
     threads : at most this many update one device's rows; 0: as many as XLA's pool has
     target : of ``update.targets()``; "": the best
     """
