@@ -80,11 +80,11 @@ class Tables:
 
     def by_hand(self, part):
         """The rows in id order, found by partition's arithmetic; they lie in that order where one device has all."""
-        if self.plan_is_whole:
-            return self.parts[0][: self.rows, part]
-        devices, rows = place(np.arange(self.rows), *self.where)
         first = sum(self.dims[:part])
         floats = slice(first, first + self.dims[part])
+        if self.plan_is_whole:
+            return self.parts[0][: self.rows, 0, floats]
+        devices, rows = place(np.arange(self.rows), *self.where)
         return np.stack([self.parts[device][row, 0, floats] for device, row in zip(devices, rows, strict=True)])
 
 
