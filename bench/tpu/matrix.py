@@ -171,7 +171,8 @@ class Compiler:
         floor = floor_of(line)
         began = time.perf_counter()
         try:
-            program: Any = compiled(case.program, mesh, rule, line, case.variant, num_lines, LINES)
+            variant = "xla" if case.by_xla else case.variant
+            program: Any = compiled(case.program, mesh, rule, line, variant, num_lines, LINES)
         except Exception as error:  # the compiler may raise anything
             return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
