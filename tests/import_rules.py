@@ -45,7 +45,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report", {"penstock.bench", "penstock.plots"}, set()),
+    ("penstock.bench.report", {"penstock.bench", "penstock.errors", "penstock.plots"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",

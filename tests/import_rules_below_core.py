@@ -38,7 +38,7 @@ BELOW_CORE = [
         },
         {"numpy"},
     ),
-    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
+    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"}, {"numpy"}),
     (
         "penstock.tables.shares",
         {
@@ -119,7 +119,7 @@ BELOW_CORE = [
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.row_sums"}, {"numpy"}),
     ("penstock.plots", {"penstock.plots"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),

@@ -44,12 +44,10 @@ class WholeTables:
         """Write one Parquet file per table, as ``Engine.write_tables`` does; return their paths."""
         with TablesWriter(Path(directory)) as writer:
             for name, spec in self._specs.items():
-                slots = [slot for slot, _ in spec.slots]
-                keys, blocks = None, [self._stream(name, part) for part in range(1 + len(slots))]
-                if spec.dynamic is not None:
-                    keys, order = self._sorted_keys(name)
-                    blocks = [self._stream(name, part, order) for part in range(1 + len(slots))]
-                writer.write(name, spec.dim, slots, zip(*blocks, strict=True), keys)
+                columns = {"row": spec.dim, **dict.fromkeys((slot for slot, _ in spec.slots), spec.slot_dim)}
+                keys, order = (None, None) if spec.dynamic is None else self._sorted_keys(name)
+                blocks = [self._stream(name, part, order) for part in range(len(columns))]
+                writer.write(name, columns, zip(*blocks, strict=True), keys)
         return writer.written
 
     def _stream(self, name: str, part: int, order: Int64 | None = None) -> Iterator[Float32]:
@@ -69,7 +67,7 @@ class WholeTables:
             else:
                 ranks = np.searchsorted(firsts, block, "right") - 1
                 places = block - firsts[ranks]
-            values = np.empty((len(block), spec.dim), np.float32)
+            values = np.empty((len(block), spec.slot_dim if part else spec.dim), np.float32)
             for rank in np.unique(ranks).tolist():
                 of_rank = ranks == rank
                 values[of_rank] = self._shares[rank].read_rows(name, part, found[rank][places[of_rank]])

@@ -31,7 +31,7 @@ class Tables(Protocol):
     def table(self, name: str) -> DeviceTable: ...
     def whole(self, name: str) -> DeviceTable: ...
     def parts(self, name: str) -> dict[str, int]: ...
-    def own(self, name: str, ids: Int64, values: Float32) -> tuple[Int64, Float32]: ...
+    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]: ...
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
 
 
@@ -39,10 +39,10 @@ def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path
     """Write one Parquet file per table, all of them or none; return their paths."""
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
-            table, slots, dynamic = tables.table(name), list(tables.parts(name))[1:], tables.dynamic.get(name)
+            columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
             keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
-            blocks = zip(*(stream(part) for part in range(table.num_parts)), strict=True)
-            writer.write(name, table.layout.dim, slots, blocks, keys)
+            blocks = zip(*(stream(part) for part in range(len(columns))), strict=True)
+            writer.write(name, columns, blocks, keys)
     return writer.written
 
 
@@ -56,32 +56,32 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
         blocks: Iterable[Block] = list(_orbax_tables(tables, path))
     else:
         for name in tables.specs:
-            check_table(path, name, tables.table(name).layout.dim, _columns(tables, name))
+            check_table(path, name, _columns(tables, name))
         blocks = _parquet_blocks(tables, path)
 
     def read() -> None:
         try:
             for name, ids, values in blocks:
-                found = {part: tables.own(name, ids, rows) for part, rows in values.items()}
-                numbers = next((numbers for numbers, _ in found.values()), ids)
-                tables.set_rows(name, numbers, {part: rows for part, (_, rows) in found.items()})
+                numbers, found = tables.own(name, ids, list(values.values()))
+                tables.set_rows(name, numbers, dict(zip(values, found, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
     return read
 
 
-def _columns(tables: Tables, name: str) -> list[str]:
-    """Return the columns of a table's file, in the order of the table's parts."""
-    return ["row", *list(tables.parts(name))[1:]]
+def _columns(tables: Tables, name: str) -> dict[str, int]:
+    """Return the columns of a table's file, in the order of the table's parts, with the floats of each per row."""
+    return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
 def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
         columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
         size = spec.vocabulary_size if dynamic is None else dynamic.id_range
-        for ids, found in read_table(directory, name, size, spec.dim, columns):
-            yield name, ids, {columns.index(column): values for column, values in found.items()}
+        parts = {column: part for part, column in enumerate(columns)}
+        for ids, found in read_table(directory, name, size, columns):
+            yield name, ids, {parts[column]: values for column, values in found.items()}
 
 
 def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
@@ -89,7 +89,8 @@ def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
         raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)
     for name in tables.specs:
-        layout, parts = tables.whole(name).layout, tables.parts(name)
-        found = parts_of(tree, directory, name, (layout.vocabulary_size, layout.dim), list(parts))
-        ids = np.arange(layout.vocabulary_size)
+        table, parts = tables.whole(name), tables.parts(name)
+        num_rows = table.layout.vocabulary_size
+        found = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
+        ids = np.arange(num_rows)
         yield name, ids, {parts[key]: rows for key, rows in found.items()}

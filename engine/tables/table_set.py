@@ -81,6 +81,7 @@ class TableSet(TablesById):
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
                 among=self.among(name),
+                row_slots=spec.rule.row_slots,
             )
             for name, spec in self.held.items()
         }
@@ -95,11 +96,10 @@ class TableSet(TablesById):
             for name, spec in self.specs.items()
         ]
         self._groups = backends.create_tables(mesh, definitions, threads)
-        created = {
-            layout.name: DeviceTable(group, member, user_mesh)
-            for group in self._groups
-            for member, layout in enumerate(group.layouts)
-        }
+        created: dict[str, DeviceTable] = {}
+        for group in self._groups:
+            for member, layout in enumerate(group.layouts):
+                created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
         self.dynamic = TableKeys(
             {

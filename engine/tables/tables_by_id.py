@@ -76,12 +76,12 @@ class TablesById:
             return dict(sums)
         return {key: share.ids(array) if key.endswith(".ids") else array for key, array in sums.items()}
 
-    def own(self, name: str, ids: Int64, values: Float32) -> tuple[Int64, Float32]:
-        """Return the numbers of those of some ids whose rows are here, and their values. values : (…, n, dim)"""
+    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
+        """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
         if name not in self.shares:
-            return ids, values
+            return ids, parts
         places, numbers = self.shares[name].mine(np.ascontiguousarray(ids))
-        return numbers, values[..., places, :]
+        return numbers, [rows[places] for rows in parts]
 
     def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
         """Return the weights of ids, float32 (n, dim); ids may repeat.
@@ -115,7 +115,7 @@ class TablesById:
         return self.dynamic[name]
 
     def retrieve(self, name: str) -> dict[str, Float32]:
-        """Return a table's weights and slots by name, float32 (vocabulary_size, dim) in id order."""
+        """Return a table's weights and slots by name, float32 (vocabulary_size, floats per row) in id order."""
         table = self.whole(name)
         return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
 
@@ -132,9 +132,9 @@ class TablesById:
         where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(where)) != len(where):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
-        shape = (len(where), table.layout.dim)
         values = {}
         for key, given in {WEIGHTS: rows, **slots}.items():
+            shape = (len(where), table.part_dims[parts[key]])
             if is_masked(given):
                 raise UsageError(f"table '{name}', {key}: {MASKED}")
             try:
@@ -147,7 +147,7 @@ class TablesById:
         return where, values
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them
+        """Set rows of a table. values : part → float32 rows, as ``checked`` returns them
 
         Raises CapacityError if a dynamic table has no room; nothing has changed then.
         """
@@ -178,7 +178,7 @@ class TablesById:
         return np.arange(self.num_rows(name)), None
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
-        """Return one part of rows by their numbers here, float32 (n, dim)."""
+        """Return one part of rows by their numbers here, float32 (n, floats of the part)."""
         return self.table(name).read(rows, part)
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
