@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.config.specs import TableSpec
-from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.frames import Array, Coalesced, Float32, Frame
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
@@ -23,7 +23,6 @@ from penstock.tables.tables_by_id import TablesById
 
 if TYPE_CHECKING:
     import jax
-
 
 
 class Configured(Protocol):
