@@ -172,9 +172,9 @@ class Metrics(Collector):
         last = self._engine.session.last
         if last is None:
             return
-        commit, manifest = last
-        written_s = manifest.stat().st_mtime if manifest.exists() else math.nan
-        yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", time.time() - written_s)
+        commit, written_s = last
+        age_s = math.nan if written_s is None else time.time() - written_s
+        yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
         num_bytes = sum(file.num_bytes for file in commit.files)
         yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
         yield Gauge("penstock_checkpoint_steps", "global step of the last commit", commit.contents["global_step"])

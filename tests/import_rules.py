@@ -24,6 +24,7 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.filesystem", {"penstock.filesystem", "penstock.interrupts"}, set()),
+    ("penstock.filesystem.file_stores", {"penstock.filesystem"}, {"pyarrow"}),
     (
         "penstock.config",
         {"penstock.config", "penstock.errors", "penstock.filesystem.atomic_files", "penstock.updates"},
@@ -54,8 +55,8 @@ ROOMS = [
             "penstock.validation",
             "penstock.checkpoint",
             "penstock.core",
-            "penstock.filesystem.atomic_files",
             "penstock.filesystem.descriptors",
+            "penstock.filesystem.file_stores",
             "penstock.io.storage.delta_sink",
             "penstock.io.storage.quarantine",
             "penstock.io.decoding.reader",

@@ -68,11 +68,11 @@ class LocalJob:
                 self.positions.count(number, frame)
         return self
 
-    def commit(self, path):
+    def commit(self, path, attempt="a0"):
         folder = Folder(path)
         folder.lock()
         number = max(folder.numbers(), default=0) + 1
-        parts = [engine.session.write_part(folder, number) for engine in self.engines]
+        parts = [engine.session.write_part(folder, number, attempt) for engine in self.engines]
         join_parts(folder, number, parts, {"positions": self.positions.get_state()})
         folder.unlock()
 

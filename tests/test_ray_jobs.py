@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from checkpoints import batch, config_of
+from cluster.jobs import batches_of, kill_node
 from dynamic import churning_steps
 from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
@@ -51,12 +52,6 @@ def logs(tmp_path):
 def alone(logs, config, **options):
     engine = ps.Engine(config, num_required=options.pop("num_required", 3))
     return engine.run(logs, merge="round", flush=True, **options), engine.state_hash()
-
-
-def batches_of(path):
-    """The batches of a file of deltas; one that was continued repeats its dictionary, so that its bytes differ."""
-    with pa.ipc.open_stream(path.read_bytes()) as reader:
-        return list(reader)
 
 
 @pytest.mark.parametrize(("shares", "readers"), [(1, 1), (2, 2), (3, 1), (5, 2)])
@@ -198,7 +193,7 @@ def test_a_job_continues_on_another_node_after_one_has_died(cluster, logs, tmp_p
     def lose_the_node(counters, step):
         if step == 6 and not spare:
             spare.append(cluster.add_node(num_cpus=4, resources={"tables": 2}, object_store_memory=100 << 20))
-            cluster.remove_node(node, allow_graceful=False)
+            kill_node(cluster, node)
 
     job.options.progress = lose_the_node
     report = job.run()
@@ -217,7 +212,7 @@ address, checkpoint, *logs = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
 Job(
     config_of(), logs, shares=2, num_required=3, rounds_per_block=1, checkpoint=checkpoint, every=2,
-    progress=lambda counters, step: print(step, flush=True),
+    progress=lambda counters, step: print("step", step, flush=True),
 ).run()
 """
 
@@ -228,7 +223,7 @@ def test_a_job_resumes_after_its_driver_has_died(cluster, logs, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as driver:
         for line in driver.stdout:
-            if int(line) == 6:
+            if line == "step 6\n":
                 driver.kill()
     report = Job(config_of(), logs, shares=3, num_required=3, checkpoint=tmp_path / "c", resume=True, flush=True).run()
     assert report.state_hash == state

@@ -141,18 +141,18 @@ def test_a_second_commit_contains_only_what_has_changed(tmp_path):
     job.commit(tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock")
     assert names == [
-        "00000001-0of2.base", "00000001-1of2.base", "00000001.commit",
-        "00000002-0of2.delta", "00000002-1of2.delta", "00000002.commit",
+        "00000001-0of2.a0.base", "00000001-1of2.a0.base", "00000001.commit",
+        "00000002-0of2.a0.delta", "00000002-1of2.a0.delta", "00000002.commit",
     ]  # fmt: skip
 
 
 def test_a_share_restores_only_the_files_with_rows_of_its_own(tmp_path):
     LocalJob(config_of(), 4, num_required=3).run(sources(), limit=12).commit(tmp_path)
-    damaged = tmp_path / "00000001-3of4.base"
+    damaged = tmp_path / "00000001-3of4.a0.base"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     ps.Engine.restore(tmp_path, share=(0, 4))
     ps.Engine.restore(tmp_path, share=(0, 2))  # ids of parts 0 and 2, or 0 and 1
-    with pytest.raises(ps.StateError, match=r"00000001-3of4\.base: .* cut"):
+    with pytest.raises(ps.StateError, match=r"00000001-3of4\.a0\.base: .* cut"):
         ps.Engine.restore(tmp_path, share=(1, 2))
 
 

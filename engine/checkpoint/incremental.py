@@ -112,14 +112,13 @@ class Saver(StepObserver):
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
-        return (
-            folder.path.is_dir()
-            and self.folder.path.is_dir()
-            and folder.path.samefile(self.folder.path)
-            and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
-            # Else another run's commit of the same number was copied over this one.
-            and (self.last is None or folder.load(self.last.number).files == self.last.files)
-        )
+        if not folder.files.is_same(self.folder.files):
+            return False
+        newest, last = folder.newest(), self.last
+        if newest is None or last is None:
+            return newest is last
+        # With other files, another run's commit of the same number was copied over this one.
+        return (newest.number, newest.files) == (last.number, last.files)
 
     def open(self, keep: int = KEEP) -> None:
         """Lock the folder, and allocate the ring buffer. keep : number of commits to keep in the folder

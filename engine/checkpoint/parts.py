@@ -1,7 +1,8 @@
 """Commits of a job: every share writes the data file of its rows, and the job writes the one manifest, last.
 
 A share's file names rows by the ids of the whole table (of a dynamic table by its rows), so that any number of shares
-can restore a commit.
+can restore a commit. Its name contains the attempt of the job: an owner that was given up, and that still runs where
+its driver cannot reach it, writes no file of a later attempt.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class Part:
 class PartWriter(CommitWriter):
     """Writes a share's data file of a commit, and no manifest."""
 
-    def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring, shares: Mapping[str, AnyShare]) -> None:
-        self._shares, self.part = shares, part_name(shares)
+    def __init__(
+        self, folder: Folder, draft: Commit, keep: int, ring: Ring, shares: Mapping[str, AnyShare], attempt: str
+    ) -> None:
+        self._shares, self.part, self.attempt = shares, part_name(shares), f".{attempt}"
         super().__init__(folder, draft, keep, ring)
 
     def _made(self) -> Commit:
@@ -77,11 +80,11 @@ class PartSaver(Saver):
         shares: Mapping[str, AnyShare],
     ) -> None:
         super().__init__(folder, tables, describe, last, delta, timed)
-        self._shares = shares
+        self._shares, self._attempt = shares, ""
 
-    def write(self, number: int) -> Part:
+    def write(self, number: int, attempt: str) -> Part:
         """Write this share's data file of commit ``number``; return it with those before it."""
-        self._next_number = number
+        self._next_number, self._attempt = number, attempt
         self._ring.touch()
         try:
             self.commit()
@@ -91,7 +94,7 @@ class PartSaver(Saver):
         return Part(self.last.files, self.last.contents)
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
-        return PartWriter(self.folder, draft, self._keep, self._ring, self._shares)
+        return PartWriter(self.folder, draft, self._keep, self._ring, self._shares, self._attempt)
 
 
 def join_parts(

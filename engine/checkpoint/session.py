@@ -36,7 +36,7 @@ class CheckpointSession(StepObserver):
         self._core, self._timed = core, timed
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
         # For each other folder: the digests of its last commit that the state descends from.
-        self._descends: dict[Path, tuple[str, ...]] = {}
+        self._descends: dict[str, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # in progress, in the order in which they began
         self.positions = Positions()
@@ -48,11 +48,11 @@ class CheckpointSession(StepObserver):
         return self._before.plus(self._running)
 
     @property
-    def last(self) -> tuple[Commit, Path] | None:
-        """Return the newest commit and its manifest file, whose age is that of the commit; None if there is none."""
+    def last(self) -> tuple[Commit, float | None] | None:
+        """Return the newest commit, and when it was written (``Folder.written_s``); None if there is none."""
         if self._saver is None or self._saver.last is None:
             return None
-        return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
+        return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
     def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """Continue from a commit that the engine's state was restored from."""
@@ -191,7 +191,7 @@ class CheckpointSession(StepObserver):
         """
         if self._saver is not None and self._saver.is_for(folder):
             return self._saver
-        descends = self._descends.get(folder.path.resolve())
+        descends = self._descends.get(folder.files.identity())
         last = folder.newest() if descends else None
         if last is not None and last.digests != descends:
             last = None  # a commit of another engine
@@ -206,7 +206,7 @@ class CheckpointSession(StepObserver):
     def _remember(self, saver: Saver) -> None:
         """Record the last commit of a replaced saver: a run may resume there until another writer commits."""
         if saver.last is not None:
-            self._descends[saver.folder.path.resolve()] = saver.last.digests
+            self._descends[saver.folder.files.identity()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         saver = Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
@@ -229,13 +229,16 @@ class ShareSession(CheckpointSession):
             files = tuple(file for file in commit.files if file.part == part)
             self._parts = self._part_saver(folder, Commit(commit.number, files, commit.contents, commit.version))
 
-    def write_part(self, folder: Folder, number: int) -> Part:
-        """Write this share's part of a commit to the folder of the job, which ``join_parts`` completes."""
+    def write_part(self, folder: Folder, number: int, attempt: str) -> Part:
+        """Write this share's part of a commit to the folder of the job, which ``join_parts`` completes.
+
+        attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
+        """
         with self._core.still():
             self._core.tables.wait()
             if self._parts is None or self._parts.folder.path != folder.path:
                 self._parts = self._part_saver(folder, None)
-            return self._parts.write(number)
+            return self._parts.write(number, attempt)
 
     @contextmanager
     def run(self, reader: Any, counters: Counters, checkpoint: Any, *rest: Any, **options: Any) -> Any:

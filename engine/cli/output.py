@@ -112,8 +112,13 @@ def writing(path: Path | str) -> Iterator[None]:
         raise OSError(error.errno, problem, str(error.filename or path)) from error
 
 
-def check_writable(directory: Path) -> None:
-    """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it."""
+def check_writable(directory: Path | str) -> None:
+    """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it.
+
+    A URI is not examined: only writing to a store shows whether it accepts files.
+    """
+    if isinstance(directory, str):
+        return
     with writing(directory):
         existing = nearest(directory)
         if not existing.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ def started(address: str | None) -> Any:
 
     Raises UsageError if Ray is not installed, PeerError if the cluster cannot be reached.
     """
+    # Ray prints messages about dead nodes to standard output, which may be the report or deltas; it reads this once.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray
     except ImportError as error:

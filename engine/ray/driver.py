@@ -6,6 +6,7 @@ are at one place of the order, and the driver has written the deltas and bad row
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Driver:
         self.verified, self.checksums = dict[int, bool](), set[bool]()
         self.num_accumulated = 0
         self.error: BaseException | None = None
-        where, number = (None, None) if commit is None else (str(folder.path), commit.number)  # type: ignore[union-attr]
+        self._attempt = secrets.token_hex(4)
+        where, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
         begun: list[Begun] = self._all(lambda: [o.begin.remote(where, number, init) for o in actors.owners])
         self.global_step, self.changed_step = begun[0].global_step, max(of.changed_step for of in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
@@ -143,8 +145,8 @@ class Driver:
         if self._folder is None:
             return
         number = max(self._folder.numbers(), default=0) + 1
-        path = str(self._folder.path)
-        parts: list[Part] = self._checked([o.write_part.remote(path, number) for o in self._actors.owners])
+        place, attempt = self._folder.files.address, self._attempt
+        parts: list[Part] = self._checked([o.write_part.remote(place, number, attempt) for o in self._actors.owners])
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._counted.commit()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -137,12 +136,12 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int) -> Part | BaseException:
-        """Write this share's part of a commit."""
+    def write_part(self, folder: str, number: int, attempt: str) -> Part | BaseException:
+        """Write this share's part of a commit. folder : its address; attempt : as for ``ShareSession.write_part``"""
         try:
             session = self._made.session
             assert isinstance(session, ShareSession)
-            return session.write_part(Folder(Path(folder)), number)
+            return session.write_part(Folder(folder), number, attempt)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
