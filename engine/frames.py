@@ -82,7 +82,8 @@ class Frame:
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
-    fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all
+    fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all; "":
+        positions are counted elsewhere
     """
 
     rows: Mapping[str, tuple[Rows, ...]]

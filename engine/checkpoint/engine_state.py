@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import Contents, Saved
 from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import RowWiseAdagrad
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
@@ -181,37 +181,6 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
                 f"{where}: table '{name}' has {its['vocabulary_size']} rows in the checkpoint and only "
                 f"{mine['vocabulary_size']} in the configuration; a table may grow, not shrink"
             )
-
-
-def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[Float32]]]:
-    """Yield (table, ids, parts) of every block of a commit, older blocks first.
-
-    ids : int64 (n,); parts : the weights, then each slot, float32 (n, floats per row). Raises StateError.
-    """
-    for record in folder.records(commit, commit.files):
-        if record.kind == "rows":
-            parts = _parts(record, commit)
-            if "first" in record.about:
-                first, step = record.about["first"], record.about["step"]
-                ids = np.arange(first, first + len(parts[0]) * step, step)
-            else:
-                ids = record.arrays["ids"]
-            yield record.about["table"], ids, parts
-
-
-def _parts(record: Record, commit: Commit) -> list[Float32]:
-    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
-    if "rows" in record.arrays:
-        ends = np.cumsum(record.about["dims"])
-        return np.split(record.arrays["rows"], ends[:-1], axis=1)
-    weights, *slots = record.arrays["values"]
-    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
-    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
-
-
-def slot_dim(about: Mapping[str, Any]) -> int:
-    """Return the floats per row of each slot of a table. about : its entry in the manifest"""
-    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])
 
 
 def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:

@@ -28,6 +28,8 @@ from penstock.stats import Counters
 AHEAD = 2
 # Blocks that every owner may have waiting: they bound the memory of the object store.
 IN_FLIGHT = 2
+# The bytes that a block should have, and the most rounds: each costs Ray a task per reader and owner.
+BLOCK_BYTES, MOST_ROUNDS, GROWTH = 32 << 20, 256, 4
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Driver:
 
     actors : readers and owners, whatever state they have
     commit : to begin with, the newest of ``folder``; None: begin at the start, with the tables of ``init``
-    rounds : of a block
+    rounds : of a block; None: as many as have about BLOCK_BYTES
     every, keep, limit, flush : as in ``Engine.run``
     deltas : joins those of the owners; None: none are wanted
 
@@ -63,7 +65,7 @@ class Driver:
         *,
         num_sources: int,
         init: str | None,
-        rounds: int,
+        rounds: int | None,
         every: int | None,
         keep: int,
         limit: int | None,
@@ -158,13 +160,17 @@ class Driver:
     def _read(self) -> Any:
         """Yield blocks that owners have been asked to apply."""
         actors, shares = self._actors, len(self._actors.owners)
-        stop, ahead, left = max((e.frames for e in self.positions.entries), default=0), deque[list[Any]](), self._left()
+        stop, left, rounds = max((e.frames for e in self.positions.entries), default=0), self._left(), self._rounds or 1
+        ahead = deque[tuple[int, list[Any]]]()
         while True:
             while len(ahead) < AHEAD:
-                stop += self._rounds
-                ahead.append([r.block.options(num_returns=2 + shares).remote(stop) for r in actors.readers])
-            refs = ahead.popleft()
+                stop += rounds
+                ahead.append((rounds, [r.block.options(num_returns=2 + shares).remote(stop) for r in actors.readers]))
+            asked, refs = ahead.popleft()
             contents: list[Contents] = actors.get([of[0] for of in refs])
+            if self._rounds is None:
+                num_bytes = max(1, sum(of.num_bytes for of in contents))
+                rounds = max(1, min(asked * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
             block = self._block(contents, left)
             left = None if left is None else left - len(block.frames)
             flush = self._flush and block.is_last and block.error is None

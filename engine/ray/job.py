@@ -46,7 +46,7 @@ class JobOptions:
     init : a folder of tables to begin with, which every machine reads
     out : a folder for the tables at the end; state_hash : compute the state hash at the end
     address : of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else "auto"
-    rounds_per_block : frames of every source that travel together
+    rounds_per_block : frames of every source that travel together; None: about as many as have 32 MiB of rows
     owner_options, reader_options : of their Ray actors, such as ``{"resources": {"TPU": 4}}``
     """
 
@@ -80,7 +80,7 @@ class JobOptions:
     out: str | os.PathLike[str] | None = None
     state_hash: bool = True
     address: str | None = None
-    rounds_per_block: int = 16
+    rounds_per_block: int | None = None
     owner_options: Mapping[str, Any] = field(default_factory=dict)
     reader_options: Mapping[str, Any] = field(default_factory=dict)
     progress: Callable[[Counters, int], None] | None = None
@@ -114,7 +114,8 @@ class Job:
         whole("shares", given.shares, 1)
         self._num_readers = min(len(self._sources), given.shares if given.readers is None else given.readers)
         whole("readers", self._num_readers, 1)
-        whole("rounds_per_block", given.rounds_per_block, 1)
+        if given.rounds_per_block is not None:
+            whole("rounds_per_block", given.rounds_per_block, 1)
         self._reduction = checked_reduction(config, None, given.reduction)
         self._every = None if given.every is None else whole("every", given.every, 1)
         if given.checkpoint is None and (given.every is not None or given.resume):

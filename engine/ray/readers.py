@@ -32,12 +32,13 @@ class ReadFrame:
 class Contents:
     """What the driver has to know of one reader's part of a block.
 
-    frames : in the order of their places
+    frames : in the order of their places; num_bytes : of the rows that are sent
     is_over : the reader's sources have ended; error, at : raised in place of a frame, and the place of that frame
     verified : by source; checksums, first_bad : as in FrameReader
     """
 
     frames: list[ReadFrame] = field(default_factory=list)
+    num_bytes: int = 0
     is_over: bool = False
     error: BaseException | None = None
     at: Place | None = None
@@ -104,6 +105,7 @@ class Reader:
             contents.first_bad.update(reader.first_bad)
             reader.first_bad.clear()
         heads, batches = self._router.block([(place[1], frame) for place, frame in frames])
+        contents.num_bytes = sum(batch.nbytes for batch in batches)
         placed: list[tuple[Place, Head]] = [(place, head) for (place, _), head in zip(frames, heads, strict=True)]
         return contents, placed, *batches
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.frames import Contributor, Float32, Frame, Int64, Rows, fingerprint
+from penstock.frames import Contributor, Float32, Frame, Int64, Rows
 from penstock.pyx import partition
 from penstock.routing.summing import FrameSums
 from penstock.tables.shares import shares_of
@@ -40,7 +40,6 @@ class Head:
     dropped: Mapping[str, int]
     source: str
     truncated: int
-    fingerprint: str
     time: int | None
 
     @classmethod
@@ -55,12 +54,11 @@ class Head:
             dict(frame.dropped),
             frame.source,
             frame.truncated,
-            fingerprint(frame),
             frame.time,
         )
 
     def frame(self, rows: Mapping[str, tuple[Rows, ...]]) -> Frame:
-        """Return the frame with some of its rows."""
+        """Return the frame with some of its rows. Its position is counted where the whole frame is read."""
         return Frame(
             rows,
             self.num_rows,
@@ -70,7 +68,7 @@ class Head:
             self.dropped,
             self.source,
             truncated=self.truncated,
-            fingerprint=self.fingerprint,
+            fingerprint="",
             time=self.time,
         )
 
