@@ -1,85 +1,71 @@
-"""Checkpoints at URIs: a server that speaks S3, where no file is renamed or locked, and a file system's own."""
+"""Checkpoints at URIs: a server that speaks S3, where no file is renamed or locked, and the file system's own."""
 
-import logging
+import itertools
 
-import pyarrow.fs
 import pytest
-from checkpoints import LOG, engine_of, unbroken
+from checkpoints import LOG, config_of, engine_of, unbroken
+from ipc import write
+from s3_server import SECRET, serving
 
 import penstock as ps
+from penstock.cli.main import main
 
-moto = pytest.importorskip("moto.server", reason="moto is not installed", exc_type=ImportError)
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def server():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "ACCESS_KEY_ID": "key",
-            "SECRET_ACCESS_KEY": "a-secret",
-            "EC2_METADATA_DISABLED": "1",
-        }.items():
-            patch.setenv(f"AWS_{name}", value)
-        found = moto.ThreadedMotoServer(port=0)
-        found.start()
-        host, port = found.get_host_and_port()
-        yield f"{host}:{port}"
-        found.stop()
+def buckets():
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture
-def bucket(server, request):
-    """The options of a URI, and a bucket for one test."""
-    name = f"bucket-{abs(hash(request.node.name))}"
-    s3 = pyarrow.fs.S3FileSystem(
-        endpoint_override=server, scheme="http", allow_bucket_creation=True, region="us-east-1"
-    )
-    s3.create_dir(name)
-    return s3, name, f"s3://{name}/runs/a?scheme=http&endpoint_override={server}&region=us-east-1"
-
-
-def names_of(s3, folder):
-    return sorted(info.base_name for info in s3.get_file_info(pyarrow.fs.FileSelector(folder)))
+def bucket(buckets):
+    return buckets(f"bucket-{next(NUMBERS)}")
 
 
 def test_a_run_commits_to_s3_and_another_engine_continues(bucket):
-    s3, name, uri = bucket
-    engine_of().run(iter(LOG), limit=20, checkpoint=uri, every=2, keep=2)
-    names = names_of(s3, f"{name}/runs/a")
-    assert len([each for each in names if each.endswith(".commit")]) == 2
-    engine = ps.Engine.restore(uri)
-    assert engine.run(iter(LOG), resume=True, flush=True, checkpoint=uri).skipped == 20
+    engine_of().run(iter(LOG), limit=20, checkpoint=bucket.uri, every=2, keep=2)
+    assert len([name for name in bucket.names() if name.endswith(".commit")]) == 2
+    engine = ps.Engine.restore(bucket.uri)
+    assert engine.run(iter(LOG), resume=True, flush=True, checkpoint=bucket.uri).skipped == 20
     assert engine.state_hash() == unbroken()
-    assert ps.Engine.restore(uri).state_hash() == unbroken()
+    assert ps.Engine.restore(bucket.uri).state_hash() == unbroken()
 
 
 def test_a_manifest_that_was_not_written_whole_does_not_count_and_is_not_written_over(bucket):
-    s3, name, uri = bucket
     engine = engine_of()
-    engine.run(iter(LOG), limit=20, checkpoint=uri)
-    state, (last,) = engine.state_hash(), [each for each in names_of(s3, f"{name}/runs/a") if each.endswith(".commit")]
-    assert last == "00000001.commit"
-    with s3.open_input_file(f"{name}/runs/a/{last}") as file:
-        text = file.read()
-    with s3.open_output_stream(f"{name}/runs/a/00000002.commit") as file:
-        file.write(text[: len(text) // 2])
-    restored = ps.Engine.restore(uri)
+    engine.run(iter(LOG), limit=20, checkpoint=bucket.uri)
+    state, whole = engine.state_hash(), bucket.read("00000001.commit")
+    bucket.write("00000002.commit", whole[: len(whole) // 2])
+    restored = ps.Engine.restore(bucket.uri)
     assert restored.state_hash() == state
-    restored.run(iter(LOG), resume=True, flush=True, checkpoint=uri)
-    assert "00000003.commit" in names_of(s3, f"{name}/runs/a")
-    assert ps.Engine.restore(uri).state_hash() == unbroken()
+    restored.run(iter(LOG), resume=True, flush=True, checkpoint=bucket.uri)
+    assert "00000003.commit" in bucket.names()
+    assert bucket.read("00000002.commit") == whole[: len(whole) // 2]
+    assert ps.Engine.restore(bucket.uri).state_hash() == unbroken()
 
 
-def test_a_damaged_data_file_is_reported_without_the_options_of_the_uri(bucket):
-    s3, name, uri = bucket
-    engine_of().run(iter(LOG), limit=20, checkpoint=uri)
-    with s3.open_output_stream(f"{name}/runs/a/00000001.base") as file:
-        file.write(b"x")
-    with pytest.raises(ps.StateError, match=rf"^s3://{name}/runs/a/00000001.base: 1 bytes, expected \d+: cut"):
-        ps.Engine.restore(uri)
-    with pytest.raises(ps.StateError, match=rf"^s3://{name}/runs/b: no such checkpoint"):
-        ps.Engine.restore(uri.replace("/a?", "/b?"))
+def test_damage_is_reported_without_the_secrets_of_the_uri(bucket):
+    engine_of().run(iter(LOG), limit=20, checkpoint=bucket.uri)
+    bucket.write("00000001.base", b"x")
+    with pytest.raises(ps.StateError, match=rf"^s3://{bucket.name}/runs/a/00000001\.base: 1 bytes, .*: cut") as error:
+        ps.Engine.restore(bucket.uri)
+    assert SECRET not in str(error.value)
+    with pytest.raises(ps.StateError, match=rf"^s3://{bucket.name}/runs/b: no such checkpoint"):
+        ps.Engine.restore(bucket.uri.replace("/a?", "/b?"))
+
+
+def test_the_command_commits_to_s3_and_resumes(bucket, tmp_path, capsys):
+    config_of().save(tmp_path / "c.pbtxt")
+    log = write(tmp_path / "log.arrows", LOG)
+    line = ["replay", tmp_path / "c.pbtxt", log, "--num-required", 3, "--checkpoint", bucket.uri]
+    assert main([*map(str, line), "--limit", "20"]) == 0
+    assert SECRET not in capsys.readouterr().out
+    assert main([*map(str, line)]) == 2
+    assert f"s3://{bucket.name}/runs/a: holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
+    assert main([*map(str, line), "--resume", "--flush"]) == 0
+    assert unbroken() in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_answer_is_one_line():

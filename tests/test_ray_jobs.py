@@ -16,6 +16,7 @@ from dynamic import churning_steps
 from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
 from ipc import write
+from s3_server import serving
 
 import penstock as ps
 from penstock.cli.main import main
@@ -98,6 +99,18 @@ def test_any_number_of_shares_resumes_a_job(cluster, logs, tmp_path):
     assert report.skipped == 17
     alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
     assert batches_of(tmp_path / "deltas.arrows") == batches_of(tmp_path / "wanted.arrows")
+
+
+def test_a_job_commits_to_s3_and_another_number_of_shares_continues(cluster, logs):
+    """All processes of the cluster open the store by the URI alone."""
+    _, state = alone(logs, config_of())
+    with serving() as buckets:
+        uri = buckets("job").uri
+        job = Job(config_of(), logs, shares=2, num_required=3, limit=17, rounds_per_block=1, checkpoint=uri, every=2)
+        job.run()
+        report = Job(config_of(), logs, shares=3, num_required=3, resume=True, flush=True, checkpoint=uri).run()
+        assert (report.state_hash, report.skipped) == (state, 17)
+        assert ps.Engine.restore(uri).state_hash() == state
 
 
 def test_one_process_continues_a_job_and_a_job_one_process(cluster, logs, tmp_path):
@@ -262,12 +275,8 @@ def test_a_dataset_of_ray_is_a_source(cluster, tmp_path):
         pa.parquet.write_table(log.slice(number * 160, 160), tmp_path / f"{number}.parquet")
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     data = ray.data.read_parquet(str(tmp_path))
-
-    def source():
-        for table in data.iter_batches(batch_format="pyarrow", batch_size=None):
-            yield from table.to_batches()
-
-    report = Job(config_of(), [source], shares=2, num_required=3).run()
     wanted = ps.Engine(config_of(), num_required=3)
     wanted.run(log)
-    assert report.state_hash == wanted.state_hash()
+    for source in (data, lambda: log):
+        report = Job(config_of(), source, shares=2, num_required=3).run()
+        assert report.state_hash == wanted.state_hash()

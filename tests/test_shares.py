@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sharing import LocalJob
 
 import penstock as ps
+from penstock.checkpoint.store import Folder
 from penstock.config import optimizers as o
 
 COUNTS = [1, 2, 3, 5]
@@ -144,6 +145,20 @@ def test_a_second_commit_contains_only_what_has_changed(tmp_path):
         "00000001-0of2.a0.base", "00000001-1of2.a0.base", "00000001.commit",
         "00000002-0of2.a0.delta", "00000002-1of2.a0.delta", "00000002.commit",
     ]  # fmt: skip
+
+
+def test_a_stale_owner_changes_no_commit_of_a_later_attempt(tmp_path):
+    """It was given up where nobody could stop it, and writes its part when the next attempt has committed."""
+    LocalJob(config_of(), 2, num_required=3).run(sources(), limit=12).commit(tmp_path)
+    stale = LocalJob(config_of(), 2, tmp_path).run(sources(), limit=3)
+    later = LocalJob(config_of(), 2, tmp_path).run(sources(), limit=6)
+    later.commit(tmp_path, attempt="b1")
+    stale.engines[1].session.write_part(Folder(tmp_path), 2, "a1")
+    assert ps.Engine.restore(tmp_path).state_hash() == later.state_hash()
+    later.run(sources(), limit=3)
+    later.commit(tmp_path, attempt="b1")
+    assert not list(tmp_path.glob("*.a1.*"))  # the next commit removes it
+    assert ps.Engine.restore(tmp_path).state_hash() == later.state_hash()
 
 
 def test_a_share_restores_only_the_files_with_rows_of_its_own(tmp_path):

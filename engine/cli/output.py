@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
+from penstock.filesystem.file_stores import place_of
 from penstock.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
@@ -109,7 +110,12 @@ def writing(path: Path | str) -> Iterator[None]:
     except OSError as error:
         advice = _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), "")
         problem = f"cannot write: {(error.strerror or str(error)).lower()}" + (f"; {advice}" if advice else "")
-        raise OSError(error.errno, problem, str(error.filename or path)) from error
+        raise OSError(error.errno, problem, str(error.filename or place_text(path))) from error
+
+
+def place_text(place: Path | str) -> str:
+    """Return a folder or URI for a message, without the secrets that a URI may contain."""
+    return place_of(str(place))
 
 
 def check_writable(directory: Path | str) -> None:

@@ -38,6 +38,7 @@ from penstock.cli.output import (
     frames_text,
     input_text,
     keys_texts,
+    place_text,
     writing,
 )
 from penstock.config.embedding import EmbeddingConfig
@@ -169,11 +170,15 @@ def replay(args: argparse.Namespace) -> int:
             )
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
-        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was written"
+        kept = (
+            f"committed to {place_text(args.checkpoint)} (--resume continues)"
+            if args.checkpoint
+            else "nothing was written"
+        )
         kept = "; ".join([kept, *written_aside(args, quarantine)])
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     except StaleInputError as error:
-        step = f"committed to {args.checkpoint} at step {engine.global_step}"
+        step = f"committed to {place_text(args.checkpoint)} at step {engine.global_step}"
         kept = step if args.checkpoint else "nothing was committed"
         kept = "; ".join([*(["--out was not written"] if args.out else []), kept, *written_aside(args, quarantine)])
         raise InputError(f"{error}; {kept}") from None
@@ -192,7 +197,7 @@ def replay(args: argparse.Namespace) -> int:
     if args.deltas is not None:
         out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
-        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
+        out.say(f"committed {place_text(args.checkpoint)}, step {count(report.global_step)}")
     out.say_tables("wrote     ", [str(file) for file in files])
     for file in shown:
         out.say(f"wrote     {file}")

@@ -161,10 +161,7 @@ class RemoteStore(FileStore):
     names_appear_whole = False
 
     def __init__(self, uri: str, filesystem: Any, path: str) -> None:
-        parts = urlsplit(uri)
-        # Without secrets: a URI may have keys before the host, and options after the path.
-        self.place = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        self.address, self._fs, self._path = uri, filesystem, path.rstrip("/")
+        self.place, self.address, self._fs, self._path = place_of(uri), uri, filesystem, path.rstrip("/")
 
     def file(self, name: str) -> str:
         return f"{self.place}/{name}" if name else str(self.place)
@@ -241,6 +238,14 @@ class _Upload:
 
     def write_along(self) -> None:
         """Do nothing: the store uploads parts as it sees fit."""
+
+
+def place_of(text: str) -> str:
+    """Return a path as it is; a URI without secrets: it may have keys before the host, and options after the path."""
+    if "://" not in text:
+        return text
+    parts = urlsplit(text)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
 def store_at(place: str | os.PathLike[str]) -> FileStore:

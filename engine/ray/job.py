@@ -89,8 +89,8 @@ class JobOptions:
 class Job:
     """Applies sources to tables whose rows are in the shares of a Ray cluster.
 
-    sources : a list of paths or URIs, or functions that return a source: anything that each machine can open again. A
-        frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
+    sources : a list of paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine
+        can open again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
     options : JobOptions, as keywords
 
     actors : of the job that runs
@@ -107,7 +107,7 @@ class Job:
         if "shares" not in options:
             raise UsageError("Job: give shares=, the number of owners of the rows")
         self._config, self.options = checked_config(config), JobOptions(**options)
-        self._sources = [sources] if isinstance(sources, str | os.PathLike) or callable(sources) else list(sources)
+        self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
         given = self.options
         if not self._sources:
             raise UsageError("sources: give at least one")

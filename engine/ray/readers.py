@@ -132,5 +132,13 @@ class Reader:
 
 
 def _single(source: Any) -> Any:
-    """Return a source. A function returns one that cannot be pickled itself."""
+    """Return a source that a FrameReader takes. A function returns one that cannot be pickled itself."""
+    if callable(getattr(source, "iter_batches", None)) and callable(
+        getattr(source, "map_batches", None)
+    ):  # of Ray Data
+        return (
+            batch
+            for table in source.iter_batches(batch_format="pyarrow", batch_size=None)
+            for batch in table.to_batches()
+        )
     return source() if callable(source) else source

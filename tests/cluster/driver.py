@@ -52,6 +52,7 @@ def main():
             arguments = (actors[number % len(actors)], what, number, delay_s)
             threading.Thread(target=kill, args=arguments, daemon=True).start()
         say(step=step)
+        time.sleep(told["pace_s"])
 
     job.options.progress = progress
     report = job.run()

@@ -113,10 +113,13 @@ def kill_node(cluster, node):
 
 
 class DriverProcess:
-    """A driver, which reports what it has applied. kills : (step, "reader" or "owner", its number, delay in s)"""
+    """A driver, which reports what it has applied. kills : (step, "reader" or "owner", its number, delay in s)
 
-    def __init__(self, address, sources, kills=(), **options):
-        told = {"address": address, "kind": sources.kind, "logs": sources.logs, "kills": list(kills)}
+    pace_s : between two blocks, at least
+    """
+
+    def __init__(self, address, sources, kills=(), pace_s=0.0, **options):
+        told = {"address": address, "kind": sources.kind, "logs": sources.logs, "kills": list(kills), "pace_s": pace_s}
         told["options"] = {"num_required": NUM_REQUIRED[sources.kind], "flush": True, **sources.form, **options}
         environment = {**os.environ, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
         self.process = subprocess.Popen(

@@ -44,6 +44,8 @@ def differences(sources, place, shares, readers, then, wanted):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
+    parser.add_argument("--shares", type=int, nargs="+", default=SHARES)
+    parser.add_argument("--readers", type=int, nargs="+", default=READERS)
     parser.add_argument("--resumes", type=int, default=len(SHARES) - 1, help="numbers of shares to resume with")
     args = parser.parse_args()
     import ray
@@ -57,7 +59,7 @@ def main():
         for num_nodes in args.nodes:
             with Nodes(num_nodes) as nodes:
                 ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-                for kind, shares, readers in product(KINDS, SHARES, READERS):
+                for kind, shares, readers in product(KINDS, args.shares, args.readers):
                     for then in (None, *[other for other in SHARES if other != shares][: args.resumes]):
                         place = folder / f"{num_nodes}-{kind}-{shares}-{readers}-{then}"
                         found = list(differences(made[kind], place, shares, readers, then, wanted[kind, then and STOP]))
