@@ -1,8 +1,8 @@
 """A node whose network is cut and comes back: ``python tests/cluster/network.py`` (as root, with iproute2).
 
-One node is in a network namespace. While a job runs, its link goes down; the cluster gives it up, the job goes on
-elsewhere, and the owner on that node still runs, with the checkpoint's folder in reach. Then the link is up again. State
-hash and deltas must be those of one process.
+One node is in a network namespace. While a job runs, its link goes down; the cluster marks the node dead, and the job
+continues elsewhere. The owner on that node still runs, with the checkpoint's folder in reach. Then the link is up
+again. State hash and deltas must be those of one process.
 """
 
 import os
