@@ -6,6 +6,7 @@ again. State hash and deltas must be those of one process.
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def tree(process):
 def start_node(stack, before, *options):
     """Start a node that ends with the stack. before : words before the command"""
     command = [*before, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=8"]
+    command += ["--resources", '{"owner": 1}']  # so that the job needs both nodes
     environment = {**os.environ, **CHECKS, "RAY_USAGE_STATS_ENABLED": "0"}
     output = subprocess.DEVNULL
     node = subprocess.Popen([*command, "--object-store-memory=100000000", *options], env=environment, stdout=output)
@@ -55,7 +57,18 @@ def start_node(stack, before, *options):
     return node
 
 
+def wait_for_nodes(count):
+    import ray
+
+    ray.init(address=f"{HOST}:{PORT}", log_to_driver=False, logging_level="ERROR")
+    while sum(node["Alive"] for node in ray.nodes()) < count:
+        time.sleep(1)
+    ray.shutdown()
+
+
 def main():
+    # A token of this cluster alone: its processes share no file with those of others.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-network-")))
         ip("netns", "add", NAME)
@@ -75,16 +88,25 @@ def main():
         time.sleep(15)
         inside = ["ip", "netns", "exec", NAME]
         start_node(stack, inside, f"--address={HOST}:{PORT}", f"--node-ip-address={OTHER}")
-        time.sleep(25)
+        wait_for_nodes(2)
         places = {"checkpoint": str(folder / "commits"), "deltas": str(folder / "deltas.arrows")}
         driver = DriverProcess(
-            f"{HOST}:{PORT}", sources, pace_s=0.2, shares=2, readers=2, rounds_per_block=1, every=3, **places
+            f"{HOST}:{PORT}",
+            sources,
+            pace_s=0.2,
+            shares=2,
+            readers=2,
+            rounds_per_block=1,
+            every=3,
+            owner_options={"resources": {"owner": 1}},
+            **places,
         )
         cut_at = back_at = ended = None
         for event in driver.events():
             now = time.monotonic()
             if cut_at is None and event.get("step", 0) >= 20:
                 ip("link", "set", LINK, "down")
+                start_node(stack, [], f"--address={HOST}:{PORT}", f"--node-ip-address={HOST}")  # a place for the owner
                 cut_at = now
             elif cut_at is not None and back_at is None and now - cut_at > 2:
                 print(f"the job continued {now - cut_at:.1f} s after the link went down", flush=True)
