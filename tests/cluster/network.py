@@ -80,6 +80,7 @@ def main():
             ["addr", "add", f"{OTHER}/24", "dev", PEER],
             ["link", "set", PEER, "up"],
             ["link", "set", "lo", "up"],
+            ["addr", "add", f"{OTHER}/32", "dev", "lo"],  # so that the node reaches itself without the link
         ):
             ip("-n", NAME, *words)
         sources = Sources(folder, "static", 60)
@@ -105,12 +106,12 @@ def main():
         for event in driver.events():
             now = time.monotonic()
             if cut_at is None and event.get("step", 0) >= 20:
-                ip("link", "set", LINK, "down")
+                ip("-n", NAME, "link", "set", PEER, "down")
                 start_node(stack, [], f"--address={HOST}:{PORT}", f"--node-ip-address={HOST}")  # a place for the owner
                 cut_at = now
             elif cut_at is not None and back_at is None and now - cut_at > 2:
                 print(f"the job continued {now - cut_at:.1f} s after the link went down", flush=True)
-                ip("link", "set", LINK, "up")
+                ip("-n", NAME, "link", "set", PEER, "up")
                 back_at = now
             ended = event if "state_hash" in event else None
         code, lines = driver.end()
