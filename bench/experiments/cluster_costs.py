@@ -3,7 +3,7 @@
     PYTHONPATH=build/tree build/neighbours/bin/python bench/experiments/cluster_costs.py
 
 The rows are those of W1 in the bench: Zipf 1.1 over 10 million ids of one table of dim 32, Adagrad, a frame per step.
-Logs are files. A job's rate is measured from the end of its first block on, because its actors start slowly. Next to
+Logs are files. Rates are measured while all actors work: after the first frames, and before the last ones. Next to
 rows per second stand rows per second of CPU time, of all processes that carry gradients: noise changes them less.
 """
 
@@ -33,6 +33,8 @@ from penstock.ray import Job
 from penstock.routing import Router, frames_of
 
 OWNERS = (1, 2, 4, 16, 64, 256)
+# Rates are measured between two numbers of rows: when all actors work, and before readers have nothing left to do.
+Between = tuple[int, int]
 
 
 def logs_of(workload: Workload, folder: Path, num_frames: int, num_sources: int = 2) -> list[str]:
@@ -50,15 +52,19 @@ def logs_of(workload: Workload, folder: Path, num_frames: int, num_sources: int 
     return paths
 
 
-def one_process(config: EmbeddingConfig, logs: list[str], rows: int, threads: int) -> tuple[float, float]:
-    """Return rows/s of one process, after its first frames; and rows per second of CPU time."""
+def one_process(
+    config: EmbeddingConfig, logs: list[str], rows: int, threads: int, between: Between
+) -> tuple[float, float]:
+    """Return rows/s of one process, and rows per second of CPU time."""
     engine, seen = Engine(config, threads=threads), Seen(time.process_time)
     engine.run(logs, merge="round", contribution_rows=rows, progress=lambda counters, *_: seen.saw(counters.rows))
-    return seen.rates(after=2 * rows)
+    return seen.rates(*between)
 
 
-def job(config: EmbeddingConfig, logs: list[str], rows: int, shares: int, **options: Any) -> tuple[float, float]:
-    """Return what ``one_process`` does of a job, after its first block."""
+def job(
+    config: EmbeddingConfig, logs: list[str], rows: int, shares: int, between: Between, **options: Any
+) -> tuple[float, float]:
+    """Return what ``one_process`` does of a job."""
     import ray
 
     made = Job(config, logs, shares=shares, contribution_rows=rows, state_hash=False, **options)
@@ -70,7 +76,7 @@ def job(config: EmbeddingConfig, logs: list[str], rows: int, shares: int, **opti
     seen = Seen(used_s)
     made.options.progress = lambda counters, _: seen.saw(counters.rows)
     made.run()
-    return seen.rates(after=1)
+    return seen.rates(*between)
 
 
 class Seen:
@@ -84,8 +90,9 @@ class Seen:
         if not self._seen or rows > self._seen[-1][0]:
             self._seen.append((rows, time.perf_counter(), self._used_s()))
 
-    def rates(self, after: int) -> tuple[float, float]:
-        first, last = next(of for of in self._seen if of[0] >= after), self._seen[-1]
+    def rates(self, first: int, last: int) -> tuple[float, float]:
+        """Return rows/s, and rows per second of CPU time, between two numbers of rows."""
+        first, last = (next(of for of in self._seen if of[0] >= rows) for rows in (first, last))
         num_rows = last[0] - first[0]
         return num_rows / (last[1] - first[1]), num_rows / (last[2] - first[2])
 
@@ -127,7 +134,9 @@ def routing(config: EmbeddingConfig, frames: list[Frame]) -> list[dict[str, floa
 def per_block(config: EmbeddingConfig, logs: list[str], rows: int, frames: int, shares: int) -> float:
     """Return µs per block of one frame, almost without rows: what Ray and the driver cost."""
     began = time.perf_counter()
-    rate, _ = job(config, logs, rows, shares, rounds_per_block=1, readers=1)
+    rate, _ = job(
+        config, logs, rows, shares, (rows * frames // 4, rows * frames * 3 // 4), rounds_per_block=1, readers=1
+    )
     print(f"{shares} shares: {frames} blocks, {time.perf_counter() - began:.1f} s with the start", file=sys.stderr)
     return 1e6 * rows / rate
 
@@ -158,7 +167,7 @@ def small_frames(num_tables: int, rows: int, dim: int, most: int) -> tuple[Embed
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1 << 20, help="of a frame")
-    parser.add_argument("--frames", type=int, default=8, help="of each of two sources")
+    parser.add_argument("--frames", type=int, default=12, help="of each of two sources")
     parser.add_argument("--scale", type=float, default=1.0, help="of the vocabulary")
     parser.add_argument("--shares", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--only", nargs="*", default=["rates", "wire", "routing", "blocks"])
@@ -168,19 +177,20 @@ def main() -> int:
         folder, workload = Path(name), make("w1", args.rows, args.scale)
         config = config_of(workload, "adagrad")
         logs = logs_of(workload, folder, args.frames)
+        between = (6 * args.rows, 2 * (args.frames - 3) * args.rows)
         if "wire" in args.only:
             found["wire"] = wire(config, logs, args.rows)
         if "routing" in args.only:
             found["routing_w1"] = routing(config, read(config, logs, args.rows, 2))
             found["routing_26_tables"] = routing(*small_frames(26, 2048, 32, 8))
         if "rates" in args.only:
-            found["one_process"] = {n: one_process(config, logs, args.rows, n) for n in (1, 2)}
+            found["one_process"] = {n: one_process(config, logs, args.rows, n, between) for n in (1, 2)}
         if "rates" in args.only or "blocks" in args.only:
             import ray
 
             ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
         if "rates" in args.only:
-            found["jobs"] = {n: job(config, logs, args.rows, n, readers=2) for n in args.shares}
+            found["jobs"] = {n: job(config, logs, args.rows, n, between, readers=2) for n in args.shares}
         if "blocks" in args.only:
             small = make("w1", 64, 1e-3)
             tables, paths = config_of(small, "adagrad"), logs_of(small, folder, 300, 1)

@@ -28,8 +28,8 @@ from penstock.stats import Counters
 AHEAD = 2
 # Blocks that every owner may have waiting: they bound the memory of the object store.
 IN_FLIGHT = 2
-# The bytes that a block should have, and the most rounds: each costs Ray a task per reader and owner.
-BLOCK_BYTES, MOST_ROUNDS, GROWTH = 32 << 20, 256, 4
+# The bytes that a block should have per owner, and the most rounds: each block costs Ray a task per reader and owner.
+BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Driver:
 
     actors : readers and owners, whatever state they have
     commit : to begin with, the newest of ``folder``; None: begin at the start, with the tables of ``init``
-    rounds : of a block; None: as many as have about BLOCK_BYTES
+    rounds : of a block; None: as many as have about BLOCK_BYTES per owner
     every, keep, limit, flush : as in ``Engine.run``
     deltas : joins those of the owners; None: none are wanted
 
@@ -170,7 +170,7 @@ class Driver:
             contents: list[Contents] = actors.get([of[0] for of in refs])
             if self._rounds is None:
                 num_bytes = max(1, sum(of.num_bytes for of in contents))
-                rounds = max(1, min(asked * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
+                rounds = max(1, min(asked * shares * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
             block = self._block(contents, left)
             left = None if left is None else left - len(block.frames)
             flush = self._flush and block.is_last and block.error is None

@@ -46,7 +46,7 @@ class JobOptions:
     init : a folder of tables to begin with, which every machine reads
     out : a folder for the tables at the end; state_hash : compute the state hash at the end
     address : of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else "auto"
-    rounds_per_block : frames of every source that travel together; None: about as many as have 32 MiB of rows
+    rounds_per_block : frames of every source that travel together; None: about 16 MiB of rows per share
     owner_options, reader_options : of their Ray actors, such as ``{"resources": {"TPU": 4}}``
     """
 

@@ -89,10 +89,10 @@ def living():
 
 
 def main():
-    import ray
-
     # A token of this cluster alone: its processes share no file with those of others.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    import ray  # which reads the token
+
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-network-")))
         ip("netns", "add", NAME)
