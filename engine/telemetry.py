@@ -113,7 +113,8 @@ class Telemetry(StepObserver):
             self._step_span.__enter__()
 
     def after_step(self, coalesced: Stepped) -> None:
-        self._end_span(None)
+        if self._step_span is not None:
+            self._end_span(None)
         seconds = time.perf_counter() - self._step_began_s
         self.num_steps += 1
         self.recent_s.append(seconds)

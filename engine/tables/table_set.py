@@ -95,6 +95,7 @@ class TableSet:
             for member, layout in enumerate(group.layouts):
                 created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
+        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         self.dynamic = TableKeys(
             {name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic}
         )
@@ -140,27 +141,19 @@ class TableSet:
         if self.dynamic:
             self.dynamic.carry_out()
             changed = self.dynamic.have_lost()
-        for group in self._groups:
+        for group, specs in self._members:
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
-            for member, layout in enumerate(group.layouts):
-                name = layout.name
-                several = coalesced.get(name)
-                if several is None:
-                    continue
-                for number, rows in enumerate(several or self._of_no_rows.get(name, ())):
+            for member, spec in enumerate(specs):
+                name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
+                assert rate is not None  # a valid configuration has one or the other
+                for number, rows in enumerate(coalesced.get(name) or self._of_no_rows.get(name, ())):
                     if number == len(applications):
                         applications.append([])
-                    applications[number].append((member, rows.summed, self._rate(name, rates)))
+                    applications[number].append((member, rows.summed, rate))
                     changed = changed or rows.num_ids > 0 or name in self._of_no_rows
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
-
-    def _rate(self, name: str, rates: tuple[float, ...]) -> float:
-        spec = self.specs[name]
-        rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
-        assert rate is not None  # a valid configuration has one or the other
-        return rate
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""

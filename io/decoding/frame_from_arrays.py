@@ -19,6 +19,7 @@ from penstock.validation import MASKED, is_masked
 
 # Created once: comparing with a type creates one each time, as ``int | str`` does.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_PLAIN = 0x0101  # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED
 _MAPPINGS, _PAIRS = (dict, Mapping), (tuple, list)  # the check of a dict is quick, that of a Mapping is not
 
 
@@ -61,7 +62,9 @@ def one_frame(
             blocks: tuple[Rows, ...] = (block,)
         else:
             blocks = _checked(table, ids, values, sizes)
-        length = sum([len(block.ids) for block in blocks])
+        length = 0
+        for block in blocks:
+            length += len(block.ids)
         if length:
             rows[table] = blocks
             num_rows += length
@@ -78,9 +81,7 @@ def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | N
             return None
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
-    of_ids, of_values = ids.flags, values.flags
-    is_plain = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
-    return Rows(ids, values) if is_plain else None
+    return Rows(ids, values) if ids.flags.num & values.flags.num & _PLAIN == _PLAIN else None
 
 
 def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> tuple[Rows, ...]:
