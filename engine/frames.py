@@ -59,7 +59,8 @@ class Rows:
 
     def span(self, start: int, stop: int) -> Rows:
         """Return the rows from start to stop, without a copy; only of rows in order, without gains."""
-        assert self.which is None and self.gains is None
+        assert self.which is None
+        assert self.gains is None
         whole = start == 0 and stop == len(self.ids)
         return self if whole else Rows(self.ids[start:stop], self.grads[start:stop])
 
