@@ -263,10 +263,7 @@ class Pipeline:
     @property
     def nbytes(self) -> int:
         """Bytes of all sums."""
-        num_bytes = bytes_held(self._accumulators)
-        for table in self._apart:
-            num_bytes += self.stores[table].nbytes_apart
-        return num_bytes
+        return bytes_held(self._accumulators) + sum([self.stores[table].nbytes_apart for table in self._apart])
 
     def get_state(self) -> dict[str, Any]:
         """Return the state next to the stores, as plain data: frames added, and the fields of the last one."""

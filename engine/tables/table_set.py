@@ -146,7 +146,8 @@ class TableSet:
             for member, spec in enumerate(specs):
                 name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
                 assert rate is not None  # a valid configuration has one or the other
-                for number, rows in enumerate(coalesced.get(name) or self._of_no_rows.get(name, ())):
+                several: Sequence[Coalesced] = coalesced.get(name, ()) or self._of_no_rows.get(name, ())
+                for number, rows in enumerate(several):
                     if number == len(applications):
                         applications.append([])
                     applications[number].append((member, rows.summed, rate))

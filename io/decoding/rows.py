@@ -31,8 +31,7 @@ from penstock.io.sources.batch import RAISED
 from penstock.pyx.arrow_c_data import plain_rows
 from penstock.pyx.run_lengths import equal_runs
 
-# The rows of a plain batch, and (start, stop, step) of those of one step; None: the batch has no steps.
-PlainRows = tuple[Rows, Sequence[tuple[int, int, int | None]]]
+StepRuns = Sequence[tuple[int, int, int | None]]  # (start, stop, step) of rows of one step; None: there are no steps
 
 
 @dataclass(eq=False)
@@ -225,7 +224,7 @@ class PlainColumns:
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
         self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
-    def read(self, batch: pa.RecordBatch) -> PlainRows | None:
+    def read(self, batch: pa.RecordBatch) -> tuple[Rows, StepRuns] | None:
         """Return the rows of a batch, and where the step changes; None if it is not plain, or damaged."""
         if self._where is None:
             at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
@@ -239,8 +238,9 @@ class PlainColumns:
         if found is None or (found[2] is None) != (self._names[2] is None):
             return None
         ids, gradients, steps = found
-        runs = [(0, len(ids), None)] if steps is None else equal_runs(steps, len(steps))
-        return Rows(ids, gradients), runs
+        everything: StepRuns = [(0, len(ids), None)]
+        runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
+        return None if runs is None else (Rows(ids, gradients), runs)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
