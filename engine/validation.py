@@ -22,7 +22,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-_LISTS = (list, tuple)
 MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
 
 
@@ -103,6 +102,6 @@ def is_masked(given: Any) -> bool:
 
 
 def _contains(kind: type, given: Any) -> bool:
-    if isinstance(given, _LISTS):
+    if isinstance(given, list | tuple):
         return any(_contains(kind, item) for item in given)
     return isinstance(given, kind)

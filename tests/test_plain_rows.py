@@ -114,7 +114,8 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
-        rows, runs = seen
+        (table, rows), runs = seen
+        assert table == "t"
         assert rows.ids.tolist() == of.column("id").to_pylist()
         assert rows.grads.tolist() == of.column("gradient").to_pylist()
         assert runs == [(0, len(rows.ids), None)]

@@ -86,7 +86,7 @@ class Run(CommitListener):
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""
         try:
-            if self._commits is None:
+            if self._commits is None:  # only this thread counts frames
                 self.check()
                 return
             with self._core.gate.still():

@@ -150,9 +150,9 @@ class FrameReader:
     def _pieces(self, batch: Batch, roles: Roles, decode: Decoder, plain: PlainColumns | None) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         found = None if plain is None else plain.read(batch.data)
-        if plain is not None and found is not None:
+        if found is not None:
             rows, runs = found
-            source = SourceBatch(batch, roles, decode, True, (plain.table, rows))
+            source = SourceBatch(batch, roles, decode, True, rows)
             for start, stop, step in runs:
                 yield Piece(source, start, stop, (step, None))
             return

@@ -214,18 +214,16 @@ class PlainColumns:
 
     Plain: one table, int64 ids, float32 gradients in lists of the table's dim, if they are read, maybe an int64 step,
     no nulls. Most logs are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
-
-    table : of all rows
     """
 
     def __init__(self, roles: Roles, table: str) -> None:
-        self.table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
+        self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
         gradient = None if roles.ids_only else roles.gradient.name
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
         self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
-    def read(self, batch: pa.RecordBatch) -> tuple[Rows, StepRuns] | None:
-        """Return the rows of a batch, and where the step changes; None if it is not plain, or damaged."""
+    def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
+        """Return table and rows of a batch, and where the step changes; None if it is not plain, or damaged."""
         if self._where is None:
             at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
             self._where = batch.num_columns, at[0], at[1], at[2]
@@ -240,7 +238,7 @@ class PlainColumns:
         ids, gradients, steps = found
         everything: StepRuns = [(0, len(ids), None)]
         runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
-        return None if runs is None else (Rows(ids, gradients), runs)
+        return None if runs is None else ((self._table, Rows(ids, gradients)), runs)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
