@@ -31,7 +31,7 @@ class StepObserver:
     """
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Handle a frame that has entered the gate or was dropped as stale; positions count it from now on.
+        """Handle a frame that has entered the gate or was stale; positions count it from now on.
 
         frame : without its dropped rows; counters : of the run that the frame belongs to
         """
@@ -128,10 +128,10 @@ class EngineCore:
 
         Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
         """
-        began = False
+        frame, began = self.tables.reduced(frame), False
 
         def begin() -> None:
-            # Under the gate's lock: another thread's step may have failed, and the rates belong to this step.
+            # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
             nonlocal began
             opens = self.gate.is_due(1)
             if opens:
@@ -165,9 +165,9 @@ class EngineCore:
                 self.fail(error)
             raise
         else:
-            if full is not None:
-                raise full
-            return frame, admitted
+            if full is None:
+                return frame, admitted
+            raise full
         return self.push(frame.audited(), rates, counters)
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
@@ -194,7 +194,7 @@ class EngineCore:
         """Reset the counts of rows and distinct ids of every table."""
         with self.still():
             for store in self.pipeline.stores.values():
-                store.accumulator.start_counting()
+                store.start_counting()
             self.tables.dynamic.start_counting()
 
     def expired_waiting(self) -> dict[str, int]:
@@ -203,11 +203,11 @@ class EngineCore:
 
     def table_reports(self, waiting: Mapping[str, int] | None = None) -> dict[str, TableReport]:
         """Return the rows and ids that entered every table since ``start_counting``. waiting : counted before"""
-        counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
+        stores = self.pipeline.stores.items()
         with self.gate.still():  # else a step on another thread is between its plan and its changes
             keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
-        distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
-        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
+        distinct = {name: None if name in keys else of.accumulator.num_distinct for name, of in stores}
+        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in stores}
 
     # ---- tables
 

@@ -10,12 +10,13 @@ from math import ceil, log2
 from typing import Any
 
 import penstock.interrupts as interrupts
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import BadRowsError, FrameGate, Pipeline, TableStore
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.pyx.keys.shard_sample import sampled

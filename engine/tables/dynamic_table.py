@@ -7,7 +7,6 @@ is planned before any table changes, and committed with the step.
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,18 +45,19 @@ class DynamicTable:
     """The keys of one table, and its rows.
 
     table : on the devices; seed : of the initial rows, the hash and admission by chance
+    share : (rank, count): only the keys of one of ``count`` shares
 
     run : runs tasks on the engine's threads; None: on the caller's
     id_range : ANY_INT64 or ANY_UINT64
     num_removed : how many keys the step or load has removed
     """
 
-    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int) -> None:
+    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         settings = spec.dynamic
         assert settings is not None
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
-        self.directory = make_directory(spec, seed)
+        self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
         if table.layout.bfloat16:
             table.key_by(self.directory.keys)
@@ -251,20 +251,18 @@ class DynamicTable:
 
     # ---- state
 
-    def hash_keys(self, digest: Any) -> None:
-        """Add the keys and all that decides their future: last and count of each, and the candidates."""
+    def key_arrays(self) -> tuple[list[Array], int]:
+        """Return the keys and all that decides their future, as arrays: last and count of each, the candidates; and the
+        clock."""
         state, waiting = self.directory.state(expired=False), self.directory.candidates()
-        for array in (state["key"], state["last"], state.get("count"), *waiting.values()):
-            if array is not None:
-                digest.update(struct.pack("<q", len(array)))
-                digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
-        digest.update(struct.pack("<q", self.directory.clock))
+        arrays = (state["key"], state["last"], state.get("count"), *waiting.values())
+        return [array for array in arrays if array is not None], self.directory.clock
 
     def get_state(self) -> dict[str, Array]:
         return {**self.directory.get_state(), "has_opened": np.array([self._has_opened])}
 
     def set_state(self, state: Mapping[str, Array]) -> Int64:
-        """Restore the keys; return for every row of the saved table the row here, -1 where it had no key."""
+        """Restore the keys; return for every row of the saved table, of all shares, the row here, -1: none."""
         try:
             rows = self.directory.set_state(state)
         except ValueError as error:

@@ -31,6 +31,7 @@ class Tables(Protocol):
     def table(self, name: str) -> DeviceTable: ...
     def whole(self, name: str) -> DeviceTable: ...
     def parts(self, name: str) -> dict[str, int]: ...
+    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]: ...
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
 
 
@@ -39,7 +40,7 @@ def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
             columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
-            keys, stream = (None, tables.table(name).stream) if dynamic is None else dynamic.sorted()
+            keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
             blocks = zip(*(stream(part) for part in range(len(columns))), strict=True)
             writer.write(name, columns, blocks, keys)
     return writer.written
@@ -60,8 +61,9 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
 
     def read() -> None:
         try:
-            for block in blocks:
-                tables.set_rows(*block)
+            for name, ids, values in blocks:
+                numbers, found = tables.own(name, ids, list(values.values()))
+                tables.set_rows(name, numbers, dict(zip(values, found, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
@@ -75,8 +77,8 @@ def _columns(tables: Tables, name: str) -> dict[str, int]:
 
 def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
-        columns, layout, dynamic = _columns(tables, name), tables.table(name).layout, tables.dynamic.get(name)
-        size = layout.vocabulary_size if dynamic is None else dynamic.id_range
+        columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
+        size = spec.vocabulary_size if dynamic is None else dynamic.id_range
         parts = {column: part for part, column in enumerate(columns)}
         for ids, found in read_table(directory, name, size, columns):
             yield name, ids, {parts[column]: values for column, values in found.items()}
