@@ -2,16 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from checkpoints import batch, config_of
-from cluster.jobs import batches_of, kill_node
 from dynamic import churning_steps
 from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
@@ -26,7 +22,6 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
 from ray.cluster_utils import Cluster  # noqa: E402
 
-TESTS = Path(__file__).resolve().parent
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
 
 
@@ -90,17 +85,6 @@ def test_a_job_with_a_dynamic_table_ends_as_one_process_does(cluster, tmp_path, 
     assert (tmp_path / "out" / "user.parquet").exists()
 
 
-def test_any_number_of_shares_resumes_a_job(cluster, logs, tmp_path):
-    _, state = alone(logs, config_of())
-    deltas = {"deltas": tmp_path / "deltas.arrows", "checkpoint": tmp_path / "c"}
-    Job(config_of(), logs, shares=3, readers=2, num_required=3, limit=17, rounds_per_block=2, **deltas).run()
-    report = Job(config_of(), logs, shares=2, num_required=3, resume=True, flush=True, **deltas).run()
-    assert report.state_hash == state
-    assert report.skipped == 17
-    alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
-    assert batches_of(tmp_path / "deltas.arrows") == batches_of(tmp_path / "wanted.arrows")
-
-
 def test_a_job_commits_to_s3_and_another_number_of_shares_continues(cluster, logs):
     """All processes of the cluster open the store by the URI alone."""
     _, state = alone(logs, config_of())
@@ -157,28 +141,6 @@ def test_a_share_without_room_ends_a_job_at_its_last_commit(cluster, tmp_path):
     assert kept.state_hash() == wanted.state_hash()
 
 
-@pytest.mark.parametrize("kind", ["reader", "owner"])
-def test_a_job_continues_from_its_last_commit_after_an_actor_has_died(cluster, logs, tmp_path, kind, caplog):
-    _, state = alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
-    places = {"checkpoint": tmp_path / "c", "deltas": tmp_path / "got.arrows"}
-    job = Job(config_of(), logs, shares=2, readers=2, num_required=3, flush=True, rounds_per_block=1, every=2, **places)
-    killed = []
-
-    def kill(counters, step):
-        if counters.frames >= 9 + 9 * len(killed) and len(killed) < 2:
-            victim = job.actors.owners[len(killed)] if kind == "owner" else job.actors.readers[len(killed)]
-            killed.append(step)
-            ray.kill(victim, no_restart=False)
-
-    job.options.progress = kill
-    report = job.run()
-    assert len(killed) == 2
-    assert report.state_hash == state
-    assert report.frames == 36
-    assert batches_of(tmp_path / "got.arrows") == batches_of(tmp_path / "wanted.arrows")
-    assert "the job continues from commit" in caplog.text
-
-
 def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster, logs):
     _, state = alone(logs, config_of())
     job = Job(config_of(), logs, shares=2, num_required=3, flush=True, rounds_per_block=1)
@@ -192,55 +154,6 @@ def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster,
     job.options.progress = kill
     report = job.run()
     assert (killed, report.state_hash, report.frames) == ([4], state, 36)
-
-
-def test_a_job_continues_on_another_node_after_one_has_died(cluster, logs, tmp_path, caplog):
-    _, state = alone(logs, config_of())
-    node = cluster.add_node(num_cpus=4, resources={"tables": 2}, object_store_memory=100 << 20)
-    job = Job(
-        config_of(), logs, shares=2, readers=2, num_required=3, flush=True, rounds_per_block=1, every=2,
-        checkpoint=tmp_path / "c", owner_options={"resources": {"tables": 1}},
-    )  # fmt: skip
-    spare = []
-
-    def lose_the_node(counters, step):
-        if step == 6 and not spare:
-            spare.append(cluster.add_node(num_cpus=4, resources={"tables": 2}, object_store_memory=100 << 20))
-            kill_node(cluster, node)
-
-    job.options.progress = lose_the_node
-    report = job.run()
-    assert (len(spare), report.state_hash, report.frames) == (1, state, 36)
-    assert "the job continues from commit" in caplog.text
-    cluster.remove_node(spare[0])
-
-
-DRIVER = """
-import sys
-import ray
-from checkpoints import config_of
-from penstock.ray import Job
-
-address, checkpoint, *logs = sys.argv[1:]
-ray.init(address=address, log_to_driver=False)
-Job(
-    config_of(), logs, shares=2, num_required=3, rounds_per_block=1, checkpoint=checkpoint, every=2,
-    progress=lambda counters, step: print("step", step, flush=True),
-).run()
-"""
-
-
-def test_a_job_resumes_after_its_driver_has_died(cluster, logs, tmp_path):
-    _, state = alone(logs, config_of())
-    command = [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path / "c"), *logs]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as driver:
-        for line in driver.stdout:
-            if line == "step 6\n":
-                driver.kill()
-    report = Job(config_of(), logs, shares=3, num_required=3, checkpoint=tmp_path / "c", resume=True, flush=True).run()
-    assert report.state_hash == state
-    assert 6 <= report.skipped < 36
 
 
 def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):

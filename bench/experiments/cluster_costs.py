@@ -3,7 +3,8 @@
     PYTHONPATH=build/tree build/neighbours/bin/python bench/experiments/cluster_costs.py
 
 The rows are those of W1 in the bench: Zipf 1.1 over 10 million ids of one table of dim 32, Adagrad, a frame per step.
-Logs are files. A job's rate is measured from the end of its first block on, because its actors start slowly.
+Logs are files. A job's rate is measured from the end of its first block on, because its actors start slowly. Next to
+rows per second stand rows per second of CPU time, of all processes that carry gradients: noise changes them less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pickle
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +50,44 @@ def logs_of(workload: Workload, folder: Path, num_frames: int, num_sources: int 
     return paths
 
 
-def one_process(config: EmbeddingConfig, logs: list[str], rows: int, threads: int) -> float:
-    """Return rows/s of one process, after its first frames."""
-    engine, seen = Engine(config, threads=threads), Seen()
+def one_process(config: EmbeddingConfig, logs: list[str], rows: int, threads: int) -> tuple[float, float]:
+    """Return rows/s of one process, after its first frames; and rows per second of CPU time."""
+    engine, seen = Engine(config, threads=threads), Seen(time.process_time)
     engine.run(logs, merge="round", contribution_rows=rows, progress=lambda counters, *_: seen.saw(counters.rows))
-    return seen.rate(after=2 * rows)
+    return seen.rates(after=2 * rows)
 
 
-def job(config: EmbeddingConfig, logs: list[str], rows: int, shares: int, **options: Any) -> float:
-    """Return rows/s of a job, after its first block."""
-    seen = Seen()
-    Job(
-        config, logs, shares=shares, contribution_rows=rows, state_hash=False,
-        progress=lambda counters, _: seen.saw(counters.rows), **options,
-    ).run()  # fmt: skip
-    return seen.rate(after=1)
+def job(config: EmbeddingConfig, logs: list[str], rows: int, shares: int, **options: Any) -> tuple[float, float]:
+    """Return what ``one_process`` does of a job, after its first block."""
+    import ray
+
+    made = Job(config, logs, shares=shares, contribution_rows=rows, state_hash=False, **options)
+
+    def used_s() -> float:
+        actors = (*made.actors.readers, *made.actors.owners)
+        return sum(ray.get([actor.__ray_call__.remote(lambda _: time.process_time()) for actor in actors]))
+
+    seen = Seen(used_s)
+    made.options.progress = lambda counters, _: seen.saw(counters.rows)
+    made.run()
+    return seen.rates(after=1)
 
 
 class Seen:
-    """Numbers of rows, and when they were applied."""
+    """Numbers of rows, when they were applied, and the CPU time until then. used_s : of all processes"""
 
-    def __init__(self) -> None:
-        self._seen: list[tuple[int, float]] = []
+    def __init__(self, used_s: Callable[[], float]) -> None:
+        self._used_s = used_s
+        self._seen: list[tuple[int, float, float]] = []
 
     def saw(self, rows: int) -> None:
         if not self._seen or rows > self._seen[-1][0]:
-            self._seen.append((rows, time.perf_counter()))
+            self._seen.append((rows, time.perf_counter(), self._used_s()))
 
-    def rate(self, after: int) -> float:
-        first = next(of for of in self._seen if of[0] >= after)
-        return (self._seen[-1][0] - first[0]) / (self._seen[-1][1] - first[1])
+    def rates(self, after: int) -> tuple[float, float]:
+        first, last = next(of for of in self._seen if of[0] >= after), self._seen[-1]
+        num_rows = last[0] - first[0]
+        return num_rows / (last[1] - first[1]), num_rows / (last[2] - first[2])
 
 
 def wire(config: EmbeddingConfig, logs: list[str], rows: int, count: int = 2) -> dict[str, float]:
@@ -93,16 +103,16 @@ def wire(config: EmbeddingConfig, logs: list[str], rows: int, count: int = 2) ->
 
 
 def routing(config: EmbeddingConfig, frames: list[Frame]) -> list[dict[str, float]]:
-    """Return µs per frame to route and to unpack, and bytes of the heads, by number of owners."""
+    """Return µs of CPU time per frame to route and to unpack, and bytes of the heads, by number of owners."""
     found, dims = [], {spec.name: spec.dim for spec in config.tables}
     for count in OWNERS:
         router, numbered = Router(config, count), list(enumerate(frames))
         router.block(numbered)
-        began = time.perf_counter()
+        began = time.thread_time()
         block = router.block(numbered)
-        routed = time.perf_counter()
+        routed = time.thread_time()
         list(frames_of(block.heads, block.batches[0], dims))
-        unpacked = time.perf_counter()
+        unpacked = time.thread_time()
         found.append(
             {
                 "owners": count,
@@ -116,7 +126,9 @@ def routing(config: EmbeddingConfig, frames: list[Frame]) -> list[dict[str, floa
 
 def per_block(config: EmbeddingConfig, logs: list[str], rows: int, frames: int, shares: int) -> float:
     """Return µs per block of one frame, almost without rows: what Ray and the driver cost."""
-    rate = job(config, logs, rows, shares, rounds_per_block=1, readers=1)
+    began = time.perf_counter()
+    rate, _ = job(config, logs, rows, shares, rounds_per_block=1, readers=1)
+    print(f"{shares} shares: {frames} blocks, {time.perf_counter() - began:.1f} s with the start", file=sys.stderr)
     return 1e6 * rows / rate
 
 
@@ -166,7 +178,7 @@ def main() -> int:
         if "rates" in args.only or "blocks" in args.only:
             import ray
 
-            ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
+            ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
         if "rates" in args.only:
             found["jobs"] = {n: job(config, logs, args.rows, n, readers=2) for n in args.shares}
         if "blocks" in args.only:

@@ -187,7 +187,7 @@ class RemoteStore(FileStore):
 
     def open(self, name: str) -> BinaryIO:
         with self._naming(name):
-            return io.BufferedReader(self._fs.open_input_file(self._at(name)), 1 << 20)  # type: ignore[return-value]
+            return io.BufferedReader(self._fs.open_input_file(self._at(name)), 1 << 20)
 
     def size(self, name: str) -> int:
         with self._naming(name):

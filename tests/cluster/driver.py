@@ -32,7 +32,10 @@ def kill(actor, what, number, delay_s):
     """Kill the process of an actor, whatever it does at that moment."""
     import ray
 
-    process = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+    process = None
+    while process is None:
+        with suppress(ray.exceptions.RayError):  # it is dead already, with its node, and will be back
+            process = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
     time.sleep(delay_s)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
