@@ -159,7 +159,7 @@ ROOMS = [
     ),
     (
         "penstock.table_access",
-        {"penstock.core", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
+        {"penstock.core", "penstock.errors", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
         {"numpy", "pyarrow"},
     ),
     *BELOW_CORE,

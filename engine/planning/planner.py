@@ -52,6 +52,7 @@ class Planner:
         as many as these. A table is never followed in fewer than 16 virtual shards, unless it has fewer
 
     counters : of the frames; gate : which they go through; forecasts : one per choice
+    read_all : whether ``run`` has read its source to the end, or up to the limit
     Raises ConfigError for a configuration without a dynamic table, and UsageError for choices that contradict it.
     """
 
@@ -96,6 +97,7 @@ class Planner:
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         self.counters = Counters()
+        self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
         self._num_ahead = 0  # keys
 
@@ -138,6 +140,7 @@ class Planner:
                 interrupts.check()
                 if self.is_over:
                     return
+        self.read_all = True
         if flush and self.gate.num_accumulated:
             self.gate.open_early()
 

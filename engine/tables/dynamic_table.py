@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.stochastic_rounding import nearest
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, exact_integers, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
@@ -155,10 +155,10 @@ class DynamicTable:
             if not self._has_opened:
                 self._stamp(-1, self.directory.clock)
 
-    def _no_room(self) -> CapacityError:
+    def _no_room(self, of_load: bool = False) -> CapacityError:
         """Drop the plan, and return the error of the new keys that it rejects."""
         assert self._plan is not None
-        error = no_room(self.spec, self.directory, self._plan)
+        error = no_room(self.spec, self.directory, self._plan, of_load)
         self.drop_plan()
         return error
 
@@ -216,7 +216,7 @@ class DynamicTable:
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         self._plan = plan
         if plan.num_rejected:
-            raise self._no_room()
+            raise self._no_room(of_load=True)
         if plan.num_evicted and self._carried_out:
             loaded = np.concatenate([one.keys for one in self._carried_out])
             if num_lost := int(np.isin(plan.removed()[0], loaded).sum()):
@@ -281,14 +281,13 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
     if is_masked(ids):
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
-        given = np.asarray(ids).reshape(-1)
+        given = np.asarray(ids)
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    if given.dtype.kind in "fO":  # of Python's integers beyond int64
-        exact = np.asarray(ids, object).reshape(-1)
-        given = exact if all(isinstance(one, int) for one in exact) else given.astype(float)
-    if given.size and given.dtype.kind not in "iuO":
+    exact = exact_integers(ids, given)
+    if exact is None:
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
+    given = exact.reshape(-1)
     if given.size and (bad := outside(given, vocabulary_size)).any():
         raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
     return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

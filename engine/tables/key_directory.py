@@ -105,14 +105,12 @@ def shortage(directory: Directory, plan: Plan) -> str:
     )
 
 
-def no_room(spec: TableSpec, directory: Directory, plan: Plan) -> CapacityError:
-    """Return the error of a plan with new keys that find no room."""
+def no_room(spec: TableSpec, directory: Directory, plan: Plan, of_load: bool = False) -> CapacityError:
+    """Return the error of a plan with new keys that find no room. of_load : of a load, which never rejects keys"""
     assert spec.dynamic is not None
     other = "on_full: REJECT" if spec.dynamic.evict is not None else "evict or on_full: REJECT"
-    return CapacityError(
-        f"table '{spec.name}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
-        f"or begin anew with {other}"
-    )
+    of_run = "" if of_load else f", with which a run can resume, or begin anew with {other}"
+    return CapacityError(f"table '{spec.name}': {shortage(directory, plan)}; set a larger vocabulary_size{of_run}")
 
 
 def no_room_for_load(table: str, directory: Directory, num_lost: int) -> CapacityError:
