@@ -80,6 +80,7 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
+    needs_all_rows = True
     emits = True  # False in the processes of a job that do not emit the deltas
 
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:

@@ -1,7 +1,4 @@
-"""The Engine: the public facade that joins the core with checkpoints, telemetry, deltas and activations.
-
-jax is loaded when an Engine is created, not before.
-"""
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only creating one loads jax."""
 
 from __future__ import annotations
 
@@ -25,6 +22,7 @@ from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import Rates
 from penstock.pipeline import FrameGate
+from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import ProcessReport, Report
 from penstock.table_access import TableAccess
@@ -44,12 +42,12 @@ class Engine(TableAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
-    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over; None: all local devices
+    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over, also over the processes of a job
+        (docs/meshes.md); None: all local devices
     num_required : frames that open the gate; None: the configuration's, else 1
     reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
         configuration's, else "mean"
-    seed : of the random initial values of the tables
-    threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
 
     Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
     written between two steps.
@@ -191,10 +189,9 @@ class Engine(TableAccess):
     ) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
-
-        The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
-        run there, after a whole frame. The request that meets an error raises it.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
+        further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
+        meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         return self._source_run(source, options, self._make_deltas(rows)).reader()
@@ -207,7 +204,7 @@ class Engine(TableAccess):
         contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
-        """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
+        """Apply one frame given as arrays, as ``engine.gate.push`` does.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; if it is behind ``global_step``, the frame is stale
@@ -215,18 +212,20 @@ class Engine(TableAccess):
         time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
-        self.core.check_ready()
-        step = None if local_step is None else whole("local_step", local_step)
-        seconds = time_given(time, self.config.needs_time, "apply()")
-        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
-        return self.core.take_in(frame, learning_rates)
+        with self.core.in_lockstep():
+            self.core.check_ready()
+            step = None if local_step is None else whole("local_step", local_step)
+            seconds = time_given(time, self.config.needs_time, "apply()")
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
+            return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
-        return self._exchange.recv(features, weights)
+        with self.core.in_lockstep():
+            return self._exchange.recv(features, weights)
 
     def send_gradients(
         self,
@@ -239,7 +238,8 @@ class Engine(TableAccess):
 
         Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        return self._exchange.send(gradients, learning_rates, deduplication_data, time)
+        with self.core.in_lockstep():
+            return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
@@ -248,7 +248,7 @@ class Engine(TableAccess):
     # ---- state out and in
 
     def save(self, path: AnyPath) -> None:
-        """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
         with self.core.still():
             self.session.save(path)
 
@@ -282,7 +282,7 @@ class Engine(TableAccess):
         return TableSet(self.config, mesh, self.seed, threads)
 
     def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
-        return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
+        return core_of(tables)(self.config, tables, num_required, self.reduction, self.seed, threads)
 
     def _make_telemetry(self) -> Telemetry:
         return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))

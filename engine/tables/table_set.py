@@ -48,13 +48,15 @@ class TableSet:
 
     mesh : None: the default mesh; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
+
+    processes : that the mesh spans; None: only this one
     """
 
     is_share = False  # whether this process holds only a share of tables that span processes
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends
-        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh, processes_of
         from penstock.bridge.sharding import Layout, TableDefinition
 
         self.specs = {spec.name: spec for spec in config.tables}
@@ -63,6 +65,8 @@ class TableSet:
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
         user_mesh, mesh = mesh, make_mesh(mesh)
+        self.processes = processes_of(mesh)
+        self._check_process()
         self.devices = tuple(mesh.devices.flat)
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.specs.values()))
         lanes = backends.lanes(mesh)
@@ -89,7 +93,7 @@ class TableSet:
             )
             for name, spec in self.specs.items()
         ]
-        self._groups = backends.create_tables(mesh, definitions, threads)
+        self._groups = backends.create_tables(mesh, definitions, threads, processes=self.processes)
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
@@ -101,6 +105,15 @@ class TableSet:
         for name, spec in self.specs.items():
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
+
+    def _check_process(self) -> None:
+        """Raise UsageError for a dynamic table over several processes: each would have other keys."""
+        dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
+        if dynamic and self.processes is not None:
+            raise UsageError(
+                f"table '{dynamic[0]}' is dynamic, and the mesh spans {self.processes.count} processes: create the "
+                "engine on the devices of one process, or number its keys below a vocabulary_size"
+            )
 
     def table(self, name: str) -> DeviceTable:
         """Return a table on the devices. Raises UsageError for a name missing from the configuration."""
