@@ -30,6 +30,7 @@ class StepObserver:
     """
 
     needs_all_rows = False  # that a step changes, not only those of this process's frames
+
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Handle a frame that has entered the gate or was dropped as stale; positions count it from now on.
 
@@ -184,9 +185,7 @@ class EngineCore:
             with self._whole():
                 return self.gate.open_early()
 
-    def in_lockstep(
-        self, frames: Iterator[Any] = iter(()), rates: Any = None, counters: Any = None
-    ) -> AbstractContextManager[Iterator[Any]]:
+    def in_lockstep(self, frames: Any = None, rates: Any = None, counters: Any = None) -> AbstractContextManager[Any]:
         """Return a context that yields ``frames``. Several processes raise the error of one, and end together."""
         return nullcontext(frames)
 

@@ -49,8 +49,7 @@ class Engine(TableAccess):
         configuration's, else "mean"
     seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
 
-    Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
-    written between two steps.
+    Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
     """
@@ -153,10 +152,11 @@ class Engine(TableAccess):
         everything that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        if deltas is None:
-            rows.check_unused(DeltaOptions(numbered=True))
-            return self._source_run(source, options).run()
-        return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
+        with self.core.in_lockstep():
+            if deltas is None:
+                rows.check_unused(DeltaOptions(numbered=True))
+                return self._source_run(source, options).run()
+            return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
 
     @known_options("Engine.stage")
     def stage(
@@ -236,7 +236,7 @@ class Engine(TableAccess):
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
-        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        Returns False if the frame was stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
         with self.core.in_lockstep():
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)

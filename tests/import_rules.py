@@ -4,6 +4,7 @@ from package_layers import OUTSIDE
 
 BASICS = {"penstock.config", "penstock.errors", "penstock.frames", "penstock.stats"}
 SUMS = {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}
+STEPS = {"penstock.pipeline", "penstock.tables.table_set"}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -153,12 +154,12 @@ ROOMS = [
             "penstock.frames",
             "penstock.gate",
             "penstock.learning_rates",
-            "penstock.pipeline",
             "penstock.stats",
-            "penstock.tables.table_set",
+            *STEPS,
         },
         {"numpy"},
     ),
+    ("penstock.processes", {*BASICS, "penstock.core", "penstock.learning_rates", *STEPS}, {"numpy"}),
     (
         "penstock.table_access",
         {"penstock.core", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
@@ -179,12 +180,7 @@ ROOMS = [
     ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
     (
         "penstock.tables.table_keys",
-        {
-            "penstock.frames",
-            "penstock.stats",
-            "penstock.tables.dynamic_table",
-            "penstock.tables.initializers",
-        },
+        {"penstock.frames", "penstock.stats", "penstock.tables.dynamic_table", "penstock.tables.initializers"},
         set(),
     ),
     # What an engine would do to the keys of a log, without its tables: no jax.
@@ -211,6 +207,7 @@ ROOMS = [
             "penstock.io.storage.table_files",
             "penstock.tables.orbax",
             "penstock.bridge.device_tables",
+            "penstock.bridge.processes.agreement",
             "penstock.tables.dynamic_table",
         },
         {"numpy"},

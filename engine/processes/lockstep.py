@@ -1,8 +1,8 @@
 """The core of an engine over several processes: each brings a frame to a round, and all decide alike.
 
-A round is one call of every process, or one frame of each one's source. Its frames enter together: the gate counts those
-of all processes, opens after the round that brings ``num_required``, and every process steps. Each sums its own frames;
-the tables add the sums of the processes in the order of ranks (``bridge/processes``).
+A round is one call of every process, or one frame of each one's source. Its frames enter together: the gate counts
+those of all processes, opens after the round that brings ``num_required``, and every process steps. Each sums its own
+frames; the tables add the sums of the processes in the order of ranks (``bridge/processes``).
 """
 
 from __future__ import annotations
@@ -58,11 +58,16 @@ class LockstepCore(EngineCore):
         super().observe(observer)
 
     @contextmanager
+    def still(self) -> Iterator[None]:
+        with self._processes.sharing_errors(), super().still():
+            yield
+
+    @contextmanager
     def in_lockstep(
-        self, frames: Iterable[Any] = (), rates: LearningRates | None = None, counters: Counters | None = None
+        self, frames: Iterable[Any] | None = None, rates: LearningRates | None = None, counters: Counters | None = None
     ) -> Iterator[Iterator[Any]]:
         with self._processes.sharing_errors():
-            yield self._rounds(frames, rates or self.rates, counters or self.counters)
+            yield self._rounds(frames or (), rates or self.rates, counters or self.counters)
 
     def _rounds(self, frames: Iterable[Any], rates: LearningRates, counters: Counters) -> Iterator[Any]:
         """Yield the frames of this process, each of which the caller pushes, and end with the last process."""

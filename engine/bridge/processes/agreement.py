@@ -1,7 +1,7 @@
 """What the processes of a job agree on between two programs: a few numbers of each, or the error of one.
 
-The numbers cross by an all-gather over the devices of the mesh, which are connected anyway. Every process makes the same
-calls in the same order; each gather also shows whether they do, and whether one of them has failed. Then all raise.
+The numbers cross by an all-gather over the devices of the mesh, which are connected anyway. Every process makes the
+same calls in the same order; each gather also shows whether they do, and whether one has failed. Then all raise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables over the devices of several processes, updated by the rows of all of them.
 
-Every process packs its own rows by their owners. A program exchanges them and adds those of the same row in the order of
-ranks (row_exchange.py); the step that follows is the one of tables of one process (programs.py), on the same arrays. All
-programs run in the order of the calls, which every process makes alike: nothing here is left to a thread.
+Every process packs its own rows by their owners. A program exchanges them and adds those of the same row in the order
+of ranks (row_exchange.py); the step that follows is the one of tables of one process (programs.py), on the same arrays.
+All programs run in the order of the calls, which every process makes alike: nothing here is left to a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from penstock.bridge import programs
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
@@ -74,7 +73,9 @@ class ProcessTables(XlaTables):
         routed = stack.route(rows)
         devices, lines = routed.devices, routed.lines
         if stack.line.masked:
-            devices, lines = np.divmod(np.unique(devices * np.int64(stack.lines_per_device) + lines), stack.lines_per_device)
+            devices, lines = np.divmod(
+                np.unique(devices * np.int64(stack.lines_per_device) + lines), stack.lines_per_device
+            )
         num_slices, k = self._agreed(call, devices, lines)
         grain, pads = self._grain if by_frames else 0, (stack.lines_per_device, multiple_of(stack.line))
         run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
@@ -87,7 +88,7 @@ class ProcessTables(XlaTables):
                 planes.append(self._frames(packed, its.offsets, some, of))
             if packed.keys is not None:
                 planes.append(packed.keys)
-            yield run(*map(self._sent, planes))
+            yield run(*map(self._sent, planes), np.int32(0))
 
     def _frames(
         self, packed: Packed, offsets: Int64, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
@@ -131,7 +132,9 @@ class ProcessTables(XlaTables):
 
     def _put(self, rows: npt.NDArray[Any]) -> jax.Array:
         """Put rows that every process has on the devices of this one. rows : (devices, …)"""
-        return placed(self.mesh, [rows[device][None].copy() for device in self._processes.by_rank[self._processes.rank]])
+        return placed(
+            self.mesh, [rows[device][None].copy() for device in self._processes.by_rank[self._processes.rank]]
+        )
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         table, stack, senders = self.layouts[member], self._stack, self._senders

@@ -1,7 +1,7 @@
 """The programs that move rows between the processes of a job: to their owners, and back to who looks them up.
 
-Every device sends every other one a block of lines of an agreed size (``all_to_all``). The lines of a process that go to
-one device are split evenly over the process's devices, which send them. On the receiving device the lines of each
+Every device sends every other one a block of lines of an agreed size (``all_to_all``). The lines of a process that go
+to one device are split evenly over the process's devices, which send them. On the receiving device the lines of each
 process are distinct; those of several processes may be the same, and their gradients are added in the order of ranks.
 """
 
@@ -25,15 +25,16 @@ ByRank = tuple[tuple[int, ...], ...]
 def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int, grain: int, k: int) -> Program:
     """Return a compiled program: blocks of lines → the lines of each device, as ``programs.apply`` takes them:
 
-    (lines i32[n,n,k], words i32[n,n,k,·], [frames i32[n,n,k,·/grain]], [keys u32[n,n,k,group]])
+    (lines i32[n,n,k], words i32[n,n,k,·], [frames i32[n,n,k,·/grain]], [keys u32[n,n,k,group]], zero i32[])
     → (lines i32[n,K], words i32[n,K,·], counts i32[n], [keys u32[n,K,group]])
     Axis 0 is the sending device, axis 1 the receiving one. K is n*k, rounded up to a multiple.
     by_rank : the devices of each process; beyond : the first pad
     grain : elements that share a number of frames, by which sums are divided; 0: no division, and no ``frames``
-    keys : with bfloat16 weights
+    keys : with bfloat16 weights; zero : as for ``programs.apply``
     """
 
     def local(lines: jax.Array, words: jax.Array, *others: jax.Array) -> Any:
+        *others, zero = others
         frames = [_received(others[0], by_rank)] if grain else []
         keys = [_received(of_rows, by_rank) for of_rows in others[len(frames) :]]
         its = _received(lines, by_rank)
@@ -41,7 +42,7 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
         size = len(merged)
         summed = _folded(_received(words, by_rank), place, size)
         if frames:
-            summed = _divided(summed, _added(frames[0], place, size), grain)
+            summed = _divided(summed, _added(frames[0], place, size), grain, zero)
         if not line.masked:
             summed = jnp.where(summed == UNTOUCHED, 0, summed)  # of pads, which are not to look like NaNs
         return merged[None], summed[None], count[None], *(_largest(of_rows, place, size)[None] for of_rows in keys)
@@ -51,8 +52,9 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
     blocks = [((), np.int32), ((width,), np.int32)]
     blocks += [((width // grain,), np.int32)] if grain else []
     blocks += [((line.group,), np.uint32)] * num_keys
-    program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=0, num_out=3 + num_keys, donate=False)
-    return compiled(mesh, program, *(_split(mesh, mesh.size, mesh.size, k, *shape, dtype=of) for shape, of in blocks))
+    program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=1, num_out=3 + num_keys, donate=False)
+    arguments = [_split(mesh, mesh.size, mesh.size, k, *shape, dtype=of) for shape, of in blocks]
+    return compiled(mesh, program, *arguments, jax.ShapeDtypeStruct((), np.int32))
 
 
 def _received(blocks: jax.Array, by_rank: ByRank) -> jax.Array:
@@ -103,10 +105,12 @@ def _added(frames: jax.Array, place: jax.Array, size: int) -> jax.Array:
     return zeros.at[place.reshape(-1)].add(frames.reshape(-1, frames.shape[2]))
 
 
-def _divided(words: jax.Array, frames: jax.Array, grain: int) -> jax.Array:
+def _divided(words: jax.Array, frames: jax.Array, grain: int, zero: jax.Array) -> jax.Array:
     """Return sums divided by the numbers of frames, each of which is that of ``grain`` elements."""
-    by = jnp.repeat(frames, grain, axis=1).astype(jnp.float32)
-    return jnp.where(words == UNTOUCHED, words, _bits(_floats(words) / by))
+    # XLA multiplies by the inverse of what it sees to be repeated, which has other bits. So every element is or-ed with
+    # a zero of its own.
+    by = _bits(jnp.repeat(frames.astype(jnp.float32), grain, axis=1)) | words & zero
+    return jnp.where(words == UNTOUCHED, words, _bits(_floats(words) / _floats(by)))
 
 
 def _largest(keys: jax.Array, place: jax.Array, size: int) -> jax.Array:
@@ -125,7 +129,7 @@ def _bits(floats: jax.Array) -> jax.Array:
 
 @lru_cache(maxsize=64)
 def mark_lines(mesh: Mesh, line: Line, num_rows: int, size: int) -> Program:
-    """Return a compiled program: (touched bool[n*R], lines i32[n,K], words i32[n,K,·]) → touched, with the rows of gradients set.
+    """Return a compiled program: (touched bool[n*R], lines i32[n,K], words i32[n,K,·]) → touched, rows set.
 
     It is ``programs.mark`` for exchanged lines.
     """
@@ -144,7 +148,7 @@ def mark_lines(mesh: Mesh, line: Line, num_rows: int, size: int) -> Program:
 
 @lru_cache(maxsize=256)
 def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
-    """Return a compiled program: (table, rows i32[n,n,k], part i32[]) → f32[n,n,k,dim], a copy of rows of other devices.
+    """Return a compiled program: (table, rows i32[n,n,k], part i32[]) → f32[n,n,k,dim]: rows of other devices.
 
     Axis 0 is the device that looks the rows up, axis 1 the one that has them. A slot of one number per row repeats it.
     line : of the table; the arrays have ``num_lines`` lines of its stack
