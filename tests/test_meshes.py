@@ -140,14 +140,16 @@ def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
             assert errors[name][0] == "UsageError", name
             assert "write neither commits nor deltas: save engine.table()" in errors[name][1], name
     order = "every process must make the same calls, with the same configuration, in the same order"
-    row = "apply('t'): row 1, column 'id': expected 0 <= id < 24, got 99 [id_out_of_range]"
+    row = (
+        "apply('t'): row 1, column 'id': expected 0 <= id < 24 (vocabulary_size of table 't'), got 99 [id_out_of_range]"
+    )
     assert second["row"] == ("InputError", row)
     gone = "the disk is gone"
     assert second["source"] == ("OSError", gone)
     wanted = {
         "row": ("InputError", f"process 1: {row}"),
         "call": ("UsageError", f"process 0 is at a lookup in table 't' and process 1 at flush(): {order}"),
-        "source": ("PeerError", f"process 1 stopped with OSError: {gone}; no process applied its frame"),
+        "source": ("PeerError", f"process 1 stopped with OSError: {gone}"),
     }
     assert {name: first[name] for name in wanted} == wanted
     assert first["missing"][1].startswith("process 1: ")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,9 @@ from penstock.bridge.programs import Program, row_sharding
 from penstock.errors import PeerError, PenstockError, UsageError
 
 Int32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+E = TypeVar("E", bound=BaseException)
 
 # Words of a head: whether the process failed, a checksum of what it calls, the number of its words, and those that fit.
 HEAD, STARTS = 64, 3
@@ -76,7 +79,8 @@ class Processes:
         except BaseException as error:
             if not (self._is_broken or vars(error).get("is_shared")):
                 _mark(error)
-                self._heads(1, f"{type(error).__name__}\0{error}", np.zeros(0, np.int32))
+                with suppress(PeerError):  # no other process is left to raise it
+                    self._heads(1, f"{type(error).__name__}\0{error}", np.zeros(0, np.int32))
             raise
 
     def _heads(self, failed: int, text: str, numbers: Int32) -> Int32:
@@ -86,23 +90,23 @@ class Processes:
         head[:STARTS] = failed, zlib.crc32(text.encode()) & 0x7FFFFFFF, len(numbers)
         head[STARTS : STARTS + len(some)] = some
         heads = self._gathered(head)
-        has_failed = heads[:, 0] > 0
-        if has_failed.any() or (heads[:, 1:STARTS] != head[1:STARTS]).any():
-            self._end(failed, self._texts(text), has_failed)
+        has_failed, differs = heads[:, 0] > 0, (heads[:, 1:STARTS] != head[1:STARTS]).any(axis=1)
+        if has_failed.any() or differs.any():
+            texts = self._texts(text)
+            if not failed:  # else the caller raises its own error
+                self._end(texts, has_failed, differs)
         return heads
 
-    def _end(self, failed: int, texts: Sequence[str], has_failed: npt.NDArray[np.bool_]) -> None:
-        """Raise the first error of the processes, unless this one failed and raises its own."""
-        if failed:
-            return
+    def _end(self, texts: Sequence[str], has_failed: Bools, differs: Bools) -> NoReturn:
+        """Raise the first error of the processes, or that one makes another call than this one."""
         if has_failed.any():
             rank = int(has_failed.argmax())
             name, _, message = texts[rank].partition("\0")
             kind = getattr(errors, name, None)
             if isinstance(kind, type) and issubclass(kind, PenstockError):
                 raise _mark(kind(f"process {rank}: {message}"))
-            raise _mark(PeerError(f"process {rank} stopped with {name}: {message}; no process applied its frame"))
-        other = next(rank for rank, text in enumerate(texts) if text != texts[self.rank])
+            raise _mark(PeerError(f"process {rank} stopped with {name}: {message}"))
+        other = int(differs.argmax())
         raise _mark(
             UsageError(
                 f"process {self.rank} is at {texts[self.rank]} and process {other} at {texts[other]}: every process "
@@ -130,7 +134,7 @@ class Processes:
         return every[[devices[0] for devices in self.by_rank]]
 
 
-def placed(mesh: Mesh, parts: Sequence[npt.NDArray[Any]]) -> jax.Array:
+def placed(mesh: Mesh, parts: Sequence[npt.NDArray[np.generic]]) -> jax.Array:
     """Return an array whose axis 0 is split over the devices. parts : of this process's devices, in their order"""
     devices = [device for device in mesh.devices.flat if device.process_index == device.client.process_index()]
     with jax.transfer_guard("allow"):
@@ -148,7 +152,7 @@ def _gather(mesh: Mesh, num_words: int) -> Program:
         return jax.jit(lambda words: words, out_shardings=same).lower(rows).compile()
 
 
-def _mark(error: BaseException) -> BaseException:
+def _mark(error: E) -> E:
     """Mark an error that every process raises."""
     error.__dict__["is_shared"] = True
     return error

@@ -78,8 +78,8 @@ class ProcessTables(XlaTables):
             )
         num_slices, k = self._agreed(call, devices, lines)
         grain, pads = self._grain if by_frames else 0, (stack.lines_per_device, multiple_of(stack.line))
-        run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
         for number in range(num_slices):
+            run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
             some, of = _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
             its = stack.route(some)
             packed = stack.pack(its, slice(0, len(its.devices)), capacity=k * self._senders)
@@ -105,7 +105,7 @@ class ProcessTables(XlaTables):
         return plane
 
     def _agreed(self, call: str, devices: Int32, keys: npt.NDArray[Any]) -> tuple[int, int]:
-        """Return into how many slices the rows of every process are divided, and the size of a block of lines; or 0, 0.
+        """Return into how many slices the rows of every process are divided, and the size of a block of lines.
 
         A row is in the slice of its key modulo the number of slices. devices, keys : of this process's rows
         """
@@ -164,7 +164,7 @@ class ProcessTables(XlaTables):
         jax.block_until_ready(self.arrays)
 
     def warm(self) -> int:
-        return 0  # sizes are agreed on at every step
+        return 0  # the processes agree on the sizes at every step
 
 
 def _chosen(

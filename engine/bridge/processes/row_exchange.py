@@ -79,7 +79,8 @@ def _merged(lines: jax.Array, beyond: int, multiple: int) -> tuple[jax.Array, ja
     place = jnp.zeros_like(flat).at[order].set(number, unique_indices=True)
     size = -(-len(flat) // multiple) * multiple
     pads = beyond + len(flat) + jnp.arange(size, dtype=jnp.int32)
-    return pads.at[number].set(ascending), place.reshape(lines.shape), jnp.sum(is_new & (ascending < beyond))
+    count = jnp.sum(is_new & (ascending < beyond), dtype=jnp.int32)
+    return pads.at[number].set(ascending), place.reshape(lines.shape), count
 
 
 def _folded(words: jax.Array, place: jax.Array, size: int) -> jax.Array:
