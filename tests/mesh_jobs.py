@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from limits import HANG_S
 
-ROWS = {"a": 96, "b": 96, "m": 64, "n": 50, "r": 50, "s": 40, "h": 64}
+ROWS = {"a": 24, "b": 24, "m": 20, "n": 20, "r": 20, "s": 16, "h": 24}
 DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
 
 
@@ -35,13 +35,13 @@ def config_of(sharding="MOD", **options):
     return ps.EmbeddingConfig.from_proto(message)
 
 
-def frame_of(rank, number):
+def frame_of(rank, number, num_ids=9):
     """The frame with a number of a process: rows of every table but one, many of them repeated, some negative zeros."""
     rng = np.random.default_rng([rank, number])
     frame = {}
     for at, (name, rows) in enumerate(ROWS.items()):
         if (rank + number) % len(ROWS) != at:
-            ids = rng.integers(0, rows, 40) if name != "n" else rng.integers(0, 9, 12)
+            ids = rng.integers(0, rows if name != "n" else 9, num_ids)
             grads = rng.standard_normal((len(ids), DIMS[name]), np.float32)
             grads[rng.random(grads.shape) < 0.2] = -0.0
             frame[name] = ids, grads
@@ -84,11 +84,25 @@ def one_frame_per_step(mesh, rank, count, _):
 
 
 def sliced(mesh, rank, count, _):
-    """The same, in many small dispatches."""
+    """Frames that are too large for one dispatch."""
+    import penstock as ps
     from penstock.bridge.processes import process_tables
 
     process_tables.MAX_BUCKET = 8 * mesh.size
-    return one_frame_per_step(mesh, rank, count, _)
+    table = ps.TableConfig(120, 4, name="n", optimizer=ps.Adam(0.1, lazy_adam=False))
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table, ps.TableConfig(90, 2, name="a")], ps.SGD(0.5)), mesh)
+    for number in range(2):
+        engine.apply(wide_frame(rank, number))
+    return engine.config, engine.state_hash()
+
+
+def wide_frame(rank, number):
+    rng = np.random.default_rng([rank, number])
+    of = {"n": (120, 4), "a": (90, 2)}
+    return {
+        name: (rng.permutation(rows)[: rows - 20], rng.standard_normal((rows - 20, dim), np.float32))
+        for name, (rows, dim) in of.items()
+    }
 
 
 def arrays_of(engine):

@@ -80,10 +80,19 @@ def hashes_of_one_process(count):
     return hashes
 
 
-@pytest.mark.parametrize(("name", "layout"), [("one_frame_per_step", "plain"), ("sliced", "tiled")])
-def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(name, layout, tmp_path):
-    found = jobs.started(name, 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
+    found = jobs.started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
     assert found == [hashes_of_one_process(2)] * 2
+
+
+def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
+    (config, state_hash), (_, other) = jobs.started("sliced", 2, 1, tmp_path)
+    one = ps.Engine(config, num_required=2)
+    for number in range(2):
+        for rank in range(2):
+            one.apply(jobs.wide_frame(rank, number))
+    assert state_hash == other == one.state_hash()
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
+    from penstock.bridge.processes.agreement import Processes
 
 
 class Configured(Protocol):
@@ -48,11 +49,10 @@ class TableSet:
 
     mesh : None: the default mesh; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
-
-    processes : that the mesh spans; None: only this one
     """
 
     is_share = False  # whether this process holds only a share of tables that span processes
+    processes: Processes | None = None  # that the mesh spans; None: only this one
 
     def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
         from penstock.bridge import backends

@@ -131,7 +131,8 @@ class Processes:
             raise _mark(
                 PeerError(f"another process of the job is gone or does not answer: {str(error).splitlines()[0]}")
             ) from error
-        return every[[devices[0] for devices in self.by_rank]]
+        by_process: Int32 = every[[devices[0] for devices in self.by_rank]]
+        return by_process
 
 
 def placed(mesh: Mesh, parts: Sequence[npt.NDArray[np.generic]]) -> jax.Array:
@@ -149,7 +150,8 @@ def _gather(mesh: Mesh, num_words: int) -> Program:
     rows = jax.ShapeDtypeStruct((mesh.size, num_words), np.int32, sharding=row_sharding(mesh))
     same = NamedSharding(mesh, PartitionSpec())
     with jax.set_mesh(mesh):
-        return jax.jit(lambda words: words, out_shardings=same).lower(rows).compile()
+        gather: Program = jax.jit(lambda words: words, out_shardings=same).lower(rows).compile()
+    return gather
 
 
 def _mark(error: E) -> E:

@@ -104,7 +104,7 @@ class ProcessTables(XlaTables):
             first = at.stop
         return plane
 
-    def _agreed(self, call: str, devices: Int32, keys: npt.NDArray[Any]) -> tuple[int, int]:
+    def _agreed(self, call: str, devices: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[int, int]:
         """Return into how many slices the rows of every process are divided, and the size of a block of lines.
 
         A row is in the slice of its key modulo the number of slices. devices, keys : of this process's rows

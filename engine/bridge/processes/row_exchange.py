@@ -168,10 +168,11 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
     return compiled(mesh, program, table, rows, jax.ShapeDtypeStruct((), np.int32))
 
 
-def compiled(mesh: Mesh, program: Program, *shapes: Any) -> Program:
+def compiled(mesh: Mesh, program: Any, *shapes: Any) -> Program:
     """Compile a jitted program ahead of its first call, so that calls do not depend on the context they are made in."""
     with jax.set_mesh(mesh):
-        return program.lower(*shapes).compile()  # type: ignore[attr-defined,no-any-return]
+        run: Program = program.lower(*shapes).compile()
+    return run
 
 
 def _split(mesh: Mesh, *shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
