@@ -4,7 +4,7 @@ In addition to the matrix (matrix.py): on topologies of four hosts, the program 
 their owners and adds them, the step on what arrives, and the program that looks rows of other hosts up. The step must
 alias its whole table, the lookup must copy none, and the exchange may need memory only for what it moves.
 
-    PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
+    PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step ["v5p, 4 hosts"]
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def copies(layout: Any, text: str) -> Iterator[str]:
 
 def main() -> int:
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
-    compiler, bad = Compiler(), 0
+    compiler, bad, topologies = Compiler(), 0, sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
     print("| topology | table | program | temporary | moved by a device | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in OF_FOUR_HOSTS:
+    for generation in topologies:
         for line, failed in checked(compiler, generation):
             print(line, *failed, flush=True)
             bad += bool(failed)
