@@ -161,8 +161,9 @@ class DeviceTable:
         found: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
         with jax.set_mesh(self._tables.mesh), jax.transfer_guard("allow"):
             shards = []
-            for device, (some, _) in sharding.addressable_devices_indices_map((rows, floats)).items():
-                first, stop, _ = some.indices(rows)
+            for device, index in sharding.addressable_devices_indices_map((rows, floats)).items():
+                assert index is not None
+                first, stop, _ = index[0].indices(rows)
                 if first not in found:
                     found = {first: np.concatenate([*self._read(first, stop, part)])}
                 shards.append(jax.device_put(found[first], device))

@@ -52,7 +52,7 @@ class ProcessTables(XlaTables):
         names = [self.layouts[member].name for member, _, _ in updates]
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
-        rows = [TableRows(member, *segment, self._rounded_by(member, segment.ids)) for member, segment in parts]
+        rows = [TableRows(member, of.ids, of.sums, self._rounded_by(member, of.ids)) for member, of in parts]
         frames = [segment.frames for _, segment in parts]
         with self._own_mesh():
             arrived = list(self._exchanged(f"step {step}, {quoted(names)}", rows, frames))
@@ -83,7 +83,7 @@ class ProcessTables(XlaTables):
             some, of = _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
             its = stack.route(some)
             packed = stack.pack(its, slice(0, len(its.devices)), capacity=k * self._senders)
-            planes = [packed.lines, packed.words]
+            planes: list[npt.NDArray[Any]] = [packed.lines, packed.words]
             if by_frames:
                 planes.append(self._frames(packed, its.offsets, some, of))
             if packed.keys is not None:

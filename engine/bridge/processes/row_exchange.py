@@ -34,9 +34,9 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
     """
 
     def local(lines: jax.Array, words: jax.Array, *others: jax.Array) -> Any:
-        *others, zero = others
-        frames = [_received(others[0], by_rank)] if grain else []
-        keys = [_received(of_rows, by_rank) for of_rows in others[len(frames) :]]
+        *planes, zero = others
+        frames = [_received(planes[0], by_rank)] if grain else []
+        keys = [_received(of_rows, by_rank) for of_rows in planes[len(frames) :]]
         its = _received(lines, by_rank)
         merged, place, count = _merged(its, beyond, multiple)
         size = len(merged)
@@ -49,7 +49,7 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
 
     num_keys = int(line.halves > 1)
     width = line.halves * line.width
-    blocks = [((), np.int32), ((width,), np.int32)]
+    blocks: list[tuple[tuple[int, ...], Any]] = [((), np.int32), ((width,), np.int32)]
     blocks += [((width // grain,), np.int32)] if grain else []
     blocks += [((line.group,), np.uint32)] * num_keys
     program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=1, num_out=3 + num_keys, donate=False)
@@ -59,7 +59,7 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
 
 def _received(blocks: jax.Array, by_rank: ByRank) -> jax.Array:
     """Return what this device receives, process by process: [1, n, k, …] → [processes, devices of each * k, …]"""
-    arrived = jax.lax.all_to_all(blocks[0], AXIS, 0, 0, tiled=True)
+    arrived: jax.Array = jax.lax.all_to_all(blocks[0], AXIS, 0, 0, tiled=True)
     order = np.asarray(by_rank)
     if (order.reshape(-1) != np.arange(order.size)).any():
         arrived = arrived[order.reshape(-1)]
@@ -97,7 +97,8 @@ def _folded(words: jax.Array, place: jax.Array, size: int) -> jax.Array:
         return sums.at[place[rank]].set(after, unique_indices=True)
 
     nothing = jnp.full((size, words.shape[2]), UNTOUCHED, jnp.int32)
-    return jax.lax.fori_loop(0, len(words), add, nothing)
+    sums: jax.Array = jax.lax.fori_loop(0, len(words), add, nothing)
+    return sums
 
 
 def _added(frames: jax.Array, place: jax.Array, size: int) -> jax.Array:
@@ -160,7 +161,8 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
         parts = _rows(line, table, wanted.reshape(-1), unique=False)
         wide = jnp.stack([jnp.broadcast_to(of, (of.shape[0], line.dim)) for of in parts], axis=1)
         taken = jax.lax.dynamic_index_in_dim(wide, part, 1, keepdims=False)
-        return jax.lax.all_to_all(taken.reshape(*wanted.shape, line.dim), AXIS, 0, 0, tiled=True)[None]
+        answers: jax.Array = jax.lax.all_to_all(taken.reshape(*wanted.shape, line.dim), AXIS, 0, 0, tiled=True)
+        return answers[None]
 
     program = sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
     table = tuple(_split(mesh, *shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
