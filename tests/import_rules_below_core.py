@@ -88,6 +88,7 @@ BELOW_CORE = [
             "penstock.io.storage.table_files",
             "penstock.tables.orbax",
             "penstock.bridge.device_tables",
+            "penstock.bridge.processes.agreement",
             "penstock.tables.dynamic_table",
         },
         {"numpy"},
@@ -96,6 +97,7 @@ BELOW_CORE = [
         "penstock.tables.table_set",
         {
             "penstock.bridge",
+            "penstock.errors",
             "penstock.config",
             "penstock.frames",
             "penstock.tables.dynamic_table",
