@@ -56,6 +56,7 @@ BELOW_CORE = [
         "penstock.tables.tables_by_id",
         {
             "penstock.bridge.device_tables",
+            "penstock.bridge.processes.agreement",
             "penstock.config.specs",
             "penstock.errors",
             "penstock.frames",

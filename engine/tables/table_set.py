@@ -25,8 +25,6 @@ from penstock.tables.tables_by_id import TablesById
 if TYPE_CHECKING:
     import jax
 
-    from penstock.bridge.processes.agreement import Processes
-
 
 class Configured(Protocol):
     """The part of a configuration that tables are created from."""
@@ -47,7 +45,6 @@ class TableSet(TablesById):
     """
 
     is_share = False  # whether only a share of the rows is here
-    processes: Processes | None = None  # that the mesh spans; None: only this one
 
     def __init__(
         self,
