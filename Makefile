@@ -99,6 +99,7 @@ tpu-matrix: build/tpu/installed
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
 
 # In a separate environment: with libtpu installed, every start of jax looks for a TPU.
 build/tpu/installed: .venv/installed

@@ -1,13 +1,12 @@
-"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way.
+"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way; it imports no observer.
 
-Checkpoints, deltas and telemetry observe the core; the core imports none of them. ``push`` admits a frame, opens the
-gate and steps the tables, all under the gate's lock, which is the only lock of an engine.
+``push`` admits a frame, opens the gate and steps the tables, all under the gate's lock, the only lock of an engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -29,6 +28,8 @@ class StepObserver:
 
     An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
     """
+
+    needs_all_rows = False  # that a step changes, not only those of this process's frames
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Handle a frame that has entered the gate or was stale; positions count it from now on.
@@ -105,10 +106,7 @@ class EngineCore:
     # ---- observers
 
     def observe(self, observer: StepObserver) -> None:
-        """Register an observer, without keeping it alive.
-
-        The last one is the outermost: called first before a step, and last after it.
-        """
+        """Register an observer, without keeping it alive. The last is called first before a step, and last after it."""
         with self.gate.still():
             self._observers = [*(get for get in self._observers if get() is not None), ref(observer)]
 
@@ -124,10 +122,7 @@ class EngineCore:
         return self.gate.global_step
 
     def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
-        """Push one frame, and step if that opens the gate.
-
-        Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
-        """
+        """Push one frame, and step if that opens the gate. Returns it without bad rows, and whether it was admitted."""
         frame, began = self.tables.reduced(frame), False
 
         def begin() -> None:
@@ -189,6 +184,10 @@ class EngineCore:
             self._opening = rates.at(self.global_step, self.pipeline.last_rates), counters
             with self._whole():
                 return self.gate.open_early()
+
+    def in_lockstep(self, frames: Any = None, rates: Any = None, counters: Any = None) -> AbstractContextManager[Any]:
+        """Return a context that yields ``frames``. Several processes raise the error of one, and end together."""
+        return nullcontext(frames)
 
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""

@@ -80,6 +80,8 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
+    needs_all_rows = True
+
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
         self._core = core

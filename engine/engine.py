@@ -15,12 +15,13 @@ from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.session import CheckpointSession, ShareSession
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, checked_reduction
+from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.learning_rates import Rates
+from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Report
 from penstock.table_access import TableAccess
@@ -40,16 +41,15 @@ class Engine(TableAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
-    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over; None: all local devices
+    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over, also over the processes of a job
+        (docs/meshes.md); None: all local devices
     num_required : frames that open the gate; None: the configuration's, else 1
     reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
         configuration's, else "mean"
-    seed : of the random initial values of the tables
-    threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
     share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
 
-    Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
-    written between two steps.
+    Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
     """
@@ -68,7 +68,7 @@ class Engine(TableAccess):
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         tables = TableSet(config, mesh, self.seed, num_threads(threads), share)
-        self.core = EngineCore(config, tables, num_required, self.reduction, self.seed, threads)
+        self.core = core_of(tables)(config, tables, num_required, self.reduction, self.seed, threads)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
@@ -154,10 +154,11 @@ class Engine(TableAccess):
         everything that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        if deltas is None:
-            rows.check_unused(DeltaOptions(numbered=True))
-            return self._source_run(source, options).run()
-        return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
+        with self.core.in_lockstep():
+            if deltas is None:
+                rows.check_unused(DeltaOptions(numbered=True))
+                return self._source_run(source, options).run()
+            return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
 
     @known_options("Engine.stage")
     def stage(
@@ -213,18 +214,20 @@ class Engine(TableAccess):
         time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
-        self.core.check_ready()
-        step = None if local_step is None else whole("local_step", local_step)
-        seconds = time_given(time, self.config.needs_time, "apply()")
-        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
-        return self.core.take_in(frame, learning_rates)
+        with self.core.in_lockstep():
+            self.core.check_ready()
+            step = None if local_step is None else whole("local_step", local_step)
+            seconds = time_given(time, self.config.needs_time, "apply()")
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
+            return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
-        return self._exchange.recv(features, weights)
+        with self.core.in_lockstep():
+            return self._exchange.recv(features, weights)
 
     def send_gradients(
         self,
@@ -235,9 +238,10 @@ class Engine(TableAccess):
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
-        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        Returns False if the frame was stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        return self._exchange.send(gradients, learning_rates, deduplication_data, time)
+        with self.core.in_lockstep():
+            return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
@@ -247,7 +251,8 @@ class Engine(TableAccess):
 
     def save(self, path: AnyPath) -> None:
         """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
-        self.session.save(path)
+        with self.core.still():
+            self.session.save(path)
 
     @classmethod
     def restore(

@@ -132,12 +132,13 @@ class SummedArrays:
     """Distinct ids int64 (u,) and their sums float32 (u, dim). ``Sums`` is the same, converted to arrays lazily.
 
     rows : how many rows each id has, int64 (u,); None: not counted
+    frames : how many frames contain each id, int64 (u,), if the sums are still to be divided by that; else None
     """
 
-    __slots__ = ("ids", "num_ids", "rows", "sums")
+    __slots__ = ("frames", "ids", "num_ids", "rows", "sums")
 
-    def __init__(self, ids: Int64, sums: Float32, rows: Int64 | None = None) -> None:
-        self.ids, self.sums, self.rows, self.num_ids = ids, sums, rows, len(ids)
+    def __init__(self, ids: Int64, sums: Float32, rows: Int64 | None = None, frames: Int64 | None = None) -> None:
+        self.ids, self.sums, self.rows, self.frames, self.num_ids = ids, sums, rows, frames, len(ids)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.ids, self.sums))

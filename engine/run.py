@@ -141,8 +141,10 @@ class SourceRun:
         reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
         with self._opened() as saving:
             try:
-                with closing(self._reader.numbered()) as numbered:
-                    frames = islice(numbered, self._limit)
+                with (
+                    closing(self._reader.numbered()) as numbered,
+                    core.in_lockstep(islice(numbered, self._limit), self._rates, counters) as frames,
+                ):
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows

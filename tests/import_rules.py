@@ -3,6 +3,8 @@
 from import_rules_below_core import BASICS, BELOW_CORE
 from package_layers import OUTSIDE
 
+STEPS = {"penstock.pipeline", "penstock.tables.table_set"}
+
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
 ROOMS = [
@@ -151,12 +153,12 @@ ROOMS = [
             "penstock.frames",
             "penstock.gate",
             "penstock.learning_rates",
-            "penstock.pipeline",
             "penstock.stats",
-            "penstock.tables.table_set",
+            *STEPS,
         },
         {"numpy"},
     ),
+    ("penstock.processes", {*BASICS, "penstock.core", "penstock.learning_rates", *STEPS}, {"numpy"}),
     (
         "penstock.table_access",
         {"penstock.core", "penstock.errors", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},

@@ -56,6 +56,7 @@ BELOW_CORE = [
         "penstock.tables.tables_by_id",
         {
             "penstock.bridge.device_tables",
+            "penstock.bridge.processes.agreement",
             "penstock.config.specs",
             "penstock.errors",
             "penstock.frames",
@@ -88,6 +89,7 @@ BELOW_CORE = [
             "penstock.io.storage.table_files",
             "penstock.tables.orbax",
             "penstock.bridge.device_tables",
+            "penstock.bridge.processes.agreement",
             "penstock.tables.dynamic_table",
         },
         {"numpy"},
@@ -96,6 +98,7 @@ BELOW_CORE = [
         "penstock.tables.table_set",
         {
             "penstock.bridge",
+            "penstock.errors",
             "penstock.config",
             "penstock.frames",
             "penstock.tables.dynamic_table",

@@ -19,7 +19,7 @@ OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "
 LAYERS = """
 __main__   cli   bench
 service   ray   dataflow   metrics
-engine   table_access   run   deltas   checkpoint   telemetry   planning
+engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads

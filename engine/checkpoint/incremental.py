@@ -90,6 +90,8 @@ class Saver(StepObserver):
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
 
+    needs_all_rows = True
+
     def __init__(
         self,
         folder: Folder,

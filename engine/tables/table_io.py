@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,7 @@ from penstock.tables.orbax import is_orbax, load_tree, parts_of
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
+    from penstock.bridge.processes.agreement import Processes
     from penstock.tables.dynamic_table import DynamicTable
 
 Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``Tables.set_rows``
@@ -27,6 +29,8 @@ class Tables(Protocol):
     @property
     def specs(self) -> Mapping[str, Any]: ...
     @property
+    def processes(self) -> Processes | None: ...
+    @property
     def dynamic(self) -> Mapping[str, DynamicTable]: ...
     def table(self, name: str) -> DeviceTable: ...
     def whole(self, name: str) -> DeviceTable: ...
@@ -36,14 +40,29 @@ class Tables(Protocol):
 
 
 def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write one Parquet file per table, all of them or none; return their paths."""
+    """Write one Parquet file per table, all of them or none; return their paths.
+
+    Over several processes the first one writes; the others read along, and return none.
+    """
+    processes = tables.processes
+    if processes is not None and processes.rank:
+        for name in tables.specs:
+            deque(_blocks(tables.table(name).stream, len(tables.parts(name))), maxlen=0)
+        processes.agree("the end of write_tables")
+        return []
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
             columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
             keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
-            blocks = zip(*(stream(part) for part in range(len(columns))), strict=True)
-            writer.write(name, columns, blocks, keys)
+            writer.write(name, columns, _blocks(stream, len(columns)), keys)
+    if processes is not None:
+        processes.agree("the end of write_tables")
     return writer.written
+
+
+def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Iterator[tuple[Float32, ...]]:
+    """Yield the rows of all parts of a table, block by block."""
+    return zip(*(stream(part) for part in range(num_parts)), strict=True)
 
 
 def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.config.specs import TableSpec
+from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import start_of
@@ -54,7 +55,7 @@ class TableSet(TablesById):
         share: tuple[int, int] | None = None,
     ) -> None:
         from penstock.bridge import backends
-        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh, processes_of
         from penstock.bridge.sharding import Layout, TableDefinition
 
         self.specs = {spec.name: spec for spec in config.tables}
@@ -66,6 +67,8 @@ class TableSet(TablesById):
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
         user_mesh, mesh = mesh, make_mesh(mesh)
+        self.processes = processes_of(mesh)
+        self._check_process()
         self.devices = tuple(mesh.devices.flat)
         check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.held.values()))
         lanes = backends.lanes(mesh)
@@ -94,7 +97,7 @@ class TableSet(TablesById):
             )
             for name, spec in self.specs.items()
         ]
-        self._groups = backends.create_tables(mesh, definitions, threads)
+        self._groups = backends.create_tables(mesh, definitions, threads, processes=self.processes)
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
@@ -111,6 +114,19 @@ class TableSet(TablesById):
         for name, spec in self.specs.items():
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
+
+    def _check_process(self) -> None:
+        """Raise UsageError for what a mesh over several processes does not have: dynamic tables, and shares."""
+        if self.processes is None:
+            return
+        if self.is_share:
+            raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
+        dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
+        if dynamic:
+            raise UsageError(
+                f"table '{dynamic[0]}' is dynamic, and the mesh spans {self.processes.count} processes: create the "
+                "engine on the devices of one process, or number its keys below a vocabulary_size"
+            )
 
     @property
     def held(self) -> Mapping[str, TableSpec]:

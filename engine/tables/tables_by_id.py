@@ -23,6 +23,7 @@ from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
+    from penstock.bridge.processes.agreement import Processes
 
 
 class TablesById:
@@ -31,11 +32,13 @@ class TablesById:
     specs : of the whole tables, by name
     dynamic : those of them that are dynamic
     shares : which rows are here, by table; empty: all
+    processes : that the mesh spans; None: only this one
     """
 
     specs: Mapping[str, TableSpec]
     dynamic: TableKeys
     shares: Mapping[str, AnyShare] = {}
+    processes: Processes | None = None
     _tables: dict[str, DeviceTable]
 
     def table(self, name: str) -> DeviceTable:
