@@ -44,7 +44,7 @@ def test_a_job_without_ray_installed_says_how_to_install_it(line, refused, monke
     assert "needs Ray: pip install -e '.[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
 
 
-def test_a_cluster_that_nobody_listens_for_is_exit_6_at_once(line, refused, monkeypatch):
+def test_an_unreachable_cluster_is_exit_6_at_once(line, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     refusal = refused(6, *line, "--ray", "127.0.0.1:1", "--shares", 2)
     assert "penstock: no ray cluster at 127.0.0.1:1: [errno 111] connection refused" in refusal.lower()

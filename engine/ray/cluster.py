@@ -54,7 +54,7 @@ def started(address: str | None, num_actors: int) -> Any:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise OSError if nobody listens at HOST:PORT: Ray itself retries for minutes."""
+    """Raise OSError if HOST:PORT is not reachable: Ray itself retries for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and "/" not in host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_S).close()
