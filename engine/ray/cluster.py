@@ -88,7 +88,7 @@ class Actors:
         self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]
         named = {"reader": self.readers, "owner": self.owners}
-        self._names = {its._actor_id.hex(): f"{kind} {n}" for kind, of in named.items() for n, its in enumerate(of)}
+        self._names = {actor._actor_id.hex(): f"{kind} {n}" for kind, of in named.items() for n, actor in enumerate(of)}
 
     def get(self, refs: Any) -> Any:
         """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised."""

@@ -22,6 +22,8 @@ import penstock as ps
 DRIVER = Path(__file__).resolve().parent / "driver.py"
 KINDS = ("static", "dynamic")
 NUM_REQUIRED = {"static": 3, "dynamic": 2}
+# Ray would start a process per CPU of every node for each driver, which only actors need here.
+os.environ |= {"RAY_prestart_worker_first_driver": "0"}
 # A node has room for all actors of a job.
 NODE = {"num_cpus": 8, "object_store_memory": 100 << 20}
 
