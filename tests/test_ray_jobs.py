@@ -222,6 +222,17 @@ def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
     assert "missing.arrows" in capsys.readouterr().err
 
 
+def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster, logs, tmp_path, capsysbinary):
+    config_of().save(tmp_path / "c.pbtxt")
+    alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
+    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
+    assert main([*map(str, line), "--flush", "--deltas", "-"]) == 0
+    told = capsysbinary.readouterr()
+    with pa.ipc.open_stream(told.out) as found, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
+        assert found.read_all() == wanted.read_all()
+    assert b"state     " in told.err
+
+
 def test_the_page_of_a_job_shows_all_its_shares(cluster, logs):
     job, pages = Job(config_of(), logs, shares=2, num_required=3, rounds_per_block=1), []
     words = {"ui": "127.0.0.1:0", "metrics": None, "metrics_file": None, "report": None, "command": "replay"}
