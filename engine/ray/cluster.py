@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import PeerError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.ray.owners import Owner
@@ -158,10 +157,3 @@ class RemoteTables:
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         values: Float32 = self._actors.get(self._owner.read_rows.remote(name, part, rows))
         return values
-
-
-def checked_config(config: Any) -> EmbeddingConfig:
-    """Return the configuration of a job. Raises UsageError."""
-    if not isinstance(config, EmbeddingConfig):
-        raise UsageError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    return config

@@ -268,7 +268,7 @@ class Driver:
             commit = measured(self._commit, self._folder.written_s(self._commit))
         owners: list[Snapshot] = self._actors.get(refs)
         read = list(self._fractions.values())
-        self._metrics.update(owners, self._read_s, read, self.num_skipped, self.first_bad, commit)
+        self._metrics.update(owners, self._read_s, read, self.first_bad, commit)
 
     # ---- calls
 

@@ -22,7 +22,7 @@ from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
-from penstock.ray.cluster import Actors, LostError, RemoteTables, checked_config, started
+from penstock.ray.cluster import Actors, LostError, RemoteTables, started
 from penstock.ray.driver import Driver
 from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.joined_deltas import JoinedDeltas
@@ -92,7 +92,7 @@ class Job:
         check_known("Job", options, {of.name for of in fields(JobOptions)} - _NOT_OF_JOBS)
         if "shares" not in options:
             raise UsageError("Job: give shares=, the number of owners of the rows")
-        self._config, self.options = checked_config(config), JobOptions(**options)
+        self._config, self.options = config, JobOptions(**options)
         self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
         given = self.options
         if not self._sources:
@@ -183,6 +183,8 @@ class Job:
             try:
                 driver = self._driver(actors, folder, commit)
                 skipped = driver.num_skipped if skipped is None else skipped
+                if self._metrics is not None:
+                    self._metrics.before, self._metrics.num_skipped = before, skipped
                 report = partial(self._report, before, skipped, began)
                 return self._attempt(driver, actors, folder, commit, counted, report)
             except LostError as failure:
@@ -191,8 +193,6 @@ class Job:
                 failures = 0 if has_commit else failures + 1
                 if driver is not None and has_commit:
                     before = before.plus(driver.committed)
-                    if self._metrics is not None:
-                        self._metrics.before = before
                 if folder is None and (given.deltas is not None or self._quarantine is not None):
                     raise PeerError(f"{failure}; what the job wrote cannot be taken back without checkpoint=") from None
                 if failures > MOST_FAILURES:

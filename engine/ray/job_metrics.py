@@ -23,11 +23,11 @@ class JobMetrics(Snapshots):
     Counts and sums over owners are those since the job began, or since it last went back to a commit.
 
     samples : whether owners sample moments and hot ids
-    before : counters of the frames that attempts before this one committed
+    before : counters of the frames that attempts before this one committed; num_skipped : frames that the first skipped
     """
 
     def __init__(self, config: EmbeddingConfig) -> None:
-        self.config, self.samples, self.before = config, False, Counters()
+        self.config, self.samples, self.before, self.num_skipped = config, False, Counters(), 0
         tables = {spec.name: TableReport(0, None if spec.dynamic else 0) for spec in config.tables}
         self._last = Snapshot(
             counters=Counters(),
@@ -76,7 +76,6 @@ class JobMetrics(Snapshots):
         owners: Sequence[Snapshot],
         read_s: float,
         read: Sequence[float | None],
-        num_skipped: int,
         first_bad: Mapping[str, str],
         commit: tuple[int, int, float | None] | None,
     ) -> None:
@@ -91,7 +90,7 @@ class JobMetrics(Snapshots):
             counters=self.before.plus(of.counters),
             stage_s={**of.stage_s, "read": read_s},
             share=sum(shares) / len(read) if len(shares) == len(read) else None,
-            num_skipped=num_skipped,
+            num_skipped=self.num_skipped,
             first_bad=dict(first_bad),
             commit=commit,
         )
