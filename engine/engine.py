@@ -28,7 +28,7 @@ from penstock.pipeline import FrameGate
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import ProcessReport, Report
 from penstock.table_access import TableAccess
-from penstock.tables.table_set import TableSet
+from penstock.tables.table_set import TableSet, Variant
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
 from penstock.validation import known_options, options_among, whole
@@ -50,6 +50,7 @@ class Engine(TableAccess):
         configuration's, else "mean"
     seed : of the random initial values of the tables
     threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    variant : of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence
 
     Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
     written between two steps.
@@ -65,12 +66,12 @@ class Engine(TableAccess):
         reduction: str | None = None,
         seed: int = 0,
         threads: int | None = None,
+        variant: Variant = "auto",
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
-        self.config, self.seed = config, whole("seed", seed)
+        self.config, self.seed, self.variant = config, whole("seed", seed), variant
         required = None if num_required is None else whole("num_required", num_required, 1)
-        tables = self._make_tables(mesh, num_threads(threads))
-        self.core = self._make_core(tables, required, threads)
+        self.core = self._make_core(self._make_tables(mesh, num_threads(threads)), required, threads)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = self._make_telemetry()
         self.core.observe(self.watch)
@@ -149,10 +150,9 @@ class Engine(TableAccess):
         per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
             with the last value of every row that changed; none of them: one per step
 
-        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are
-        not. Frames still in the gate at the end stay there for the next run and count as ``pending``. While other
-        threads push, the report counts this source's frames and the steps that they opened; its tables count
-        everything that entered since the run began.
+        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are not.
+        Frames still in the gate at the end stay there for the next run and count as ``pending``. While other threads
+        push, the report counts this source's frames and steps; its tables count all that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         if deltas is None:
@@ -279,7 +279,7 @@ class Engine(TableAccess):
     # ---- internal; DistributedEngine overrides the first ones
 
     def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        return TableSet(self.config, mesh, self.seed, threads)
+        return TableSet(self.config, mesh, self.seed, threads, self.variant)
 
     def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
         return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)

@@ -179,14 +179,10 @@ ROOMS = [
     ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
     (
         "penstock.tables.table_keys",
-        {
-            "penstock.frames",
-            "penstock.stats",
-            "penstock.tables.dynamic_table",
-            "penstock.tables.initializers",
-        },
+        {"penstock.frames", "penstock.stats", "penstock.tables.dynamic_table", "penstock.tables.initializers"},
         set(),
     ),
+    ("penstock.tables.table_programs", {"penstock.bridge.device_tables", "penstock.errors"}, set()),
     # What an engine would do to the keys of a log, without its tables: no jax.
     (
         "penstock.planning",
@@ -228,6 +224,7 @@ ROOMS = [
             "penstock.tables.initializers",
             "penstock.tables.key_directory",
             "penstock.tables.table_keys",
+            "penstock.tables.table_programs",
             "penstock.validation",
             "penstock.updates",
         },

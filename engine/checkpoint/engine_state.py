@@ -61,6 +61,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "global_step": core.global_step,
         "changed_step": core.changed_step,
         "tables": [_described(spec) for spec in core.config.tables],
+        "programs": core.tables.programs.get_state(),
         "num_required": core.gate.num_required,
         "reduction": core.reduction,
         "seed": core.seed,
@@ -73,10 +74,8 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "config": encoded(core.config),
         "python": _only_in_python(core.config),
     }
-    stores = core.pipeline.stores.items()
-    records = [Record("store", {"table": name}, store.get_state()) for name, store in stores]
-    dynamic = core.tables.dynamic.items()
-    records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
+    records = [Record("store", {"table": name}, of.get_state()) for name, of in core.pipeline.stores.items()]
+    records += [Record("directory", {"table": name}, of.get_state()) for name, of in core.tables.dynamic.items()]
     return Contents(plain, records)
 
 
@@ -127,6 +126,7 @@ def restore(
                 reduction=commit.contents["reduction"],
                 seed=commit.contents["seed"],
                 threads=threads,
+                variant={name: its["variant"] for name, its in commit.contents.get("programs", {}).items()},
             )
             _load(engine.core, engine.session, folder, commit)
         except PenstockError:
@@ -223,6 +223,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
     core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
+    core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():
@@ -231,8 +232,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
 
     core.gate.set_state(contents["gate"], put)
     core.changed_step = int(contents.get("changed_step", core.global_step))
-    rates = contents["learning_rates"]
-    core.last_rates = None if rates is None else tuple(rates)
+    core.last_rates = None if (rates := contents["learning_rates"]) is None else tuple(rates)
     positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
     session.resume_from(folder, commit, positions, totals)
 

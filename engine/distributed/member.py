@@ -29,7 +29,7 @@ from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import LearningRates
 from penstock.stats import Counters, ProcessReport, Report, summed
-from penstock.tables.table_set import TableSet
+from penstock.tables.table_set import TableSet, Variant
 from penstock.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ class Member(Engine):
         reduction: str | None = None,
         seed: int = 0,
         threads: int | None = None,
+        variant: Variant = "auto",
     ) -> None:
         self._peers = peers
-        super().__init__(config, mesh, num_required, reduction, seed, threads)
+        super().__init__(config, mesh, num_required, reduction, seed, threads, variant)
         self._telling = self.core.telling = Telling(self.core, self.watch, peers)
 
     @classmethod
@@ -94,7 +95,7 @@ class Member(Engine):
     # ---- inside
 
     def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        self._shared = SharedState(self.config, mesh, self.seed, threads, self._peers)
+        self._shared = SharedState(self.config, mesh, self.seed, threads, self._peers, self.variant)
         return self._shared
 
     def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:

@@ -24,7 +24,7 @@ from penstock.errors import UsageError
 from penstock.frames import Coalesced
 from penstock.tables.initializers import start_of
 from penstock.tables.table_keys import TableKeys
-from penstock.tables.table_set import TableSet
+from penstock.tables.table_set import TableSet, Variant
 
 if TYPE_CHECKING:
     import jax
@@ -122,10 +122,11 @@ class _Here(TableSet):
         mesh: jax.sharding.Mesh | None,
         seed: int,
         threads: int,
+        variant: Variant,
     ) -> None:
         self._shares, self._wholes = shares, {spec.name: spec for spec in config.tables}
         held = _Held(tuple(replace(s, vocabulary_size=shares[s.name].held_rows) for s in config.tables), config)
-        super().__init__(held, mesh, seed, threads)
+        super().__init__(held, mesh, seed, threads, variant)
 
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         return self._shares[spec.name].drawn(start_of(self._wholes[spec.name], seed))
@@ -152,7 +153,13 @@ class SharedState(TableSet):
     is_share = True
 
     def __init__(
-        self, config: EmbeddingConfig, mesh: jax.sharding.Mesh | None, seed: int, threads: int, peers: Peers
+        self,
+        config: EmbeddingConfig,
+        mesh: jax.sharding.Mesh | None,
+        seed: int,
+        threads: int,
+        peers: Peers,
+        variant: Variant = "auto",
     ) -> None:
         self._peers = peers
         self.specs = {spec.name: spec for spec in config.tables}
@@ -163,8 +170,8 @@ class SharedState(TableSet):
                 )
         mod = config.sharding_strategy == "MOD"
         self.shares = {n: Share(s.vocabulary_size, mod, peers.rank, peers.count) for n, s in self.specs.items()}
-        self._here = _Here(config, self.shares, mesh, seed, threads)
-        self.devices = self._here.devices
+        self._here = _Here(config, self.shares, mesh, seed, threads, variant)
+        self.devices, self.programs = self._here.devices, self._here.programs
         self._shared = {
             name: SharedTable(name, self._here.table(name), self.shares[name], spec.dim, peers)
             for name, spec in self.specs.items()

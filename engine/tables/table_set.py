@@ -24,6 +24,7 @@ from penstock.tables.key_directory import bytes_of_directories
 from penstock.tables.orbax import WEIGHTS
 from penstock.tables.table_io import write_tables
 from penstock.tables.table_keys import TableKeys
+from penstock.tables.table_programs import TablePrograms, preferred
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
+
+Variant = str | Mapping[str, str]
 
 
 class Configured(Protocol):
@@ -48,11 +51,16 @@ class TableSet:
 
     mesh : None: the default mesh; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
+    variant : as ``Engine`` takes it
+
+    programs : those that update the tables
     """
 
     is_share = False  # whether this process holds only a share of tables that span processes
 
-    def __init__(self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0) -> None:
+    def __init__(
+        self, config: Configured, mesh: jax.sharding.Mesh | None, seed: int, threads: int = 0, variant: Variant = "auto"
+    ) -> None:
         from penstock.bridge import backends
         from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
         from penstock.bridge.sharding import Layout, TableDefinition
@@ -89,12 +97,13 @@ class TableSet:
             )
             for name, spec in self.specs.items()
         ]
-        self._groups = backends.create_tables(mesh, definitions, threads)
+        self._groups = backends.create_tables(mesh, definitions, threads, preferred=preferred(self.specs, variant))
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
                 created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
+        self.programs = TablePrograms(self._tables)
         self.dynamic = TableKeys(
             {name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic}
         )
