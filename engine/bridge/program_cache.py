@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import GROWTH, MAX_BUCKET, WRITE_GROWTH, buckets
+from penstock.bridge.sharding import GROWTH, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
@@ -56,8 +56,8 @@ class Programs:
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
-            sizes = buckets(min(MAX_BUCKET, most))
-            needed += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
+            sizes = buckets(min(MAX_BUCKET, most), READ_ROWS, READ_GROWTH)
+            needed += [("read", size, line) for size in sizes]
             if self._rule.non_lazy:
                 needed += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
         return needed
@@ -112,8 +112,7 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     return {
         "apply": (table, numbers, words, split(mesh.size), *keys, *step),
         "write": (table, numbers, words, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
-        "read": (table, numbers, scalar(np.int32)),
-        "copy_rows": (table, numbers),
+        "read": (table, numbers),
         "no_rows": (),
         "mark": (touched, numbers),
         "sweep": (table, touched, *step),

@@ -188,7 +188,7 @@ class XlaTables:
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
                 read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
-                out[some] = _flat(read(self.arrays, padded, np.int32(part)))[cells, : out.shape[1]]
+                out[some] = _flat(read(self.arrays, padded)[part])[cells]
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         """Copy rows without waiting for a device: the copy runs after updates in flight and before later ones."""
@@ -196,13 +196,15 @@ class XlaTables:
         copies = []
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
-                copy = self.programs.at("copy_rows", padded.shape[1], self.layouts[member].line)
-                copies.append((out[some], cells, copy(self.arrays, padded)))
+                read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
+                copies.append((out[some], cells, read(self.arrays, padded)))
 
         def wait() -> None:
             with jax.transfer_guard("allow"):
-                for room, cells, answers in copies:
-                    room[...] = _flat(answers)[cells[: len(room)]]
+                for room, cells, parts in copies:
+                    ends = np.cumsum([part.shape[2] for part in parts])[:-1]
+                    for columns, part in zip(np.split(room, ends, axis=1), parts, strict=True):
+                        columns[...] = _flat(part)[cells[: len(room)]]
 
         return wait
 
@@ -211,6 +213,7 @@ class XlaTables:
 
     def warm(self) -> int:
         needed = self.programs.needed()
+        log.info("warm-up: compiling %d programs of %s", len(needed), _quoted([layout.name for layout in self.layouts]))
         for what, size, line in needed:
             self._program(what, "warm-up", size, line)
         return len(needed)

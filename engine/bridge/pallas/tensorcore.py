@@ -53,7 +53,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
         return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
 
-    return sharded(mesh, local, num_row_args=4, num_scalars=3, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=4, num_scalars=3, donate=True)
 
 
 def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpret: Any) -> Callable[..., Any]:
