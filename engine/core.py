@@ -274,12 +274,12 @@ class EngineCore:
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:
-            self.tables.apply(coalesced, rates, step)
+            changed = self.tables.apply(coalesced, rates, step)
         except BaseException as error:
             for observer in observers:
                 observer.step_failed(error)
             raise
-        if self.tables.touches(coalesced):
+        if changed:
             self.changed_step = step + 1
         for observer in observers:
             observer.after_step(coalesced)

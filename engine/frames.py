@@ -11,7 +11,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -57,6 +56,13 @@ class Rows:
         with np.errstate(over="ignore", invalid="ignore"):  # summing reports values that are not finite
             gained: Float32 = gradient * self.gains[row]
         return gained
+
+    def span(self, start: int, stop: int) -> Rows:
+        """Return the rows from start to stop, without a copy; only of rows in order, without gains."""
+        assert self.which is None
+        assert self.gains is None
+        whole = start == 0 and stop == len(self.ids)
+        return self if whole else Rows(self.ids[start:stop], self.grads[start:stop])
 
     def copied(self) -> Rows:
         """Return a copy that does not reference the memory of the original."""
@@ -133,7 +139,9 @@ class Coalesced:
 
     def __init__(self, summed: tuple[Summed, ...]) -> None:
         self.summed = summed
-        self.num_ids = sum(map(attrgetter("num_ids"), summed))
+        self.num_ids = 0
+        for one in summed:
+            self.num_ids += one.num_ids
 
     @classmethod
     def of_no_rows(cls, dim: int) -> Coalesced:
@@ -148,7 +156,9 @@ class Coalesced:
 
 def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
     """Count one more of a contributor; after MAX_CONTRIBUTORS names, new ones count together as "others"."""
-    counts[contributor if contributor in counts or len(counts) < MAX_CONTRIBUTORS else "others"] += 1
+    if contributor not in counts and len(counts) >= MAX_CONTRIBUTORS:
+        contributor = "others"
+    counts[contributor] = counts.get(contributor, 0) + 1  # += calls a function in Python for a new contributor
 
 
 def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:

@@ -34,7 +34,7 @@ class CheckpointSession(StepObserver):
     parts: tuple[str, ...] = ("",)  # the parts of the rows; each has its files in a commit
 
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self._core, self._timed = core, timed
+        self._core, self._timed, self._counting = core, timed, timed()
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[Path, tuple[str, ...]] = {}
@@ -67,9 +67,9 @@ class CheckpointSession(StepObserver):
         """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
         for run in self._runs:
             if run.counters is counters:
-                with self._timed():
+                with self._counting:
                     run.count(frame, admitted)
-                if self._stores(run):
+                if self.positions is not run.positions and self._stores(run):
                     self.positions = run.positions
                 return
 

@@ -35,6 +35,7 @@ from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
+from penstock.service.received_memory import keep_freed_memory
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 
@@ -140,6 +141,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
+    keep_freed_memory()
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)

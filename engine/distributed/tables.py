@@ -187,8 +187,8 @@ class SharedState(TableSet):
     def held(self) -> Mapping[str, TableSpec]:
         return self._here.specs
 
-    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
-        self._here.apply(coalesced, rates, step)
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
+        return self._here.apply(coalesced, rates, step)
 
     def warm(self) -> int:
         return self._here.warm()

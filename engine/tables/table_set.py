@@ -104,6 +104,7 @@ class TableSet:
                 created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
+        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         self.dynamic = TableKeys(
             {name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic}
         )
@@ -139,42 +140,34 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
+    def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
         """Apply one step: update every table's coalesced rows by its optimizer.
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
+        Returns whether it changed a table.
         """
+        changed = False
         if self.dynamic:
             self.dynamic.carry_out()
-        for group in self._groups:
+            changed = self.dynamic.have_lost()
+        for group, specs in self._members:
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
-            for member, layout in enumerate(group.layouts):
-                several = coalesced.get(layout.name)
-                if several is None:
-                    continue
-                for number, rows in enumerate(several or self._of_no_rows.get(layout.name, ())):
+            for member, spec in enumerate(specs):
+                name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
+                assert rate is not None  # a valid configuration has one or the other
+                several: Sequence[Coalesced] = coalesced.get(name, ()) or self._of_no_rows.get(name, ())
+                for number, rows in enumerate(several):
                     if number == len(applications):
                         applications.append([])
-                    applications[number].append((member, rows.summed, self._rate(layout.name, rates)))
+                    applications[number].append((member, rows.summed, rate))
+                    changed = changed or rows.num_ids > 0 or name in self._of_no_rows
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
-
-    def _rate(self, name: str, rates: tuple[float, ...]) -> float:
-        spec = self.specs[name]
-        rate = rates[spec.tag] if spec.tag is not None else spec.learning_rate
-        assert rate is not None  # a valid configuration has one or the other
-        return rate
+        return changed
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
         return sum(group.warm() for group in self._groups)
-
-    def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
-        """Return whether a step with these rows changes any table."""
-        return self.dynamic.have_lost() or any(
-            self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
-            for name, several in coalesced.items()
-        )
 
     def prepare_thread(self) -> None:
         """Allocate the file descriptors that steps on this thread need; call it once per thread.

@@ -17,18 +17,20 @@ from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.schema import suggestion
 from penstock.validation import MASKED, is_masked
 
-# Created once: comparing with a type creates one each time.
+# Created once: comparing with a type creates one each time, as ``int | str`` does.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_PLAIN = 0x0101  # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED
+_MAPPINGS, _PAIRS = (dict, Mapping), (tuple, list)  # the check of a dict is quick, that of a Mapping is not
 
 
 def check_gradients(gradients: Any) -> None:
     """Raise UsageError for what is no mapping of pairs."""
     expected = "gradients: expected a mapping table → (ids, gradients)"
-    if not isinstance(gradients, dict | Mapping):  # the check of a dict is quick, that of a Mapping is not
+    if not isinstance(gradients, _MAPPINGS):
         raise UsageError(f"{expected}, got {type(gradients).__name__}")
     for table, pair in gradients.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+        if not isinstance(pair, _PAIRS) or len(pair) != 2:
+            got = f"{len(pair)} values" if isinstance(pair, _PAIRS) else type(pair).__name__
             raise UsageError(f"{expected}, got {got} for '{table}'")
 
 
@@ -60,7 +62,9 @@ def one_frame(
             blocks: tuple[Rows, ...] = (block,)
         else:
             blocks = _checked(table, ids, values, sizes)
-        length = sum([len(block.ids) for block in blocks])
+        length = 0
+        for block in blocks:
+            length += len(block.ids)
         if length:
             rows[table] = blocks
             num_rows += length
@@ -70,15 +74,14 @@ def one_frame(
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
-    if size is None or size[0] == ANY_UINT64 or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+    if size is None or size[0] == ANY_UINT64:
         return None
-    if is_masked(ids) or is_masked(values):
-        return None
+    for array in (ids, values):
+        if type(array) is not np.ndarray and (not isinstance(array, np.ndarray) or is_masked(array)):
+            return None
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
-    of_ids, of_values = ids.flags, values.flags
-    is_plain = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
-    return Rows(ids, values) if is_plain else None
+    return Rows(ids, values) if ids.flags.num & values.flags.num & _PLAIN == _PLAIN else None
 
 
 def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> tuple[Rows, ...]:
