@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from functools import lru_cache, partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -176,6 +177,18 @@ def test_a_verdict_is_kept_for_the_machine_and_not_for_another_rule(on_tpu, tmp_
         kept.write_text(json.dumps([1]))  # damaged: the canary runs again
     on_tpu(Kernel)
     assert canary.failure(mesh, rule, line) == ""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kept"), [("/a/cache", Path("/a/cache")), ("gs://bucket/cache", None), (None, None)]
+)
+def test_verdicts_are_kept_next_to_the_compilation_cache_if_it_is_a_directory(folder, kept):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        assert canary.verdicts() == kept
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.parametrize(

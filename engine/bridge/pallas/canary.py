@@ -140,7 +140,7 @@ def _addresses(table: Sequence[jax.Array]) -> list[int]:
 
 def verdicts() -> Path | None:
     """Return the directory of the verdicts, JAX's compilation cache; None: without one, or if it is no directory."""
-    folder = jax.config.jax_compilation_cache_dir
+    folder = jax.config.values.get("jax_compilation_cache_dir")
     return Path(folder) if folder and "://" not in folder else None
 
 
