@@ -1,7 +1,4 @@
-"""The Engine: the public facade that joins the core with checkpoints, telemetry, deltas and activations.
-
-jax is loaded when an Engine is created, not before.
-"""
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only creating one loads jax."""
 
 from __future__ import annotations
 
@@ -10,25 +7,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
-from penstock.checkpoint.session import CheckpointSession
+from penstock.checkpoint.session import CheckpointSession, ShareSession
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, checked_reduction
+from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
-from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import Rates
-from penstock.pipeline import FrameGate
+from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
-from penstock.stats import ProcessReport, Report
+from penstock.stats import Report
 from penstock.table_access import TableAccess
-from penstock.tables.table_set import TableSet, Variant
+from penstock.tables.table_programs import Variant
+from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
 from penstock.validation import known_options, options_among, whole
@@ -44,16 +42,16 @@ class Engine(TableAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
-    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over; None: all local devices
+    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over, also over the processes of a job
+        (docs/meshes.md); None: all local devices
     num_required : frames that open the gate; None: the configuration's, else 1
     reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
         configuration's, else "mean"
-    seed : of the random initial values of the tables
-    threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
+    share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
     variant : of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence
 
-    Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
-    written between two steps.
+    Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
     """
@@ -66,16 +64,19 @@ class Engine(TableAccess):
         reduction: str | None = None,
         seed: int = 0,
         threads: int | None = None,
+        share: tuple[int, int] | None = None,
         variant: Variant = "auto",
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
-        self.config, self.seed, self.variant = config, whole("seed", seed), variant
-        required = None if num_required is None else whole("num_required", num_required, 1)
-        self.core = self._make_core(self._make_tables(mesh, num_threads(threads)), required, threads)
+        self.config, self.seed = config, whole("seed", seed)
+        num_required = None if num_required is None else whole("num_required", num_required, 1)
+        tables = TableSet(config, mesh, self.seed, num_threads(threads), share, variant)
+        self.core = core_of(tables)(config, tables, num_required, self.reduction, self.seed, threads)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = self._make_telemetry()
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
-        self.session = self._make_session()
+        session = CheckpointSession if share is None else ShareSession
+        self.session = session(self.core, partial(self.watch.timed, "save"))
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
@@ -155,10 +156,11 @@ class Engine(TableAccess):
         push, the report counts this source's frames and steps; its tables count all that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        if deltas is None:
-            rows.check_unused(DeltaOptions(numbered=True))
-            return self._source_run(source, options).run()
-        return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
+        with self.core.in_lockstep():
+            if deltas is None:
+                rows.check_unused(DeltaOptions(numbered=True))
+                return self._source_run(source, options).run()
+            return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
 
     @known_options("Engine.stage")
     def stage(
@@ -191,13 +193,12 @@ class Engine(TableAccess):
     ) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
-
-        The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
-        run there, after a whole frame. The request that meets an error raises it.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
+        further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
+        meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        return self._source_run(source, options, self._make_deltas(rows)).reader()
+        return self._source_run(source, options, Deltas(self.core, rows)).reader()
 
     def apply(
         self,
@@ -207,7 +208,7 @@ class Engine(TableAccess):
         contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
-        """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
+        """Apply one frame given as arrays, as ``engine.gate.push`` does.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; if it is behind ``global_step``, the frame is stale
@@ -215,18 +216,20 @@ class Engine(TableAccess):
         time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
-        self.core.check_ready()
-        step = None if local_step is None else whole("local_step", local_step)
-        seconds = time_given(time, self.config.needs_time, "apply()")
-        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
-        return self.core.take_in(frame, learning_rates)
+        with self.core.in_lockstep():
+            self.core.check_ready()
+            step = None if local_step is None else whole("local_step", local_step)
+            seconds = time_given(time, self.config.needs_time, "apply()")
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
+            return self.core.take_in(frame, learning_rates)
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
         """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
-        return self._exchange.recv(features, weights)
+        with self.core.in_lockstep():
+            return self._exchange.recv(features, weights)
 
     def send_gradients(
         self,
@@ -237,9 +240,10 @@ class Engine(TableAccess):
     ) -> bool:
         """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
 
-        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        Returns False if the frame was stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        return self._exchange.send(gradients, learning_rates, deduplication_data, time)
+        with self.core.in_lockstep():
+            return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
@@ -248,7 +252,7 @@ class Engine(TableAccess):
     # ---- state out and in
 
     def save(self, path: AnyPath) -> None:
-        """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
         with self.core.still():
             self.session.save(path)
 
@@ -262,39 +266,18 @@ class Engine(TableAccess):
         config: EmbeddingConfig | None = None,
         num_required: int | None = None,
         reduction: str | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Engine:
         """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
         config : None: the saved one; else its tables must have the same names, dims and optimizers, and at least as
             many rows: new rows get their initial values
         num_required, reduction : None: as saved; else they must be the same
+        share : (rank, count): only a share of the rows, whatever the number of shares that made the commit
         """
-        return restore(cls, path, config, mesh, threads, num_required, reduction)
+        return restore(cls, path, config, mesh, threads, num_required, reduction, share)
 
-    @property
-    def processes(self) -> tuple[ProcessReport, ...]:
-        """A report per process of a distributed job, by rank; empty for a single process."""
-        return ()
-
-    # ---- internal; DistributedEngine overrides the first ones
-
-    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        return TableSet(self.config, mesh, self.seed, threads, self.variant)
-
-    def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
-        return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
-
-    def _make_telemetry(self) -> Telemetry:
-        return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))
-
-    def _make_session(self) -> CheckpointSession:
-        return CheckpointSession(self.core, partial(self.watch.timed, "save"))
-
-    def _make_deltas(self, options: DeltaOptions) -> Deltas:
-        return Deltas(self.core, options)
-
-    def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return FrameReader(source, options)
+    # ---- internal
 
     def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, self._open_reader, source, options, deltas)
+        return SourceRun(self.core, self.session, self.watch, self.gate, source, options, deltas)

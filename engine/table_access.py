@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import EngineCore
+from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 from penstock.tables.table_io import reading
 from penstock.validation import place
@@ -80,6 +81,8 @@ class TableAccess:
 
     def explain(self, name: str, key: int) -> str:
         """Return one line about a key of a dynamic table: present, waiting for admission, or absent."""
+        if np.ndim(key):
+            raise UsageError(f"table '{name}': expected one key, got {key!r}")
         record = {of: array[0] for of, array in self.records(name, [key]).items()}
         settings = self.core.tables.dynamic_table(name).settings
         last = f"last at {'time' if settings.clock == 'time' else 'step'} {record['last']}"

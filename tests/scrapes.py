@@ -49,7 +49,7 @@ METRIC_OF_KEYS = {
     "rejected": "penstock_table_rejected_keys_total",
     "unadmitted_rows": "penstock_table_unadmitted_rows_total",
 }
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "variants", "processes"}  # test_distributed_status.py
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "variants"}
 
 
 def config_of(*more):

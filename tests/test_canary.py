@@ -10,6 +10,9 @@ import jax
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import config_of
+from faulty_kernels import Kernel, does_not_compile, off_in_one_line, writes_an_untouched_line
+from sharing import LocalJob
 
 import penstock as ps
 from penstock.bridge import backends, program_cache, programs
@@ -18,10 +21,10 @@ from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import Layout
 from penstock.cli import doctor
 from penstock.metrics import Metrics
+from penstock.ray.reports import joined_problems, joined_variants
 from penstock.updates import UpdateRule
 
-SHARED, OURS, BY_XLA = program_cache.compiled, tensorcore.apply.__wrapped__, programs.apply
-CANARY_LINES = 24  # of a step of the canary, with blocks of 8
+SHARED, OURS = program_cache.compiled, tensorcore.apply.__wrapped__
 
 
 @pytest.fixture
@@ -39,40 +42,6 @@ def on_tpu(monkeypatch, tmp_path):
 
     yield set_up
     canary.failure.cache_clear()
-
-
-class Kernel:
-    """XLA's program in the place of our kernel.
-
-    spoil : (arrays, lines) → arrays, what it does wrong; moves : whether it copies the table
-    of_the_canary : whether it also does so in the canary's steps
-    """
-
-    def __init__(self, mesh, rule, line, spoil=lambda arrays, lines: arrays, moves=False, of_the_canary=True):
-        right = BY_XLA(mesh, rule, line)
-
-        def wrong(table, lines, *others):
-            arrays, fence = right(table, lines, *others)
-            return spoil(arrays, lines[0]), fence
-
-        self._right, self._wrong = right, jax.jit(wrong, donate_argnums=() if moves else 0)
-        self._of_the_canary = of_the_canary
-
-    def lower(self, *shapes):
-        in_canary = shapes[1].shape[1] == CANARY_LINES
-        return (self._wrong if self._of_the_canary or not in_canary else self._right).lower(*shapes)
-
-
-def off_in_one_line(arrays, lines):
-    return (arrays[0].at[lines[3], 0, 5].add(0.001), *arrays[1:])
-
-
-def writes_an_untouched_line(arrays, lines):
-    return (arrays[0].at[1].set(0.0), *arrays[1:])
-
-
-def does_not_compile(arrays, lines):
-    raise RuntimeError("scoped vmem: 16.03 MB of 16.00 MB\nmore of it")
 
 
 FAULTS = [
@@ -293,3 +262,20 @@ def test_the_doctor_runs_the_canaries_and_reports_the_variant_that_is_used(on_tp
     assert "steps by 'pallas' (SGD, Adagrad, FTRL) and 'xla' (Adam)" in finding.found
     assert finding.advice == "the kernel failed its canary, so XLA's program updates: Adam: step 0: the table moved"
     assert not finding.broken
+
+
+def test_a_commit_of_shares_records_only_the_variants_that_all_have(monkeypatch, tmp_path):
+    config = config_of()
+    job = LocalJob(config, 2)
+    job.engines[1] = ps.Engine(config, share=(1, 2), variant={"user": "xla"})
+    job.commit(tmp_path)
+    resumed = ps.Engine.restore(tmp_path)
+    assert resumed.core.tables.programs.variants == {"user": "ffi", "item": "ffi"}
+    (problem,) = resumed.core.tables.programs.problems
+    assert problem.startswith("tables updated by 'auto' (shares differ) before the commit and by 'ffi' (jax ")
+    assert ") now (user): bits agree" in problem
+
+
+def test_a_report_of_shares_names_each_variant_and_each_problem_once():
+    assert joined_variants([{"a": "xla", "b": "ffi"}, {"a": "pallas", "b": "ffi"}]) == {"a": "pallas, xla", "b": "ffi"}
+    assert joined_problems([[], ["x", "y"], ["y"]]) == ["share 1: x", "share 1: y"]

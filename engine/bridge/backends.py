@@ -5,7 +5,7 @@ on this machine (pallas/canary.py), and XLA's programs until then.
 
 | variant | where | implementation |
 |---|---|---|
-| ffi | CPU, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
+| ffi | CPU of one process, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
 | pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
 """
@@ -22,6 +22,8 @@ from jax.sharding import Mesh
 from penstock.bridge import cpu_ffi
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.processes.agreement import Processes
+from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
@@ -41,6 +43,7 @@ def create_tables(
     threads: int = 0,
     variant: str | None = None,
     preferred: Mapping[str, str] = MappingProxyType({}),
+    processes: Processes | None = None,
 ) -> list[CpuTables | XlaTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
@@ -48,14 +51,18 @@ def create_tables(
     threads : at most this many update one device's rows, on CPUs; 0: all the host has
     variant : for tests and benchmarks; None: chosen for each table by ``choose``
     preferred : table → the variant that the caller prefers
+    processes : that the mesh spans; None: only this one
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
     variants: list[str] = []  # of the others
     problems: dict[str, str] = {}
     for definition in definitions:
-        name = definition.layout.name
-        its_variant, problem = (variant, "") if variant else choose(mesh, *definition[:2], preferred.get(name))
+        layout, rule, *_ = definition
+        name = layout.name
+        its_variant, problem = variant or "", ""
+        if variant is None:
+            its_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
         if problem:
             problems[name] = problem
         if its_variant == "ffi":
@@ -63,14 +70,20 @@ def create_tables(
         else:
             variants.append(its_variant)
             others.append(definition._replace(layout=formatted(definition.layout, its_variant)))
+    if processes is not None:  # one program runs on the devices of all
+        processes.agree(f"Engine(…), tables by {[*variants, *('ffi' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[CpuTables | XlaTables] = [CpuTables(mesh, group, threads) for group in groups if group]
     dispatcher = Dispatcher()  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
-        name = group[0].layout.name  # the tables of a stack have one variant, and had one canary
-        created.append(XlaTables(mesh, group, variants[members[0]], dispatcher, problems.get(name, "")))
+        # The tables of a stack have one variant, and had one canary.
+        its_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
+        if processes is None:
+            created.append(XlaTables(mesh, group, its_variant, dispatcher, problem))
+        else:
+            created.append(ProcessTables(mesh, group, its_variant, processes, problem))
     return created
 
 
@@ -89,11 +102,14 @@ def requested_variant() -> str | None:
     return None if requested == "auto" else requested
 
 
-def choose(mesh: Mesh, layout: Layout, rule: UpdateRule, preferred: str | None = None) -> tuple[str, str]:
+def choose(
+    mesh: Mesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: Processes | None = None
+) -> tuple[str, str]:
     """Return the variant for a table, and why its kernel failed its canary ("": it did not, or there was none).
 
     The variant that the environment requests needs no canary. Without it: the preferred one, or what suits the
-    platform; of these, the first that is possible.
+    platform; of these, the first that is possible. Each process runs the canary on a device of its own, and the kernel
+    must pass in all of them.
     """
     requested = requested_variant()
     if requested is not None and possible(requested, mesh, layout, rule):
@@ -106,6 +122,9 @@ def choose(mesh: Mesh, layout: Layout, rule: UpdateRule, preferred: str | None =
     from penstock.bridge.pallas import canary
 
     problem = canary.failure(mesh, rule, form(formatted(layout, variant), rule))
+    if processes is not None:
+        failed = processes.agree(f"the canary of table '{layout.name}'", [bool(problem)])[:, 0]
+        problem = problem or (f"in process {failed.argmax()}" if failed.any() else "")
     return ("xla" if problem else variant), problem
 
 

@@ -66,8 +66,8 @@ class XlaTables:
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
         self.arrays: tuple[jax.Array, ...] = programs.create(mesh, self._stack.line, lines, tuple(starts))()
-        self._num_watched = 0
-        names = _quoted([layout.name for layout in self.layouts])
+        self._num_watched, self._tried = 0, set[int]()  # the sizes for which the kernel was compiled
+        names = quoted([layout.name for layout in self.layouts])
         self.problems = [f"{names}: the kernel failed its canary, XLA's program updates: {problem}"] if problem else []
 
     @property
@@ -81,7 +81,7 @@ class XlaTables:
         step, application : the number of the step and of the application in it, which key the rounding to bfloat16
         """
         names = [self.layouts[member].name for member, _, _ in updates]
-        reader = f"{_quoted(names)}, step {step}"
+        reader = f"{quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         rows = [
@@ -92,15 +92,24 @@ class XlaTables:
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
     def _apply(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
-        with self._own_mesh():
-            watched = self._num_watched < WATCHED_STEPS
-            before = self._addresses() if watched else []
+        with self._own_mesh(), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
             self._dispatch("apply", reader, rows, 3 + (self._stack.line.halves > 1), numbers)
-            self._num_watched += watched
-            if watched and self._addresses() != before:
-                self._report(f"{reader}: the step moved the table instead of updating it in place")
+
+    @contextmanager
+    def _watching(self, reader: str) -> Iterator[None]:
+        """Report if one of the first steps moves a shard of the arrays."""
+        watched = self._num_watched < WATCHED_STEPS
+        before = self._addresses() if watched else []
+        yield
+        self._num_watched += watched
+        if watched and self._in_any(reader, self._addresses() != before):
+            self._report(f"{reader}: the step moved the table instead of updating it in place")
+
+    def _in_any(self, call: str, problem: bool) -> bool:
+        """Return whether any process that updates the table has a problem. call : what it does, for messages"""
+        return problem
 
     def _addresses(self) -> list[int]:
         """Return the addresses of the arrays' shards: an in-place update keeps them, a hidden copy does not."""
@@ -115,13 +124,17 @@ class XlaTables:
 
     def _program(self, what: str, reader: str, size: int, line: Line | None = None) -> programs.Program:
         """Return a program. If the kernel does not compile for a size, continue with XLA's program: nothing is lost."""
-        try:
-            return self.programs.at(what, size, line)
-        except Exception as error:  # a compiler may raise any type
-            if what != "apply" or self.variant != "pallas":
-                raise
-            self._report(f"{reader}: the kernel does not compile for {size} lines: {str(error).partition(chr(10))[0]}")
-            return self.programs.at(what, size, line)
+        if what == "apply" and self.variant == "pallas" and size not in self._tried:
+            self._tried.add(size)
+            problem = ""
+            try:
+                self.programs.at(what, size, line)
+            except Exception as error:  # a compiler may raise any type
+                problem = str(error).partition("\n")[0] or type(error).__name__
+            if self._in_any(f"{reader}, compiling", bool(problem)):
+                problem = problem or "it fails in another process"
+                self._report(f"{reader}: the kernel does not compile for {size} lines: {problem}")
+        return self.programs.at(what, size, line)
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
         self._keys[member] = keys
@@ -151,8 +164,12 @@ class XlaTables:
             arena = self._dispatcher.arena()
             packed = self._stack.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
             run = self._program(program, reader, packed.lines.shape[1])
-            self.arrays, fence = run(self.arrays, *packed[:num_packed], *numbers)
+            self.arrays, fence = run(self.arrays, *map(self._put, packed[:num_packed]), *numbers)
             arena.read_by(reader, fence)
+
+    def _put(self, rows: Any) -> Any:
+        """Return rows, (devices, …), as a program takes them."""
+        return rows
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._dispatcher.drain()
@@ -213,7 +230,7 @@ class XlaTables:
 
     def warm(self) -> int:
         needed = self.programs.needed()
-        log.info("warm-up: compiling %d programs of %s", len(needed), _quoted([layout.name for layout in self.layouts]))
+        log.info("warm-up: compiling %d programs of %s", len(needed), quoted([layout.name for layout in self.layouts]))
         for what, size, line in needed:
             self._program(what, "warm-up", size, line)
         return len(needed)
@@ -235,7 +252,7 @@ def _flat(answers: jax.Array) -> Float32:
     return host.reshape(-1, *host.shape[2:])
 
 
-def _quoted(names: Sequence[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
     """Return the names of tables as errors print them."""
     if len(names) == 1:
         return f"table '{names[0]}'"

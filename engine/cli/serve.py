@@ -26,7 +26,7 @@ from penstock.cli.options import (
     read_options,
     whole,
 )
-from penstock.cli.output import Output, check_writable, count, keys_texts, several, writing
+from penstock.cli.output import Output, check_writable, count, keys_texts, place_text, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
@@ -188,7 +188,9 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
     interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
     _end(args, service, out)
     if interrupted:
-        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was committed"
+        kept = "nothing was committed"
+        if args.checkpoint:
+            kept = f"committed to {place_text(args.checkpoint)} (--resume continues)"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
     return 0
 

@@ -11,8 +11,8 @@ import os
 
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# The most that glibc accepts: larger blocks are mapped one by one, and returned.
-LARGEST_BLOCK = 32 << 20
+# Twice the messages of penstock's producers. Larger blocks are mapped one by one, and returned.
+LARGEST_BLOCK = 4 << 20
 MOST_KEPT = 1 << 30
 _CHOSEN_BY_USER = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 

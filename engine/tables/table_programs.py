@@ -16,6 +16,7 @@ log = logging.getLogger("penstock")
 # The variants that a caller may prefer, in the order of docs/tpu.md.
 VARIANTS = ("auto", "xla", "pallas", "ffi")
 Programs = Mapping[str, Mapping[str, str]]
+Variant = str | Mapping[str, str]  # as ``Engine`` takes it
 
 
 class TablePrograms:
@@ -55,7 +56,7 @@ class TablePrograms:
             log.warning(self._resumed[0])
 
 
-def preferred(tables: Iterable[str], variant: str | Mapping[str, str]) -> dict[str, str]:
+def preferred(tables: Iterable[str], variant: Variant) -> dict[str, str]:
     """Return table → the variant that is preferred for it. Raises UsageError for an unknown variant or table.
 
     variant : of all tables, or of those that it names; "auto": none is preferred

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.config.id_ranges import ANY_UINT64
+from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
@@ -90,7 +90,7 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
         problem = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
         raise InputError(problem + suggestion(str(table), sizes), source="apply()", reason="unknown_table")
     source = f"apply('{table}')"
-    columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
+    columns = {"id": _ids(ids, sizes[table][0], source), "gradient": _gradients(values, source)}
     if len(columns["id"]) != len(columns["gradient"]):
         lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
         raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
@@ -103,17 +103,21 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
     return frames[0].rows[table] if frames else ()
 
 
-def _ids(ids: Any, source: str) -> pa.Array:
+def _ids(ids: Any, size: int, source: str) -> pa.Array:
     if isinstance(ids, pa.ChunkedArray):
         return ids.combine_chunks()
     if isinstance(ids, pa.Array):
         return ids
     array = _array(ids, source)
-    if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    exact = exact_integers(ids, array)
+    if exact is None or array.ndim != 1:
         raise InputError(f"expected integers of shape (n,), got {array.dtype} of shape {array.shape}", source=source)
-    return pa.array(array)
+    if exact.dtype == object:
+        if (bad := outside(exact, size)).any():
+            problem, row = f"expected {expected(size)}, got {exact[bad][0]}", int(bad.argmax())
+            raise InputError(problem, source=source, row=row, column="id", reason="id_out_of_range")
+        exact = exact.astype(np.uint64 if size == ANY_UINT64 else np.int64)
+    return pa.array(exact)
 
 
 def _gradients(values: Any, source: str) -> pa.Array:
