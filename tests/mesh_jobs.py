@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from limits import HANG_S
+from mesh_kernel_jobs import with_a_kernel
 
 ROWS = {"a": 24, "b": 24, "m": 20, "n": 20, "r": 20, "s": 16, "h": 24}
 DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
@@ -243,7 +244,7 @@ def served_rates(mesh, rank, count, _):
 
 JOBS = {
     job.__name__: job
-    for job in (applied, one_frame_per_step, sliced, ran, trained, saved, loaded, failed, served_rates)
+    for job in (applied, one_frame_per_step, sliced, ran, trained, saved, loaded, failed, served_rates, with_a_kernel)
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.processes.agreement import Processes
+from penstock.bridge.program_cache import compiler_of
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
 from penstock.bridge.xla_tables import XlaTables
 
@@ -75,7 +76,22 @@ class DeviceTable:
 
     def __init__(self, tables: CpuTables | XlaTables, member: int = 0, user_mesh: Mesh | None = None) -> None:
         self._tables, self._member, self._user_mesh = tables, member, user_mesh or tables.mesh
-        self.layout, self.variant = tables.layouts[member], tables.variant
+        self.layout = tables.layouts[member]
+
+    @property
+    def variant(self) -> str:
+        """The variant that updates the table; it changes only if its programs fail (xla_tables.py)."""
+        return self._tables.variant
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Problems of the programs that update the table, a sentence each; tables of a stack share them."""
+        return self._tables.problems
+
+    @property
+    def compiler(self) -> str:
+        """The versions of jax and of the compiler of the programs that update the table."""
+        return compiler_of(self._tables.mesh.local_devices[0])
 
     @property
     def part_dims(self) -> tuple[int, ...]:

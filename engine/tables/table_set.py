@@ -20,6 +20,7 @@ from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
 from penstock.tables.shares import Share, checked_share, reduced, shares_of
 from penstock.tables.table_keys import TableKeys
+from penstock.tables.table_programs import TablePrograms, Variant, preferred
 from penstock.tables.tables_by_id import TablesById
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class TableSet(TablesById):
     mesh : None: the default mesh; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
+    variant : as ``Engine`` takes it
+
+    programs : those that update the tables
     """
 
     is_share = False  # whether only a share of the rows is here
@@ -53,6 +57,7 @@ class TableSet(TablesById):
         seed: int,
         threads: int = 0,
         share: tuple[int, int] | None = None,
+        variant: Variant = "auto",
     ) -> None:
         from penstock.bridge import backends
         from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh, processes_of
@@ -97,12 +102,15 @@ class TableSet(TablesById):
             )
             for name, spec in self.specs.items()
         ]
-        self._groups = backends.create_tables(mesh, definitions, threads, processes=self.processes)
+        self._groups = backends.create_tables(
+            mesh, definitions, threads, preferred=preferred(self.specs, variant), processes=self.processes
+        )
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
                 created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
+        self.programs = TablePrograms(self._tables)
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         self.dynamic = TableKeys(
             {
