@@ -121,6 +121,7 @@ class Metrics(Snapshots):
                 recent_s=list(watch.recent_s),
                 stage_s=dict(watch.stage_s),
                 num_compiles=self._compiles(),
+                problems=tuple(core.tables.programs.problems),
                 seconds=watch.seconds,
                 share=watch.share(),
                 num_skipped=watch.num_skipped,
@@ -212,6 +213,8 @@ def _time(of: Snapshot) -> Iterator[Metric]:
         of.stage_s["step"],
     )
     yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", of.stage_s)
+    problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
+    yield Counter("penstock_device_problems_total", problems, len(of.problems))
     yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", of.num_compiles)
 
 

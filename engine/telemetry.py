@@ -33,7 +33,7 @@ class Snapshot:
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
     moments, hot : sampled; hot : (table, id, share of the rows), the most frequent first
-    The others are those of Gate, EngineCore and Telemetry.
+    The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
     counters: Counters
@@ -48,6 +48,7 @@ class Snapshot:
     recent_s: Sequence[float] = ()
     stage_s: Mapping[str, float]
     num_compiles: int = 0
+    problems: Sequence[str] = ()
     seconds: float = 0.0
     share: float | None = None
     num_skipped: int = 0

@@ -22,6 +22,7 @@ def failed(mesh, rank, count, folder):
     bad = {"t": (np.array([1, 99 if rank else 2]), np.ones((2, 4), np.float32))}
     missing = folder / "missing.arrows"
     dynamic = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="d", dynamic=ps.Dynamic())], ps.SGD(0.1))
+    placed = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, placement=ps.Placement("host"))], ps.SGD(0.1))
     uneven = jax.sharding.Mesh(np.asarray(jax.devices()[1:]), ("x",))
 
     def source():
@@ -40,6 +41,7 @@ def failed(mesh, rank, count, folder):
         "deltas": error_of(lambda: engine.run(batches(0, count), deltas=folder / f"d{rank}")),
         "stage": error_of(lambda: engine.stage(batches(0, count))),
         "dynamic": error_of(lambda: ps.Engine(dynamic, mesh)),
+        "placed": error_of(lambda: ps.Engine(placed, mesh)),
         "uneven": error_of(lambda: ps.Engine(small_config(), uneven)),
         "after": before == engine.state_hash() and not (folder / "c").exists(),
         "source": error_of(lambda: engine.run(source())),

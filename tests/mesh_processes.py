@@ -13,8 +13,11 @@ from pathlib import Path
 
 import mesh_failures
 import mesh_jobs
+import mesh_kernel_jobs
 import numpy as np
 from limits import HANG_S
+
+MODULES = mesh_jobs, mesh_failures, mesh_kernel_jobs
 
 
 def main(name, out):
@@ -27,7 +30,7 @@ def main(name, out):
     patience = {"heartbeat_timeout_seconds": int(HANG_S), "shutdown_timeout_seconds": int(HANG_S)}
     jax.distributed.initialize(job["coordinator"], job["count"], job["rank"], **patience)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(job["count"], -1), ("x", "y"))
-    job_of = getattr(mesh_failures, name, None) or getattr(mesh_jobs, name)
+    (job_of,) = (getattr(module, name) for module in MODULES if hasattr(module, name))
     result = job_of(mesh, job["rank"], job["count"], Path(out).parent)
     Path(out).write_bytes(pickle.dumps(result))
     jax.distributed.shutdown()

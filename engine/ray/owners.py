@@ -58,10 +58,15 @@ class Applied:
 
 @dataclass(frozen=True)
 class Ended:
-    """The counts of an owner at the end. last_rates : of every tag at the last step"""
+    """The counts of an owner at the end.
+
+    last_rates : of every tag at the last step; variants, problems : of its programs (``TablePrograms``)
+    """
 
     tables: Mapping[str, TableReport]
     last_rates: tuple[float, ...] | None
+    variants: Mapping[str, str]
+    problems: Sequence[str]
 
 
 class Owner:
@@ -159,8 +164,8 @@ class Owner:
         return self._metrics.snapshot()
 
     def end(self) -> Ended:
-        core = self._core
-        return Ended(core.table_reports(), core.last_rates)
+        core, programs = self._core, self._core.tables.programs
+        return Ended(core.table_reports(), core.last_rates, programs.variants, programs.problems)
 
     # ---- tables, between two blocks
 

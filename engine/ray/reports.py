@@ -25,6 +25,20 @@ def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, Tab
     return joined
 
 
+def joined_variants(variants: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the variant of each table; where shares differ, all of theirs. variants : of each share by table"""
+    return {name: ", ".join(sorted({of[name] for of in variants})) for name in variants[0]}
+
+
+def joined_problems(problems: Sequence[Sequence[str]]) -> list[str]:
+    """Return the distinct problems of programs, each with its first share. problems : of each share"""
+    first: dict[str, int] = {}
+    for rank, of in enumerate(problems):
+        for problem in of:
+            first.setdefault(problem, rank)
+    return [f"share {rank}: {problem}" for problem, rank in first.items()]
+
+
 def _joined_keys(shares: Sequence[KeyReport]) -> KeyReport:
     totals = {name: sum(getattr(of, name) for of in shares) for name in vars(shares[0])}
     rows = sum(of.keys / of.load for of in shares if of.load)  # shares without a key count as nothing
@@ -45,6 +59,7 @@ def joined_snapshots(shares: Sequence[Snapshot]) -> Snapshot:
         recent_s=[seconds for of in shares for seconds in of.recent_s],
         stage_s={stage: sum(of.stage_s[stage] for of in shares) for stage in first.stage_s},
         num_compiles=sum(of.num_compiles for of in shares),
+        problems=joined_problems([of.problems for of in shares]),
         moments=[_joined_moment(of) for of in zip(*(of.moments for of in shares), strict=False)],
         hot=_joined_hot(shares),
     )
