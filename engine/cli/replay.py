@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Flags of a single process, or of what a cluster has in another form.
-_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report")
+_NOT_ON_RAY = ("devices", "report")
 
 
 def replay_on_ray(args: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
     given = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    options = {name: value for name, value in given.items() if name not in ("merge", "progress")}
+    options = {name: value for name, value in given.items() if name != "merge"}
     out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
     job = Job(
         EmbeddingConfig.load(args.config),
@@ -126,10 +126,12 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         out=args.out,
         state_hash=not args.no_hash,
     )
+    watching = Watching(args, job)
+    job.progress = lambda *_: watching.tick()
     failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
     logging.getLogger("penstock").addHandler(failures)
     try:
-        with writing(place) if place else nullcontext():
+        with watching, writing(place) if place else nullcontext():
             report = job.run()
     finally:
         logging.getLogger("penstock").removeHandler(failures)
