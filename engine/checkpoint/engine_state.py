@@ -111,7 +111,8 @@ def restore(
     """
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    if mesh is not None and len(processes := {device.process_index for device in mesh.devices.flat}) > 1:
+    processes = {device.process_index for device in mesh.devices.flat} if hasattr(mesh, "devices") else set()
+    if len(processes) > 1:
         raise UsageError(
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "
             "read_tables in every process (docs/meshes.md)"

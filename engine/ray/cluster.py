@@ -26,7 +26,7 @@ _PAUSE_S = 0.5
 
 
 class LostError(Exception):
-    """An actor, a node or an object of the job was lost: the job can continue from its last commit. A line names it."""
+    """An actor, a node or an object of the job was lost: the job can continue from its last commit."""
 
 
 def started(address: str | None, num_actors: int) -> Any:

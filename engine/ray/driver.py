@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.metrics import measured
-from penstock.ray.cluster import Actors
+from penstock.ray.cluster import Actors, LostError
 from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Applied, Begun, Ended
@@ -266,9 +267,9 @@ class Driver:
         commit = None
         if self._folder is not None and self._commit is not None:
             commit = measured(self._commit, self._folder.written_s(self._commit))
-        owners: list[Snapshot] = self._actors.get(refs)
-        read = list(self._fractions.values())
-        self._metrics.update(owners, self._read_s, read, self.first_bad, commit)
+        with suppress(LostError):  # which ends an attempt where its results are awaited
+            owners: list[Snapshot] = self._actors.get(refs)
+            self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
 
     # ---- calls
 

@@ -166,7 +166,7 @@ class Job:
             ((self._config, self._sources, rank, self._num_readers, self._read), routing)
             for rank in range(self._num_readers)
         ]
-        samples = self._metrics is not None and self._metrics.samples
+        samples = None if self._metrics is None else self._metrics.samples
         owners = [
             (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples)
             for rank in range(count)

@@ -75,7 +75,7 @@ class Owner:
     arguments : num_required, reduction, seed and threads of the Engine
     rates : learning rates by tag
     deltas : the form of the deltas that ``apply`` returns; None: none are wanted
-    samples : whether snapshots have moments and hot ids
+    samples : whether snapshots have moments and hot ids; None: none are wanted
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Owner:
         arguments: Mapping[str, Any],
         rates: Rates,
         deltas: DeltaOptions | None,
-        samples: bool,
+        samples: bool | None,
     ) -> None:
         self._config, self._share, self._arguments = config, share, arguments
         self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
@@ -114,7 +114,9 @@ class Owner:
         core.start_counting()
         core.rates = self._rates
         engine.session.count_into(self._counters)
-        self._metrics, engine.watch.counters = Metrics(engine), self._counters
+        engine.watch.counters = self._counters
+        if self._samples is not None:
+            self._metrics = Metrics(engine)
         if self._samples:
             engine.watch.look_closer()
         self._deltas = None if self._options is None else Deltas(core, self._options)
