@@ -22,9 +22,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock.bench.tpu.cases import cases
 from penstock.bench.tpu.matrix import Compiler, prepare
 from penstock.bench.tpu.results_page import bundles_in, telling
+from penstock.bench.tpu.step_cases import cases
 from penstock.bridge.pallas import tensorcore
 
 COPIES = ("dma.hbm_to_vmem", "dma.vmem_to_hbm")

@@ -22,9 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.tpu.cases import LINES, OF_FOUR_HOSTS, ROWS, TOPOLOGIES, Case, Result, cases, optimizers
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
 from penstock.bench.tpu.results_page import bundles_in, kept, row_of, write
+from penstock.bench.tpu.step_cases import LINES, OF_FOUR_HOSTS, ROWS, TOPOLOGIES, Case, Result, cases, optimizers
 
 # Bytes moved, as a multiple of the floor. XLA's staging leaves the chip beyond this dim, and beyond ``LINES`` lines.
 MOST_BY_KERNEL, MOST_BY_XLA, MOST_DIM_BY_XLA = 1.25, 2.5, 200

@@ -9,7 +9,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from penstock.bench.tpu.cases import LINES, ROWS, Case, Result
+from penstock.bench.tpu.step_cases import LINES, ROWS, Case, Result
 
 HEAD = """# The compile matrix of TPU steps
 

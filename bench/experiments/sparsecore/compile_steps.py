@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.bench.tpu import matrix
-from penstock.bench.tpu.cases import DIMS, LINES, MAIN, Case, Result, optimizers
 from penstock.bench.tpu.moved_bytes import dma_bytes
+from penstock.bench.tpu.step_cases import DIMS, LINES, MAIN, Case, Result, optimizers
 
 GENERATIONS = ("v5p", "v6e", "tpu7x")
 
