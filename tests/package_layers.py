@@ -18,7 +18,7 @@ OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   ray   dataflow   metrics
+service   passes   ray   dataflow   metrics
 engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
 
-__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
+__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
 
 
 def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:
@@ -62,6 +63,16 @@ def open_source(source: Any, allow_missing_end: bool = False) -> Source:
         "expected a path, '-', a URI, an object with __arrow_c_stream__, a dataset, a lazy frame, a binary file or an "
         f"iterable of record batches, got {type(source).__name__}"
     )
+
+
+def read_once(name: str) -> str | None:
+    """Return the kind of a named source that can be read only once; None: it can be read again."""
+    if name == "-":
+        return "standard input"
+    if "://" in name:
+        return "a live stream" if name.partition("://")[0] in ("grpc", "grpc+tcp", "grpc+tls", "kafka") else None
+    mode = os.stat(name).st_mode if os.path.exists(name) else stat.S_IFREG
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe"
 
 
 def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
