@@ -40,6 +40,7 @@ PACKAGE_DIR = {
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",
     "penstock.io.storage": "io/storage",
+    "penstock.io.targets": "io/targets",
     "penstock.planning": "engine/planning",
     "penstock.plots": "engine/plots",
     "penstock.pyx": "pyx",

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
+import penstock.interrupts as interrupts
 from penstock.errors import PenstockError, UsageError
 from penstock.io.flight.messages import encoded, flight_errors, from_flight
 
@@ -116,7 +117,7 @@ class Patience:
             self._until_s = now + self._patience_s
         if now + self._pause_s > self._until_s:
             raise error
-        time.sleep(self._pause_s)
+        interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
