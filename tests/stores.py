@@ -30,9 +30,9 @@ def config_of(item_dim=DIM, key_type="uint64"):
     return ps.EmbeddingConfig.from_tables(tables)
 
 
-def frame(step):
+def frame(step, keys=None):
     """The frame of one step, the same in every test: rows of both tables."""
-    keys = STEPS[step % len(STEPS)].view(np.uint64)
+    keys = STEPS[step % len(STEPS)].view(np.uint64) if keys is None else np.array(keys, np.uint64)
     items = np.arange(step, step + 5, dtype=np.uint64) % np.uint64(ITEMS)
     values = np.random.default_rng(step).standard_normal((len(items) + len(keys), DIM)).astype(np.float32)
     return pa.record_batch(

@@ -103,7 +103,7 @@ def test_a_store_of_other_tables_is_refused(store, capsys, refused):
         assert "it holds tables item, user, the service has ad" in line
 
 
-def test_a_follower_goes_on_when_its_service_is_restarted(store, tmp_path):
+def test_a_follower_survives_a_restart_of_its_service(store, tmp_path):
     config = tmp_path / "tables.pbtxt"
     config_of().save(config)
     address = f"grpc://127.0.0.1:{free_port()}"
@@ -215,7 +215,7 @@ def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkey
         assert "guess" not in line
 
 
-def test_what_penstock_did_not_write_is_not_overwritten(tmp_path, refused):
+def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refused):
     foreign = pa.table({"id": [1, 2]})
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
@@ -252,4 +252,4 @@ def test_a_library_that_is_missing_is_named(kind, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, module, None)
     target = "redis://h:1/0" if kind == "redis" else f"{kind}:x"
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", target)
-    assert f"needs the package {module}: pip install 'penstock[{kind}]'" in line
+    assert f"needs the package {module}: pip install -e '.[{kind}]'" in line

@@ -139,7 +139,7 @@ def library(module: str, extra: str, target: str) -> Any:
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise UsageError(f"{target}: needs the package {module}: pip install 'penstock[{extra}]'") from None
+        raise UsageError(f"{target}: needs the package {module}: pip install -e '.[{extra}]'") from None
 
 
 @contextmanager
@@ -149,6 +149,8 @@ def failures(name: str, *kinds: type[BaseException]) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (OSError, *kinds) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *kinds)):
+            raise
         text = " ".join(str(error).split()) or type(error).__name__
         raise TargetError(f"{name}: {short(text)}") from error
