@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput", "dynamic")
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
 GROWTH = tuple(f"growth/{what}" for what in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
-KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "admit", "evict"))
+KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "stream", "admit", "evict"))
 CASES = (*COMPARED, *KEYS, *GROWTH, "latency")
 
 LATENCY_ROWS, LATENCY_STEPS = 100, 200

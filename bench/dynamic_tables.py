@@ -83,23 +83,31 @@ def directory_way(threads: int) -> KeyWay:
 
 
 class Numbering:
-    """A KeyWay: batches of present keys of a table that has all keys of the vocabulary (``lookup``), or batches of keys
-    that are new to an empty table (``insert``)."""
+    """A KeyWay: batches of present keys of a table that has all keys of the vocabulary (``lookup``), batches of keys
+    that are new to an empty table (``insert``), or batches of which half are new to a table that has as many keys as a
+    batch at first (``stream``)."""
 
-    def __init__(self, way: KeyWay, workload: Workload, steps: Sequence[Step], lookup: bool) -> None:
-        self._way, self._lookup, (table,) = way, lookup, workload.tables
-        self._num_keys = table.vocabulary_size if lookup else len(steps) * table.rows
-        keys = [hashed(ids) for ids in (present(steps) if lookup else fresh(table.rows, len(steps)))]
+    def __init__(self, way: KeyWay, workload: Workload, steps: Sequence[Step], kind: str) -> None:
+        self._way, self._kind, (table,) = way, kind, workload.tables
+        rows = table.rows
+        old, new = {"lookup": (table.vocabulary_size, 0), "insert": (0, rows), "stream": (rows, rows // 2)}[kind]
+        self._num_keys = old + new * len(steps)
+        self._old = way.convert(hashed(np.arange(old)))
+        ids = present(steps) if kind == "lookup" else fresh(rows, new, old, len(steps))
+        keys = [hashed(batch) for batch in ids]
         self._batches = [way.convert(batch) for batch in keys]
-        self._call = (way.look_up if lookup else None) or way.number
-        self.state = way.create(self._num_keys)
-        if lookup:
-            way.finish(way.number(self.state, way.convert(hashed(np.arange(self._num_keys)))))
+        self._call = (way.look_up if kind == "lookup" else None) or way.number
+        self._fill()
         self.num_wrong = self._num_wrong(keys[0])
 
+    def _fill(self) -> None:
+        self.state = self._way.create(self._num_keys)
+        if len(self._old):
+            self._way.finish(self._way.number(self.state, self._old))
+
     def prepare(self, steps: Sequence[int]) -> None:
-        if not self._lookup:
-            self.state = self._way.create(self._num_keys)
+        if self._kind != "lookup":
+            self._fill()
 
     def run(self, steps: Sequence[int]) -> None:
         for number in steps:
@@ -122,9 +130,16 @@ def present(steps: Sequence[Step]) -> list[Int64]:
     return [rng.permutation(np.unique(step.ids)) for step in steps]
 
 
-def fresh(rows: int, num_steps: int) -> list[Int64]:
-    """Return as many batches of ids that occur nowhere else."""
-    return list(np.arange(rows * num_steps).reshape(num_steps, rows))
+def fresh(rows: int, new: int, old: int, num_steps: int) -> list[Int64]:
+    """Return as many batches of distinct ids, in no order if some are known. new : of a batch, how many occur in none
+    before it and are not below ``old``"""
+    rng = np.random.default_rng(0)
+    starts = range(old, old + new * num_steps, new)
+    if new == rows:
+        return [np.arange(start, start + new) for start in starts]
+    known = [rng.choice(start, rows - new, replace=False, shuffle=False) for start in starts]
+    added = [np.arange(start, start + new) for start in starts]
+    return [rng.permutation(np.concatenate(both)) for both in zip(known, added, strict=True)]
 
 
 class RandomLines:
@@ -167,7 +182,7 @@ class Admissions(Ours):
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
         (self._size,) = workload.tables
         self._engine = turnover_engine(self._size.vocabulary_size, self._size.dim, threads, Dynamic())
-        keys = [hashed(ids) for ids in fresh(self._size.rows, len(steps))]
+        keys = [hashed(ids) for ids in fresh(self._size.rows, self._size.rows, 0, len(steps))]
         sums = [step.parts[self._size.name][1] for step in steps]
         self._sums = [Coalesced((SummedArrays(*of),)) for of in zip(keys, sums, strict=True)]
         self.prepare(range(1))
@@ -255,7 +270,7 @@ def key_sides(
             for name, policies in ((OURS, True), (WITHOUT, False))
         }
     sides: dict[str, Callable[[], Side]] = {
-        way.name: lambda way=way: Numbering(way, workload, steps, kind == "lookup")  # type: ignore[misc]
+        way.name: lambda way=way: Numbering(way, workload, steps, kind)  # type: ignore[misc]
         for way in (directory_way(threads), *ways)
     }
     if kind == "lookup":

@@ -98,8 +98,7 @@ class EngineCore:
         if tables.dynamic:
             self.gate.steps = range(MAX_TIME + 1)
         self.pipeline = Pipeline(stores, threads)
-        for table in tables.dynamic.values():
-            table.run = self.pipeline.team.run
+        tables.dynamic.run_on(self.pipeline.team.run)
         # Of the next step: the learning rate of every tag, and the counters of its run.
         self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
 
@@ -196,16 +195,17 @@ class EngineCore:
         with self.still():
             for store in self.pipeline.stores.values():
                 store.accumulator.start_counting()
-            for table in self.tables.dynamic.values():
-                table.start_counting()
+            self.tables.dynamic.start_counting()
 
-    def table_reports(self) -> dict[str, TableReport]:
-        """Return the rows and distinct ids that entered every table's sums since ``start_counting``."""
+    def expired_waiting(self) -> dict[str, int]:
+        """Return how many expired keys every dynamic table has. Frames enter meanwhile if the lock is not held."""
+        return self.tables.dynamic.expired_waiting(self.gate.still)
+
+    def table_reports(self, waiting: Mapping[str, int] | None = None) -> dict[str, TableReport]:
+        """Return the rows and ids that entered every table since ``start_counting``. waiting : counted before"""
         counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
-        keys = {}
-        if self.tables.dynamic:  # a step on another thread is between its plan and its changes
-            with self.gate.still():
-                keys = {name: table.report() for name, table in self.tables.dynamic.items()}
+        with self.gate.still():  # else a step on another thread is between its plan and its changes
+            keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
         distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
         return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
 
@@ -223,12 +223,11 @@ class EngineCore:
         with self.still(), self._whole():
             for observer in reversed(self.observers):
                 observer.before_load()
-            for table in self.tables.dynamic.values():
-                table.forget_changes()
             write()
             for observer in self.observers:
                 for name, of_table in ids.items():
                     observer.loaded(name, of_table)
+            self.tables.dynamic.forget_changes()
 
     def wait(self) -> None:
         """Wait until the devices are done, and raise their errors."""
@@ -248,8 +247,7 @@ class EngineCore:
 
     def check_ready(self) -> None:
         """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""
-        if self.failed is not None:
-            self.check_whole()
+        self.check_whole()
         if self.config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
 
@@ -270,8 +268,8 @@ class EngineCore:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
         step, observers = self.gate.global_step, self.observers
-        self.tables.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
-        coalesced = self.tables.located(self.pipeline.drain())
+        self.tables.dynamic.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
+        coalesced = self.tables.dynamic.located(self.pipeline.drain())
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:
@@ -284,6 +282,7 @@ class EngineCore:
             self.changed_step = step + 1
         for observer in observers:
             observer.after_step(coalesced)
+        self.tables.dynamic.forget_changes()
         self.last_rates = rates
         counters.steps += 1
 

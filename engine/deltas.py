@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
-from penstock.errors import UsageError
+from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
 from penstock.io.storage.delta_format import Block, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.validation import whole
@@ -48,13 +48,19 @@ class DeltaOptions:
 
 
 def form_of(specs: Iterable[TableSpec], options: DeltaOptions) -> DeltaForm:
-    """Return the form of the deltas of some tables. Raises UsageError for slots, or ``last``, that no table has."""
+    """Return the form of the deltas of some tables.
+
+    Raises ConfigError for int64 and uint64 keys together, UsageError for slots, or ``last``, that no table has.
+    """
     specs = tuple(specs)
     shapes = {spec.name: Shape(spec.dim, [slot for slot, _ in spec.slots]) for spec in specs}
-    key_types = {None if spec.dynamic is None else spec.dynamic.key_type for spec in specs}
-    if {"int64", "uint64"} <= key_types:
-        raise UsageError("deltas: one column cannot hold the keys of int64 and of uint64 tables; run them apart")
-    is_dynamic = key_types != {None}
+    key_types = {None if spec.dynamic is None else spec.dynamic.key_type: spec.name for spec in specs}
+    if key_types.keys() >= {"int64", "uint64"}:
+        raise ConfigError(
+            f"table '{key_types['int64']}' has int64 keys and table '{key_types['uint64']}' has uint64 keys, but "
+            "deltas have one column for both; give them one key_type, or run them apart"
+        )
+    is_dynamic = key_types.keys() != {None}
     if options.last and not is_dynamic:
         raise UsageError("last: no table is dynamic, and only the keys of dynamic tables have it")
     return DeltaForm(

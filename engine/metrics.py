@@ -29,7 +29,7 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "keys": ("keys", Gauge, "keys that have a row"),
     "load": ("keys_ratio", Gauge, "keys over the rows of the table"),
     "waiting": ("waiting_keys", Gauge, "keys that wait for admission"),
-    "expired_waiting": ("unswept_keys", Gauge, "expired keys that still have a row"),
+    "expired_waiting": ("expired_waiting_keys", Gauge, "expired keys that still have a row"),
     "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
     "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
     "returned": ("returned_keys_total", Counter, "admitted keys that had lost a row before"),
@@ -54,21 +54,30 @@ class Metrics(Collector):
 
         self._engine, self._compiles = engine, num_compiles
 
-    def collect(self) -> list[Metric]:
-        """Return all metrics: a consistent snapshot between two frames."""
+    def collect(self, expired_waiting: Mapping[str, int] | None = None) -> list[Metric]:
+        """Return all metrics: a consistent snapshot between two frames, except for the expired keys that wait.
+
+        expired_waiting : ``EngineCore.expired_waiting``, for a caller with the gate's lock; None: count them before
+        """
+        if expired_waiting is None:
+            expired_waiting = self._engine.core.expired_waiting()
         with self._engine.gate.still():
             several = self._engine.processes
-            flow = [*self._flow(several), *self._gate(), *self._tables(several), *self._time(), *self._checkpoint()]
+            tables = self._tables(several, self._engine.core.table_reports(expired_waiting))
+            flow = [*self._flow(several), *self._gate(), *tables, *self._time(), *self._checkpoint()]
             return [*flow, *_processes(several)] if several else flow
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self).decode()
 
-    def plain(self) -> dict[str, Any]:
-        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None."""
+    def plain(self, expired_waiting: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
+
+        expired_waiting : as for ``collect``
+        """
         found: dict[str, Any] = {}
-        for metric in self.collect():
+        for metric in self.collect(expired_waiting):
             for sample in metric.samples:
                 value = sample.value if math.isfinite(sample.value) else None
                 if sample.labels:
@@ -127,8 +136,7 @@ class Metrics(Collector):
             "penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
         )
 
-    def _tables(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
-        tables: Mapping[str, TableReport] = self._engine.core.table_reports()
+    def _tables(self, several: Sequence[ProcessReport], tables: Mapping[str, TableReport]) -> Iterator[Metric]:
         keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
         updated = self._engine.watch.updated
         if several:

@@ -102,6 +102,7 @@ ROOMS = [
             "penstock.pyx.partition",
             "penstock.learning_rates",
             "penstock.tables.initializers",
+            "penstock.tables.table_keys",
             "penstock.tables.table_set",
             "penstock.telemetry",
         },
@@ -182,6 +183,16 @@ ROOMS = [
         {"numpy"},
     ),
     ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
+    (
+        "penstock.tables.table_keys",
+        {
+            "penstock.frames",
+            "penstock.stats",
+            "penstock.tables.dynamic_table",
+            "penstock.tables.initializers",
+        },
+        set(),
+    ),
     # What an engine would do to the keys of a log, without its tables: no jax.
     (
         "penstock.planning",
@@ -221,6 +232,8 @@ ROOMS = [
             "penstock.frames",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
+            "penstock.tables.key_directory",
+            "penstock.tables.table_keys",
             "penstock.validation",
             "penstock.updates",
         },

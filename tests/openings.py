@@ -33,4 +33,5 @@ def removals(plan):
 
 def state_of(directory):
     """Return everything that decides the future."""
-    return {name: array.tolist() for name, array in directory.get_state().items() if name != "row"}
+    decides = {name: array for name, array in directory.get_state().items() if not name.startswith(("row", "removed."))}
+    return {name: array.tolist() for name, array in decides.items()}

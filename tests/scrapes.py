@@ -39,7 +39,7 @@ METRIC_OF_KEYS = {
     "keys": "penstock_table_keys",
     "load": "penstock_table_keys_ratio",
     "waiting": "penstock_table_waiting_keys",
-    "expired_waiting": "penstock_table_unswept_keys",
+    "expired_waiting": "penstock_table_expired_waiting_keys",
     "directory_bytes": "penstock_table_directory_bytes",
     "admitted": "penstock_table_admitted_keys_total",
     "returned": "penstock_table_returned_keys_total",

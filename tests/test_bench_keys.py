@@ -44,6 +44,7 @@ def test_a_dynamic_table_is_compared_with_a_static_one():
     [
         ("keys/lookup", {"penstock", "random_lines", "dict"}),
         ("keys/insert", {"penstock", "dict"}),
+        ("keys/stream", {"penstock", "dict"}),
         ("keys/admit", {"penstock"}),
         ("keys/evict", {"penstock", "penstock_without"}),
     ],
@@ -95,13 +96,22 @@ def test_the_table_of_the_turnover_evicts_and_the_other_one_has_room():
     assert np.array_equal(*(side.seen("table", newest) for side in sides))
 
 
+def test_half_of_the_keys_of_each_batch_of_the_stream_are_new():
+    known = np.arange(100)
+    for batch in dynamic_tables.fresh(40, 20, 100, 3):
+        assert len(np.unique(batch)) == 40
+        assert np.isin(batch, known).sum() == 20
+        known = np.union1d(known, batch)
+    assert known.tolist() == list(range(160))
+
+
 @pytest.mark.parametrize("name", ["pandas", "polars"])
 def test_libraries_number_keys(name):
     pytest.importorskip(name)
     from penstock.bench import peers
 
     ways = [way for way in peers.ways(name, 1) if isinstance(way, contestants.KeyWay)]
-    for case in ("keys/lookup", "keys/insert"):
+    for case in ("keys/lookup", "keys/insert", "keys/stream"):
         run = measured(case, ways)
         assert run["failed"] == {}
         assert {way.name for way in ways} < set(run["sides"])

@@ -1,5 +1,6 @@
 """Dynamic settings of a table: Python, text files, messages, and what contradicts itself."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +26,8 @@ def dynamics(draw):
         settings["clock"] = draw(st.sampled_from(["steps", "time"]))
     if draw(st.booleans()):
         settings["probability"] = draw(st.floats(0, 1))
-    else:
-        settings["min_count"] = draw(st.integers(1, 2**31 - 1))
+    elif draw(st.booleans()):
+        settings["min_count"] = draw(st.integers(2, 2**31 - 1))
         settings["count"] = draw(st.sampled_from(["rows", "frames"]))
         settings["forget_after"] = draw(NUMBERS)
     return ps.Dynamic(**settings)
@@ -84,12 +85,29 @@ def test_tensorflows_message_cannot_hold_a_dynamic_table():
         ({"clock": "time"}, "clock 'time' needs expire_after or evict; say after how many seconds a key expires"),
         ({"evict": "lfu"}, "evict 'lfu' needs half_life; say after how many units of the clock"),
         ({"half_life": 3}, "half_life belongs to evict 'lfu'; use evict 'lfu', or remove half_life"),
+        ({"count": "frames"}, "count 'frames' belongs to min_count; say after how many a key is admitted"),
+        ({"forget_after": 9}, "forget_after belongs to min_count; say after how many occurrences a key is admitted"),
+        ({"min_count": np.float64(3)}, "min_count must be an int from 1 to 2147483647, got"),
+        ({"min_count": np.int64(0)}, "min_count must be an int from 1 to 2147483647, got"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings, message):
     with pytest.raises(ps.ConfigError) as error:
         ps.Dynamic(**settings)
     assert message in str(error.value)
+
+
+def test_numbers_of_numpy_are_taken_and_survive_a_commit(tmp_path):
+    dynamic = ps.Dynamic(min_count=np.int64(3), forget_after=np.int32(9), expire_after=np.uint8(5))
+    assert dynamic == ps.Dynamic(min_count=3, forget_after=9, expire_after=5)
+    assert ps.Dynamic(probability=np.float32(0.5)) == ps.Dynamic(probability=0.5)
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table_of(dynamic)]))
+    engine.save(tmp_path / "c")
+    assert ps.Engine.restore(tmp_path / "c").config.table("user").dynamic == dynamic
+
+
+def test_rejected_keys_wait_and_may_be_forgotten():
+    assert ps.Dynamic(forget_after=9, on_full="reject").forget_after == 9
 
 
 def test_a_table_takes_only_dynamic_settings():
@@ -102,6 +120,10 @@ def test_a_table_takes_only_dynamic_settings():
     [
         ("evict { by: LFU }", "settings of table 'a': evict 'lfu' needs half_life"),
         ("expire { after: 0 }", "settings of table 'a': expire_after must be an int from 1 to 2147483647, got 0"),
+        ("expire { }", "settings of table 'a': expire { } says nothing; give after, or remove it"),
+        ("expire { clock: STEPS }", "settings of table 'a': expire { } says nothing; give after, or remove it"),
+        ("admit { }", "settings of table 'a': admit { } says nothing; give min_count or probability, or remove it"),
+        ("admit { count: FRAMES }", "settings of table 'a': count 'frames' belongs to min_count"),
         ("missing: 7", "settings of table 'a': missing must be one of initial, zero, got 7"),
     ],
 )

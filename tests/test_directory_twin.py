@@ -5,9 +5,10 @@ import pytest
 import reference_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openings import hashed, opened, removals
+from openings import hashed, opened, removals, state_of
 
 from penstock.pyx.keys.directory import Directory
+from penstock.pyx.keys.directory_plan import Plan
 
 EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]
 
@@ -102,6 +103,24 @@ def test_openings_equal_the_twin(policy, admission, eviction, capacity, by_time,
         rows = rng.integers(1, 4, len(keys)).tolist()
         frames = [int(rng.integers(1, r + 1)) for r in rows]
         pair.open(keys, rows, frames, clock, step, admit_all=bool(rng.random() < 0.1))
+    pair.compare()
+
+
+@given(POLICIES, ADMISSION, EVICTION, st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_large_openings_of_new_and_of_present_keys_equal_the_twin(policy, admission, eviction, seed):
+    """After an opening of mostly new keys, all keys of the next one are dealt to shards before they are found."""
+    pair = Pair(500, **policy, **admission, **eviction)
+    rng = np.random.default_rng(seed)
+    first = 0
+    for step in range(12):
+        first += int(rng.choice([0, 20, 300]))
+        keys = hashed(first + rng.permutation(300)[: int(rng.integers(64, 300))])
+        rows = rng.integers(1, 4, len(keys))
+        before = state_of(pair.directory)
+        Plan(pair.directory, keys, rows, clock=step, step=step).cancel()
+        assert state_of(pair.directory) == before
+        pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
     pair.compare()
 
 

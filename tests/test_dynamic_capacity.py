@@ -11,6 +11,7 @@ from dynamic import Reader, churning_steps, config_of, cut, engine_of, log_of, p
 from ipc import log as log_bytes
 
 import penstock as ps
+from penstock.cli.main import main
 
 GROWING = ps.Dynamic(min_count=2, expire_after=200, forget_after=30)
 
@@ -235,7 +236,9 @@ def test_steps_that_are_no_clock_are_refused_before_a_frame_enters(step):
     assert engine.keys("user").to_pylist() == [1, 2]
 
 
-def test_a_directory_that_cannot_fit_the_machine_is_refused_before_memory_runs_out(tmp_path, refused, monkeypatch):
+def test_a_directory_that_cannot_fit_the_machine_is_refused_before_memory_runs_out(
+    tmp_path, refused, monkeypatch, capsys
+):
     """Also where no table is needed."""
     config, log = tmp_path / "c.pbtxt", tmp_path / "log.arrows"
     config_of(rows=20_000_000, dim=1, optimizer=ps.SGD(0.1)).save(config)
@@ -244,3 +247,13 @@ def test_a_directory_that_cannot_fit_the_machine_is_refused_before_memory_runs_o
     monkeypatch.setattr(os, "sysconf", lambda name, ask=os.sysconf: counts.get(name) or ask(name))
     for command in ("replay", "plan"):
         assert "table 'user': its directory needs 0.8 GB, this machine has 0.5 GB" in refused(6, command, config, log)
+    several = [
+        ps.TableConfig(8_000_000, 1, name=name, optimizer=ps.SGD(0.1), dynamic=ps.Dynamic())
+        for name in ("user", "item")
+    ]
+    ps.EmbeddingConfig.from_tables(several).save(config)
+    line = "tables 'user', 'item': their directories need 0.6 GB, this machine has 0.5 GB"
+    for command in ("replay", "plan"):
+        assert line in refused(6, command, config, log)
+    assert main(["validate", str(config), str(log)]) == 6
+    assert line in capsys.readouterr().err

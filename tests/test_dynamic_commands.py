@@ -77,7 +77,7 @@ def test_inspect_names_dynamic_tables(tmp_path, call):
     saved(tmp_path)
     text, found = call(0, "inspect", tmp_path / "run")
     engine = ps.Engine.restore(tmp_path / "run")
-    keys = engine.core.tables.dynamic["user"].report()
+    keys = engine.core.table_reports()["user"].keys
     assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting; {SETTINGS}" in text
     assert (found["tables"][0]["keys"], found["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
     config_of(ALL_POLICIES).save(tmp_path / "c.pbtxt")
@@ -122,7 +122,7 @@ def test_a_replay_prints_what_became_of_the_keys(tmp_path, call):
     assert of["admitted"] - of["expired"] - of["evicted"] == of["keys"]
     assert "table     user: 1,440 rows\n" in text
     assert f"keys      user: {of['keys']} keys ({of['keys'] / 32:.0%} of the rows), directory " in text
-    assert f"directory {size_text(of['directory_bytes'])}, {of['expired_waiting']} expired and not swept yet" in text
+    assert f"directory {size_text(of['directory_bytes'])}, {of['expired_waiting']} expired waiting" in text
     assert f"keys      user: {of['admitted']} admitted, {of['returned']} returned, {of['expired']} expired" in text
     assert f"{of['evicted']} evicted, 0 rejected; {of['waiting']} waiting, {of['unadmitted_rows']} rows not" in text
     page = (tmp_path / "page" / "index.html").read_text()
@@ -260,3 +260,11 @@ def test_keys_loaded_before_the_first_step_do_not_expire_in_it(tmp_path):
     assert engine.keys("user").to_pylist() == [1, 2, 3]
     engine.run([timed([3], [1_700_003_601], [2])])
     assert engine.keys("user").to_pylist() == [3]
+
+
+def test_the_first_delta_after_a_static_checkpoint_has_only_the_keys_of_its_step(tmp_path):
+    ps.Engine(static_config()).run([log_of([[1, 2], [2, 40], [1]])], checkpoint=tmp_path)
+    dynamic = ps.Engine.restore(tmp_path, config=config_of(rows=8))
+    (delta,) = dynamic.stage([log_of([[], [], [], [2]])])
+    assert dynamic.keys("user").to_pylist() == [1, 2, 40]
+    assert delta["id"].to_pylist() == [2]

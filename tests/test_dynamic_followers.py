@@ -94,8 +94,8 @@ def test_a_reader_equals_the_table_at_each_of_1000_steps_and_accounts_for_every_
         # A key that expired and came back in one step is in both counts and in neither set.
         back = expired + evicted - gone
         assert admitted - len(set(reader.rows) - held) == back >= 0
-        assert len(reader.rows) - directory.num_expired_now == len(engine.keys("user"))
-        most_waiting = max(most_waiting, directory.num_expired_now)
+        assert len(reader.rows) - directory.num_expired_waiting() == len(engine.keys("user"))
+        most_waiting = max(most_waiting, directory.num_expired_waiting())
         counts += admitted, expired, evicted
     assert counts.min() >= 100
     assert most_waiting > 0

@@ -3,7 +3,8 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dynamic import engine_of, push
+from dynamic import engine_of, log_of, push
+from ipc import log as log_bytes
 
 import penstock as ps
 
@@ -78,7 +79,7 @@ def test_an_expired_key_is_absent_for_every_reader_at_once(steps, present, tmp_p
     assert engine.explain("user", 1).startswith("present" if present else "absent")
     engine.write_tables(tmp_path)
     assert len(pq.read_table(tmp_path / "user.parquet")) == len(engine.keys("user"))
-    assert engine.core.tables.dynamic["user"].report().expired_waiting == (not present)
+    assert engine.core.table_reports()["user"].keys.expired_waiting == (not present)
 
 
 def test_the_largest_settings_are_numbers_that_a_table_can_keep():
@@ -87,3 +88,39 @@ def test_the_largest_settings_are_numbers_that_a_table_can_keep():
     engine = engine_of(ps.Dynamic(**settings))
     push(engine, [1, 1])
     assert engine.explain("user", 1) == f"waits: 2 of {most} rows, last at step 0"
+
+
+@pytest.mark.parametrize(
+    ("key_type", "keys", "rows"),
+    [
+        ("int64", [-(2**63), -1, 0, 2**63 - 1], [3 - 2**63, 2, 3, 2**63 + 2]),
+        ("uint64", [0, 7, 2**63, 2**64 - 1], [3, 10, 2**63 + 3, 2**64 + 2]),
+    ],
+)
+def test_a_row_that_starts_from_its_id_starts_from_the_key_in_its_type(key_type, keys, rows):
+    dynamic = ps.Dynamic(key_type=key_type, evict="lru")
+    table = ps.TableConfig(8, 2, name="user", initializer=ps.RowIdInitializer(3), dynamic=dynamic)
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], ps.SGD(1.0)))
+    keys = np.array(keys, key_type)
+    expected = [float(np.float32(row)) for row in rows]
+    assert engine.lookup("user", keys)[:, 1].tolist() == expected
+    engine.apply({"user": (keys, np.zeros((4, 2), np.float32))})
+    assert len(engine.keys("user")) == 4
+    assert engine.lookup("user", keys)[:, 0].tolist() == expected
+
+
+def test_deltas_of_int64_and_uint64_keys_together_are_refused_before_anything_starts(tmp_path, refused):
+    tables = [
+        ps.TableConfig(8, 2, name=name, dynamic=ps.Dynamic(key_type=key_type))
+        for name, key_type in (("user", "int64"), ("item", "uint64"))
+    ]
+    config = ps.EmbeddingConfig.from_tables(tables, ps.SGD(1.0))
+    line = "table 'user' has int64 keys and table 'item' has uint64 keys, but deltas have one column for both"
+    with pytest.raises(ps.ConfigError, match=line):
+        ps.Engine(config).stage([])
+    config.save(tmp_path / "c.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log_bytes([log_of([[1]], dim=2)]))
+    assert line in refused(4, "serve", tmp_path / "c.pbtxt", "--checkpoint", tmp_path / "state")
+    replay = ("replay", tmp_path / "c.pbtxt", tmp_path / "log.arrows", "--table", "user")
+    assert line in refused(4, *replay, "--deltas", tmp_path / "deltas")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.pbtxt", "log.arrows"]

@@ -59,6 +59,18 @@ def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
         assert service.engine.state_hash() == whole.state_hash()
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_table_without_a_key_is_of_the_step_of_its_clock(durable, tmp_path):
+    engine = engine_of(ps.Dynamic(min_count=100), rows=32)
+    with service_of(engine, folder=tmp_path / "c" if durable else None) as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            for step in range(5):
+                producer.send(log_of([*([[]] * step), [1, 2]]))
+            until(lambda: engine.global_step == 5)
+            at = client_of(service).table("user")
+        assert (at.step, at.clock, at.keys.tolist()) == (5, 4, [])
+
+
 def read_slowly(monkeypatch, engine, steps):
     """Read tables in blocks of one row, and after each wait for the next of these steps. Returns the blocks so far."""
     blocks = []
@@ -202,6 +214,29 @@ def test_a_full_table_ends_the_service_and_no_frame_is_lost_or_applied_twice(tmp
     straight = engine_of(rows=9)
     straight.run(iter(frames))
     assert f'"state_hash": "{straight.state_hash()}"' in out
+
+
+def send_often(producer, frame):
+    for _ in range(10_000):
+        producer.send(frame)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_every_producer_of_a_service_that_a_full_table_ends_gets_the_line_that_names_it(durable, tmp_path):
+    config_of(rows=2).save(tmp_path / "c.pbtxt")
+    saving = ("--checkpoint", tmp_path / "c") if durable else ()
+    with Process(tmp_path / "c.pbtxt", *saving) as service:
+        other = connect(service.uri, patience_s=0.5).producer("in flight")
+        other.send(log_of([[1]]))
+        other.wait()
+        with pytest.raises(ps.ServiceError) as cause:
+            connect(service.uri, patience_s=0.5).put([log_of([[], [2, 3]])], "cause")
+        with pytest.raises(ps.ServiceError) as in_flight:
+            send_often(other, log_of([[1]]))
+        assert service.wait()[0] == 6
+    for line in (str(cause.value), str(in_flight.value)):
+        assert "table 'user': no room for 1 of 2 new keys: 1 of 2 rows are in use; set a larger vocabulary_size" in line
+        assert "\n" not in line
 
 
 def test_a_killed_service_resumes_with_the_same_keys(tmp_path):

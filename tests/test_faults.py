@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -111,3 +112,8 @@ def test_a_log_whose_numbers_do_not_follow_is_named_and_the_frames_before_are_ke
     assert problem in answer["err"]
     resumed = harness.run(harness.argv(change.replace(" ", "-")))
     assert (resumed["code"], harness.unbroken in resumed["out"]) == (0, True), resumed["err"]
+
+
+def test_no_signal_to_the_group_of_the_harness_reaches_the_command_of_a_case(harness):
+    """A command handles SIGINT even if a shell has started the harness in the background, where SIGINT is ignored."""
+    assert os.getpgid(harness._server.pid) != os.getpgid(0)

@@ -245,3 +245,11 @@ def test_choices_that_contradict_the_configuration_are_named():
     config = config_of(ps.Dynamic(probability=0.5))
     with pytest.raises(ps.UsageError, match="table 'user': probability and min_count exclude each other"):
         Planner(config, all_choices([], {"min_count": [2]}))
+
+
+def test_a_choice_that_admits_every_key_drops_what_only_counting_needs():
+    config = config_of(ps.Dynamic(min_count=2, count="frames", forget_after=5, expire_after=4), rows=64)
+    planner = planned(config, [log_of(STEPS)], all_choices([], {"min_count": [1]}))
+    engine = ps.Engine(config_of(ps.Dynamic(expire_after=4), rows=64))
+    report = engine.run([log_of(STEPS)])
+    assert planner.forecasts[0].tables()["user"].report == report.tables["user"].keys

@@ -202,6 +202,7 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
             _admit(core, name, ids, values, folder)
             continue
         core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
+    core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
 

@@ -39,7 +39,7 @@ KEY_COLUMNS = {
     "rejected": "rejected",
     "waiting": "waiting",
     "unadmitted_rows": "rows not admitted",
-    "expired_waiting": "expired, not swept",
+    "expired_waiting": "expired waiting",
 }
 
 

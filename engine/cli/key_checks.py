@@ -18,7 +18,7 @@ from penstock.frames import Frame, Int64
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import Forecast, Opening, Openings
 from penstock.stats import TableReport
-from penstock.tables.key_directory import key_report
+from penstock.tables.key_directory import bytes_of_directories, key_report
 
 SEED = 0  # of replay, if it is given none: it decides which keys share a virtual shard
 
@@ -28,7 +28,9 @@ class KeyChecks:
 
     def __init__(self, config: EmbeddingConfig | None) -> None:
         specs = () if config is None else config.tables
-        self._tables = {spec.name: _TableKeys(spec) for spec in specs if spec.dynamic is not None}
+        dynamic = [spec for spec in specs if spec.dynamic is not None]
+        bytes_of_directories([(spec, 0) for spec in dynamic])
+        self._tables = {spec.name: _TableKeys(spec) for spec in dynamic}
 
     def add(self, frame: Frame) -> None:
         """Take a frame that the gate admits."""

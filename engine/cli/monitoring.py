@@ -121,12 +121,13 @@ class Watching:
         """Return a consistent snapshot of the values that the live page shows."""
         assert self._metrics is not None
         engine = self._engine
+        expired_waiting = engine.core.expired_waiting()
         with engine.gate.still():
             watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
             moments = list(probe.moments) if probe else []
             hot = hottest(engine.processes, MAX_HOT) if engine.processes else probe.hot.most(MAX_HOT) if probe else []
             errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
-            metrics = self._metrics.plain()
+            metrics = self._metrics.plain(expired_waiting)
         errors += [f"stale: {stale.last}"] if stale.last else []
         shown = list(engine.config.sizes)[:MAX_SHOWN_TABLES]
         return {

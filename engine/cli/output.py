@@ -161,7 +161,7 @@ def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
         if of is None:
             continue
         sizes = f"{several(of.keys, 'key')} ({of.load:.0%} of the rows), directory {size_text(of.directory_bytes)}"
-        texts.append(f"{name}: {sizes}, {count(of.expired_waiting)} expired and not swept yet")
+        texts.append(f"{name}: {sizes}, {count(of.expired_waiting)} expired waiting")
         changes = ("admitted", "returned", "expired", "evicted", "rejected")
         counts = ", ".join(f"{count(getattr(of, change))} {change}" for change in changes)
         texts.append(

@@ -40,6 +40,7 @@ from penstock.cli.output import (
     writing,
 )
 from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaOptions, form_of
 from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.decoding.reader import ReadOptions
@@ -93,6 +94,8 @@ def replay(args: argparse.Namespace) -> int:
     if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
     deltas = deltas_of(args)
+    if deltas:
+        form_of(config.tables, DeltaOptions(**{name: value for name, value in deltas.items() if name != "deltas"}))
     file = file_of_deltas(args) if is_first(args) else None
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:

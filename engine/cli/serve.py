@@ -29,6 +29,7 @@ from penstock.cli.options import (
 from penstock.cli.output import Output, check_writable, count, keys_texts, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaOptions, form_of
 from penstock.filesystem.descriptors import raise_limit
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
@@ -147,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
     check_checkpoint(args)
+    form_of(config.tables, DeltaOptions(last=args.delta_last))
     for place in (args.out, args.checkpoint):
         if place is not None:
             check_writable(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from penstock.config.engine_config_pb2 import TableSettings
@@ -63,10 +64,13 @@ class Dynamic:
                 if value not in values:
                     raise ConfigError(f"{name} must be one of {', '.join(values)}, got {value!r}")
             elif name == "probability":
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
                     raise ConfigError(f"probability must be a number from 0 to 1, got {value!r}")
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                object.__setattr__(self, name, float(value))
+            elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
                 raise ConfigError(f"{name} must be an int from 1 to {MOST}, got {value!r}")
+            else:
+                object.__setattr__(self, name, int(value))  # commits write it as JSON, which NumPy's numbers are not
         for problem, fix in _contradictions(self):
             raise ConfigError(f"{problem}; {fix}")
 
@@ -76,6 +80,8 @@ class Dynamic:
         return self.min_count > 1 or self.probability is not None or self.evict == "lfu" or self.on_full == "reject"
 
 
+# Messages that set nothing if they are empty → their most important fields.
+_NEEDED = {"admit": "min_count or probability", "expire": "after"}
 _OPTIONAL = {field.name for field in fields(Dynamic) if field.default is None}
 
 
@@ -85,6 +91,11 @@ def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
         for name, default in (("min_count", 1), ("count", "rows"), ("forget_after", None)):
             if getattr(dynamic, name) != default:
                 yield f"probability and {name} exclude each other", "give one of them"
+    elif dynamic.min_count == 1:
+        if dynamic.count != "rows":
+            yield f"count '{dynamic.count}' belongs to min_count", "say after how many a key is admitted"
+        if dynamic.forget_after is not None and dynamic.on_full != "reject":
+            yield "forget_after belongs to min_count", "say after how many occurrences a key is admitted"
     if dynamic.clock == "time" and dynamic.expire_after is None and dynamic.evict is None:
         yield "clock 'time' needs expire_after or evict", "say after how many seconds a key expires"
     if dynamic.evict == "lfu" and dynamic.half_life is None:
@@ -118,6 +129,8 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
         if message and not settings.dynamic.HasField(message):
             continue
         source = getattr(settings.dynamic, message) if message else settings.dynamic
+        if message in _NEEDED and not source.ByteSize():
+            raise ConfigError(f"{message} {{ }} says nothing; give {_NEEDED[message]}, or remove it")
         number = getattr(source, field)
         if values:
             given[name] = values[number] if number < len(values) else number

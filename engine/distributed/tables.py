@@ -23,6 +23,7 @@ from penstock.distributed.shares import Share
 from penstock.errors import UsageError
 from penstock.frames import Coalesced
 from penstock.tables.initializers import start_of
+from penstock.tables.table_keys import TableKeys
 from penstock.tables.table_set import TableSet
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class SharedState(TableSet):
             for name, spec in self.specs.items()
         }
         self._tables = self._shared  # type: ignore[assignment]
-        self.dynamic = {}
+        self.dynamic = TableKeys()
 
     def here(self, name: str) -> DeviceTable:
         """This process's rows of a table."""

@@ -28,6 +28,10 @@ class Choice:
         settings = dict(self.settings)
         if settings.get("expire_after", spec.dynamic.expire_after) is None and spec.dynamic.evict is None:
             settings["clock"] = "steps"  # which decides nothing then
+        if settings.get("min_count") == 1:  # then nothing is counted
+            settings["count"] = "rows"
+            if spec.dynamic.on_full == "error":
+                settings["forget_after"] = None
         try:
             dynamic = replace(spec.dynamic, **settings)
         except ConfigError as error:

@@ -20,7 +20,7 @@ from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.stats import Counters, too_stale
-from penstock.tables.key_directory import keys_of_opening
+from penstock.tables.key_directory import bytes_of_directories, keys_of_opening
 
 # Rows of all directories together that are followed exactly, 40 to 60 bytes each.
 EXACT_ROWS = 100_000_000
@@ -77,6 +77,7 @@ class Planner:
         for name in dynamic:
             fewest = min(shard_bits(of_choice[name].vocabulary_size) for of_choice in chosen)
             self._sample_bits[name] = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
+        bytes_of_directories([(of[name], self._sample_bits[name]) for of in chosen for name in dynamic])
         self.forecasts = [Forecast(choice, dynamic, self._sample_bits, seed) for choice in choices]
         settings = {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
         stores = {

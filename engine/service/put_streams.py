@@ -45,6 +45,7 @@ class Producers:
             stream = self._sequencer.open(request, acks.put)
             try:
                 self._apply_all(context, stream, reader, name, request.ends)
+                self._sequencer.check_not_failed()  # which would have ended the stream
                 if self._sequencer.finish(stream):
                     acks.wait_for(stream.position)
                     if acks.last.position < stream.position:

@@ -219,9 +219,13 @@ class Sequencer(CommitListener):
             raise
         watch.sample(frame, self._engine.core.gate, self._engine.core.last_rates or ())
 
-    def _check_open(self) -> None:
+    def check_not_failed(self) -> None:
+        """Raise ServiceError after the error that ended the service."""
         if self.error is not None:
             raise ServiceError(f"the service has failed and ends ({self.error}); send again what was not acknowledged")
+
+    def _check_open(self) -> None:
+        self.check_not_failed()
         if self.is_closing:
             raise ServiceError("the service is ending; send again later what was not acknowledged")
 

@@ -125,8 +125,9 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
+        expired_waiting = self.engine.core.expired_waiting()
         with self.engine.gate.still():
-            tables = self.engine.core.table_reports()
+            tables = self.engine.core.table_reports(expired_waiting)
             return {
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,

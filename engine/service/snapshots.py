@@ -89,7 +89,8 @@ class Snapshots:
         dynamic, end = tables.dynamic.get(name), dict[str, int]()
         at_once = max(1, BLOCK_BYTES // (4 * tables.table(name).layout.dim))
         with self._engine.gate.still():
-            since = step = self._log.publish_all()
+            self._engine.core.check_whole()
+            since, step = self._log.publish_all(), self._engine.global_step
             if dynamic is None:
                 ids: Int64 | range = range(tables.specs[name].vocabulary_size)
             else:

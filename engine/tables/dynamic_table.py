@@ -49,7 +49,7 @@ class DynamicTable:
 
     run : runs tasks on the engine's threads; None: on the caller's
     id_range : ANY_INT64 or ANY_UINT64
-    num_removed : how many keys the last step or load removed
+    num_removed : how many keys the step or load has removed
     """
 
     def __init__(self, spec: TableSpec, table: DeviceTable, seed: int) -> None:
@@ -72,9 +72,9 @@ class DynamicTable:
         """Reset the counts of the previous run."""
         self._counted_before = key_counts(self.directory)
 
-    def report(self) -> KeyReport:
-        """Return the keys now, and what became of keys since ``start_counting``."""
-        return key_report(self.directory, self._counted_before)
+    def report(self, expired_waiting: int) -> KeyReport:
+        """Return the keys now, and what became of keys since ``start_counting``. expired_waiting : as counted"""
+        return key_report(self.directory, self._counted_before, expired_waiting)
 
     # ---- a step
 
@@ -116,13 +116,13 @@ class DynamicTable:
         return found
 
     def forget_changes(self) -> None:
-        """Begin a step or a load."""
+        """End a step or a load: drop its plans, which hold about 33 bytes per key of it."""
         self._carried_out: list[Plan] = []
         self._stamped = _NO_KEYS
         self.num_removed = 0
 
     def changes(self, last: bool) -> Int64:
-        """Return the keys that the last step or load removed or changed, int64 (n,); a key may occur several times.
+        """Return the keys that the step or load removed or changed, int64 (n,); a key may occur several times.
 
         last : also the keys that only the stamps of the first opening changed
         """
@@ -175,7 +175,7 @@ class DynamicTable:
         for first in range(0, len(keys), size):
             its = keys[first : first + size]
             weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
-            scattered_rows(spec.initializer, self._seed, spec.name, its, weights, self.run)
+            scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(its), weights, self.run)
             yield weights
 
     # ---- reading and writing by key
@@ -186,7 +186,7 @@ class DynamicTable:
         if part:
             return np.full((len(keys), spec.dim), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
-        scattered_rows(spec.initializer, self._seed, spec.name, keys, weights)
+        scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(keys), weights)
         return nearest(weights) if self._table.layout.bfloat16 else weights
 
     def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.errors import ConfigError
-from penstock.frames import Float32, Int64
+from penstock.frames import Float32
 from penstock.pyx.initial_rows import draw, philox_key
 
 Run = Callable[[list[Callable[[], bool]]], Any]
@@ -103,27 +103,29 @@ def uniform_bits(seed: int, table: str, first: int, count: int, dim: int) -> npt
     return drawn
 
 
-def scattered_rows(start: object, seed: int, table: str, keys: Int64, out: Float32, run: Run | None = None) -> None:
-    """Write the initial rows of any int64 keys to ``out``, float32 (len(keys), dim).
+def scattered_rows(
+    start: object, seed: int, table: str, keys: npt.NDArray[Any], out: Float32, run: Run | None = None
+) -> None:
+    """Write the initial rows of any keys, int64 or uint64, to ``out``, float32 (len(keys), dim).
 
-    The row of key k is that of id k modulo 2**64.
+    Drawn rows are those of id k modulo 2**64.
     start : an ``Initializer`` value; run : runs tasks on several threads; None: the caller's thread alone
     """
     if isinstance(start, Constant):
         out.fill(start.value)
         return
     if isinstance(start, RowIdInitializer):
-        out[:] = (keys + np.int64(start.offset)).astype(np.float32)[:, None]
+        out[:] = (keys.astype(np.float64) + start.offset)[:, None]  # beyond int64, too; exact below 2**53
         return
     if normal := isinstance(start, TruncatedNormal):
         first, second = start.stddev, start.mean
     else:
         assert isinstance(start, Uniform)  # a configuration with another one is refused
         first, second = start.maximum - start.minimum, start.minimum
-    key, size = start_key(seed, table), max(1, _FLOATS_AT_ONCE // out.shape[1])
+    key, size, drawn = start_key(seed, table), max(1, _FLOATS_AT_ONCE // out.shape[1]), keys.view(np.int64)
 
     def part(at: slice) -> bool:
-        draw(keys[at], key, normal, first, second, out[at])
+        draw(drawn[at], key, normal, first, second, out[at])
         return True
 
     tasks: list[Callable[[], bool]] = [partial(part, slice(n, n + size)) for n in range(0, len(keys), size)]

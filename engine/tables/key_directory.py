@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, listed
 from penstock.frames import Coalesced, Int64
 from penstock.pyx.keys.directory import Directory, directory_bytes
 from penstock.pyx.keys.directory_plan import Plan
@@ -19,17 +19,9 @@ _NO_KEYS = np.zeros(0, np.int64)
 
 
 def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
-    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits
-
-    Raises MemoryError if it exceeds the host's memory: Linux kills the process that uses more than there is.
-    """
+    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits"""
     settings = spec.dynamic
     assert settings is not None
-    num_bytes = directory_bytes(spec.vocabulary_size, settings.evict == "lfu") >> sample_bits
-    if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
-        raise MemoryError(
-            f"table '{spec.name}': its directory needs {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
-        )
     return Directory(
         spec.vocabulary_size,
         seed,
@@ -43,6 +35,22 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Director
         half_life=settings.half_life,
         sample_bits=sample_bits,
     )
+
+
+def bytes_of_directories(tables: Sequence[tuple[TableSpec, int]]) -> int:
+    """Return the bytes of several directories. tables : the spec of each, and its ``sample_bits``
+
+    Raises MemoryError if they exceed the host's memory: Linux kills the process that uses more than there is.
+    """
+    num_bytes = 0
+    for spec, sample_bits in tables:
+        assert spec.dynamic is not None
+        num_bytes += directory_bytes(spec.vocabulary_size, spec.dynamic.evict == "lfu") >> sample_bits
+    if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        names = listed(dict.fromkeys(f"'{spec.name}'" for spec, _ in tables))
+        whose = f"table {names}: its directory needs" if len(tables) == 1 else f"tables {names}: their directories need"
+        raise MemoryError(f"{whose} {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB")
+    return num_bytes
 
 
 def clock_at(spec: TableSpec, directory: Directory, step: int, time: int | None) -> int:
@@ -113,12 +121,17 @@ def key_counts(directory: Directory) -> dict[str, int]:
     }
 
 
-def key_report(directory: Directory, before: Mapping[str, int] | None = None) -> KeyReport:
-    """Return the keys now, and what became of keys since ``before``, earlier ``key_counts``; None: from the start."""
+def key_report(
+    directory: Directory, before: Mapping[str, int] | None = None, expired_waiting: int | None = None
+) -> KeyReport:
+    """Return the keys now, and what became of keys since ``before``, earlier ``key_counts``; None: from the start.
+
+    expired_waiting : None: count them, which reads every entry
+    """
     counts = {name: number - (before[name] if before else 0) for name, number in key_counts(directory).items()}
     return KeyReport(
         len(directory),
-        directory.num_expired_now,
+        directory.num_expired_waiting() if expired_waiting is None else expired_waiting,
         directory.num_waiting,
         directory.nbytes + directory.candidate_bytes,
         len(directory) / directory.capacity,

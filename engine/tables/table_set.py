@@ -20,8 +20,10 @@ from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Int64
 from penstock.tables.dynamic_table import DynamicTable, valid_ids
 from penstock.tables.initializers import start_of
+from penstock.tables.key_directory import bytes_of_directories
 from penstock.tables.orbax import WEIGHTS
 from penstock.tables.table_io import write_tables
+from penstock.tables.table_keys import TableKeys
 from penstock.updates import Ops, quantize
 from penstock.validation import MASKED, is_masked
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.bridge.device_tables import DeviceTable
-
-Look = Callable[[str], tuple[list[Coalesced], Int64 | None]]
 
 
 class Configured(Protocol):
@@ -80,7 +80,8 @@ class TableSet:
             )
             for name, spec in self.specs.items()
         }
-        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()))
+        directories = bytes_of_directories([(spec, 0) for spec in self.specs.values() if spec.dynamic])
+        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()) + directories)
         definitions = [
             TableDefinition(
                 layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
@@ -94,9 +95,9 @@ class TableSet:
             for member, layout in enumerate(group.layouts)
         }
         self._tables = {name: created[name] for name in self.specs}
-        self.dynamic = {
-            name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic
-        }
+        self.dynamic = TableKeys(
+            {name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic}
+        )
         for name, spec in self.specs.items():
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
@@ -129,33 +130,12 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def plan(self, look: Look, step: int, time: int | None) -> None:
-        """Decide which keys of dynamic tables get and lose rows in a step. look : ``TableStore.look`` of a table
-
-        time : the largest of any frame so far, if frames have times. Raises CapacityError; nothing has changed then.
-        """
-        try:
-            for name, table in self.dynamic.items():
-                table.plan(*look(name), table.clock_at(step, time), step)
-        except BaseException:
-            for table in self.dynamic.values():
-                table.drop_plan()
-            raise
-
-    def located(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
-        """Return the sums of the planned step by row, where they were by key."""
-        for name, table in self.dynamic.items():
-            coalesced[name] = table.located(coalesced[name])
-        return coalesced
-
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> None:
         """Apply one step: update every table's coalesced rows by its optimizer.
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
-        for table in self.dynamic.values():
-            table.forget_changes()
-            table.carry_out()
+        self.dynamic.carry_out()
         for group in self._groups:
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
             for member, layout in enumerate(group.layouts):
@@ -181,7 +161,7 @@ class TableSet:
 
     def touches(self, coalesced: Mapping[str, list[Coalesced]]) -> bool:
         """Return whether a step with these rows changes any table."""
-        return any(table.num_removed for table in self.dynamic.values()) or any(
+        return self.dynamic.have_lost() or any(
             self.specs[name].rule.non_lazy or any(rows.num_ids for rows in several)
             for name, several in coalesced.items()
         )

@@ -107,18 +107,26 @@ class Patience:
     def good(self) -> None:
         """Record a success."""
         self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
+        self._first: PenstockError | None = None
 
     def wait(self, error: PenstockError) -> None:
-        """Pause before the next attempt. Raises the error if patience is over."""
+        """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
         now = time.monotonic()
         if now - self._failed_s > self._patience_s:
             self.good()
         if self._until_s == -float("inf"):
             self._until_s = now + self._patience_s
+        self._first = self._first or error
         if now + self._pause_s > self._until_s:
-            raise error
+            raise self.explained(error)
         interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def explained(self, error: PenstockError) -> PenstockError:
+        """Return an error together with the first one since the last success, which says why the service is gone."""
+        if self._first is None or str(self._first) == str(error):
+            return error
+        return type(error)(f"{self._first}; since then: {error}")
 
 
 class Connection:

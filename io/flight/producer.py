@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import ServiceError, StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
@@ -114,6 +114,8 @@ class Producer:
                 stream.check()
                 self._release(stream)
                 return stream
+            except ServiceError as error:  # no new stream can begin
+                raise self._patience.explained(error) from None
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
                 self._patience.wait(self._connection.passing(error))
@@ -181,12 +183,14 @@ class _PutStream:
         """Send the next frame."""
         *before, last = frame.pieces
         with self._writing:
-            if self._ended:
-                raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
-            for piece in before:
-                self._writer.write_batch(piece)
-            self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
-        self.next = frame.number + 1
+            if not self._ended:
+                for piece in before:
+                    self._writer.write_batch(piece)
+                self._writer.write_with_metadata(last, encoded({END: True, FRAME: frame.number}))
+                self.next = frame.number + 1
+                return
+        self.check()
+        raise flight.FlightUnavailableError(f"the stream of producer '{self._name}' has ended")
 
     def end(self) -> None:
         """Close the sending side."""

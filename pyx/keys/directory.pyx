@@ -11,7 +11,9 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.initial_rows import philox_key
-from penstock.pyx.keys.directory_state cimport restore_candidates, restore_keys, sorted_entries
+from penstock.pyx.keys.directory_state cimport (
+    restore_candidates, restore_keys, restore_removed, saved_removed, sorted_entries,
+)
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
     is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
@@ -103,15 +105,14 @@ cdef class Directory:
             n += self.shards.each[s].young.size + self.shards.each[s].old.size
         return n
 
-    @property
-    def num_expired_now(self):
-        """Keys with a row that are expired and wait for their sweep."""
+    def num_expired_waiting(self, Py_ssize_t first=0, Py_ssize_t count=MOST_SHARDS):
+        """Return how many keys with a row are expired and wait for their sweep, in ``count`` shards from ``first`` on."""
         cdef Shards* of = &self.shards
         cdef Py_ssize_t at, n = 0
         self.settle()
         if of.policy.expire_after >= 0:
             with nogil:
-                for at in range(of.num_shards * <Py_ssize_t>of.slots):
+                for at in range(first * <Py_ssize_t>of.slots, min(first + count, of.num_shards) * <Py_ssize_t>of.slots):
                     n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
         return n
 
@@ -230,9 +231,11 @@ cdef class Directory:
 
     def get_state(self):
         """Return everything that decides the future, by key: the arrays of ``state``, those of ``candidates`` as
-        ``waiting.…``, and ``numbers``, int64. ``row`` decides nothing: it only says where the table has the rows."""
+        ``waiting.…``, and ``numbers``, int64. ``row`` decides nothing: it only says where the table has the rows. Nor do
+        the removed keys, ``removed.…``: they only count."""
         arrays = self.state()
         arrays |= {f"waiting.{name}": array for name, array in self.candidates().items()}
+        arrays |= {f"removed.{name}": array for name, array in saved_removed(&self.shards).items()}
         arrays["numbers"] = np.array(
             [self.capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
              self.num_returned, self.num_rejected, self.unadmitted_rows], np.int64)
@@ -252,8 +255,10 @@ cdef class Directory:
         other = Directory(self.capacity, 0, "", evict="lfu" if lfu else None, half_life=1 if lfu else None)
         other.shards.salt, other.shards.policy, other.shards.chance = (
             self.shards.salt, self.shards.policy, self.shards.chance)
-        rows = restore_keys(&other.shards, arrays["key"], arrays["last"],
-                            arrays["row"] if numbers[0] == self.capacity else None)
+        is_same = numbers[0] == self.capacity
+        rows = restore_keys(&other.shards, arrays["key"], arrays["last"], arrays["row"] if is_same else None)
+        if is_same:
+            restore_removed(&other.shards, arrays["removed.size"], arrays["removed.bits"], arrays["removed.print"])
         if lfu:
             np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows] = arrays["count"]
         restore_candidates(&other.shards, arrays["waiting.key"], arrays["waiting.count"], arrays["waiting.last"],

@@ -7,8 +7,12 @@ from libc.stdlib cimport calloc, free
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.directory cimport Directory
-from penstock.pyx.keys.key_lookup cimport count_chunk, find_chunk, sort_by_shard, unstamp_chunk
-from penstock.pyx.keys.shard_decisions cimport ADMITTED, CHUNK, Decision, Opening, change, decide, num_chunks
+from penstock.pyx.keys.key_lookup cimport (
+    count_chunk, deal_chunk, find_chunk, find_dealt, list_chunk, place_chunks, take_back,
+)
+from penstock.pyx.keys.shard_decisions cimport (
+    ADMITTED, CHUNK, AbsentKey, Decision, Opening, change, decide, num_chunks,
+)
 from penstock.pyx.keys.key_shards cimport MAX_CLOCK, Shard, key_unmix
 
 cdef extern from *:
@@ -23,6 +27,7 @@ ctypedef int (*Work)(const Opening* opening, Py_ssize_t item) noexcept nogil
 
 cdef enum:
     MOST_TASKS = 64
+    KEYS_PER_SHARD = 64     # at least, to deal all keys before they are found
 
 EXPIRED, EVICTED = 0, 1
 
@@ -48,11 +53,11 @@ cdef class Plan:
     cdef readonly Py_ssize_t num_admitted, num_expired, num_evicted, num_returned, num_rejected
     cdef readonly int64_t unadmitted_rows
     cdef Opening opening
-    cdef object order, fate, arrays, run   # arrays: those that the opening points into
+    cdef object arrays, run     # arrays: those that the opening points into
     cdef int64_t epoch
-    cdef bint open
+    cdef bint open, decided
     cdef Work work
-    cdef Py_ssize_t next, num_items, num_shards
+    cdef Py_ssize_t next, num_items, num_shards, num_absent
     cdef int failed
 
     def __cinit__(self, Directory directory not None, keys, rows=None, frames=None, *, int64_t clock, int64_t step,
@@ -72,10 +77,10 @@ cdef class Plan:
             opening.generation += max(<int64_t>0, min(<int64_t>2, self.epoch - directory.shards.epoch))
         self.open, directory.plan = True, self
         try:
-            self.each(find_chunk, num_chunks(opening), opening.num_keys)
-            self.sort()
+            self.find()
             self.mark_touched()
-            self.each(decide, self.num_shards, len(self.order))
+            self.decided = True
+            self.each(decide, self.num_shards, self.num_absent)
             self.unmark_touched()
             if self.failed:
                 raise MemoryError("cannot allocate the decisions of a plan")
@@ -96,12 +101,21 @@ cdef class Plan:
     @property
     def all_have_rows(self):
         """Whether every key has a row after the commit."""
-        return self.num_admitted == len(self.order)
+        return self.num_admitted == self.num_absent
 
     @property
     def fresh(self):
         """Positions in ``keys`` of the keys that get a new row: int32, ascending."""
-        return np.sort(self.order[self.fate == ADMITTED])
+        cdef Py_ssize_t s, j, n = 0
+        found = np.empty(self.num_admitted, np.int32)
+        cdef int32_t[::1] positions = found
+        for s in range(self.num_shards):
+            for j in range(self.opening.first[s], self.opening.last[s]):
+                if self.opening.fate[j] == ADMITTED:
+                    positions[n] = self.opening.dealt[j].position
+                    n += 1
+        found.sort()
+        return found
 
     def removed(self):
         """Return the removed keys as arrays: keys int64, why uint8 (EXPIRED, EVICTED); shard by shard, expired keys by
@@ -138,13 +152,14 @@ cdef class Plan:
         cdef Py_ssize_t s
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
-        self.each(change, self.num_shards, len(self.order))
+        self.each(change, self.num_shards, self.num_absent)
         for s in range(self.num_shards):
             self.num_returned += self.opening.each[s].num_returned
         if of.shards.counts != NULL:
             self.each(count_chunk, num_chunks(&self.opening), self.opening.num_keys)
         of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)
         of.shards.epoch, of.shards.generation = self.epoch, self.opening.generation
+        of.shards.mostly_new = 2 * self.num_absent > self.opening.num_keys
         of.num_admitted += self.num_admitted
         of.num_expired += self.num_expired
         of.num_evicted += self.num_evicted
@@ -155,11 +170,9 @@ cdef class Plan:
 
     cpdef cancel(self):
         """Drop the plan: the directory is as before it."""
-        cdef Py_ssize_t chunk
         if self.open:
             self.unmark_touched()
-            for chunk in range(num_chunks(&self.opening)):
-                unstamp_chunk(&self.opening, chunk)
+            take_back(&self.opening, self.decided)
             self.open, self.directory.plan = False, None
 
     # ---- tasks
@@ -167,7 +180,8 @@ cdef class Plan:
     cdef int each(self, Work work, Py_ssize_t num_items, Py_ssize_t num_keys) except -1:
         """Do the work for every item, a chunk or a shard, on the threads of ``run``; for few keys on the caller's."""
         self.work, self.num_items, self.next = work, num_items, 0
-        if self.run is not None and num_keys >= CHUNK:
+        self.opening.alone = self.run is None or num_keys < CHUNK
+        if not self.opening.alone:
             try:
                 self.run([self._items] * MOST_TASKS)
             except MemoryError:
@@ -192,10 +206,8 @@ cdef class Plan:
         cdef Opening* opening = &self.opening
         cdef const id_t[::1] key = keys
         cdef const int64_t[::1] counts
-        cdef int32_t[::1] some
         cdef int64_t[::1] found
-        cdef uint32_t[::1] stamps
-        cdef Py_ssize_t n = key.shape[0]
+        cdef Py_ssize_t chunk, n = key.shape[0]
         if n >= 2**31:
             raise ValueError(f"expected less than {2**31} keys, got {n}")
         opening.num_keys = n
@@ -215,41 +227,40 @@ cdef class Plan:
                     opening.rows = &counts[0]
             found = self.found
             opening.found = &found[0]
-            some = self.array(self.directory.array(np.int32, n))
-            opening.absent = &some[0]
-            stamps = self.array(self.directory.array(np.uint32, n))
-            opening.stamps = &stamps[0]
-        some = self.array(np.full(num_chunks(opening), -1, np.int32))
-        opening.in_chunk = &some[0]
+        opening.stamps = <uint32_t*>self.memory(n * sizeof(uint32_t))
+        opening.in_chunk = <int32_t*>self.memory(num_chunks(opening) * sizeof(int32_t))
+        for chunk in range(num_chunks(opening)):
+            opening.in_chunk[chunk] = -1
+        opening.places = <int32_t*>self.memory(num_chunks(opening) * self.num_shards * sizeof(int32_t))
+        opening.first = <Py_ssize_t*>self.memory(self.num_shards * sizeof(Py_ssize_t))
+        opening.last = <Py_ssize_t*>self.memory(self.num_shards * sizeof(Py_ssize_t))
         opening.each = <Decision*>calloc(opening.of.num_shards, sizeof(Decision))
         if opening.each == NULL:
             raise MemoryError("cannot allocate a plan")
         return 0
 
-    cdef array(self, array):
-        self.arrays.append(array)
-        return array
+    cdef void* memory(self, Py_ssize_t num_bytes) except? NULL:
+        """Return uninitialized memory that is the plan's; NULL for 0 bytes."""
+        cdef uint8_t[::1] memory = self.directory.array(np.uint8, num_bytes)
+        self.arrays.append(memory)
+        return &memory[0] if num_bytes else NULL
 
-    cdef int sort(self) except -1:
-        """Allocate what the number of absent keys decides, and list them by shard."""
+    cdef int find(self) except -1:
+        """Find the keys, and deal those that are absent to their shards."""
         cdef Opening* opening = &self.opening
-        cdef Py_ssize_t chunk, n = 0
-        cdef int32_t[::1] some
-        cdef uint8_t[::1] fate
-        cdef Py_ssize_t[::1] first = self.array(np.zeros(opening.of.num_shards + 2, np.intp))
-        for chunk in range(num_chunks(opening)):
-            n += opening.in_chunk[chunk]
-        self.order, self.fate = self.directory.array(np.int32, n), self.directory.array(np.uint8, n)
-        opening.first = &first[0]
-        if n:
-            some = self.order
-            opening.order = &some[0]
-            some = self.array(self.directory.array(np.int32, n))
-            opening.total = &some[0]
-            fate = self.fate
-            opening.fate = &fate[0]
-            with nogil:
-                sort_by_shard(opening)
+        cdef Py_ssize_t s, n = opening.num_keys
+        cdef bint by_shard = opening.of.mostly_new and n >= KEYS_PER_SHARD * self.num_shards
+        if not by_shard:
+            opening.listed = <int32_t*>self.memory(n * sizeof(int32_t))
+        self.each(list_chunk if by_shard else find_chunk, num_chunks(opening), n)
+        n = opening.num_dealt = place_chunks(opening)
+        opening.dealt = <AbsentKey*>self.memory(n * sizeof(AbsentKey))
+        opening.fate = <uint8_t*>self.memory(n)
+        self.each(deal_chunk, num_chunks(opening), n)
+        if by_shard:
+            self.each(find_dealt, self.num_shards, n)
+        for s in range(self.num_shards):
+            self.num_absent += opening.last[s] - opening.first[s]
         return 0
 
     cdef int mark_touched(self) except -1:
@@ -257,7 +268,7 @@ cdef class Plan:
         went back."""
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t i
-        if not opening.of.policy.evict or opening.clock > opening.of.newest or not len(self.order):
+        if not opening.of.policy.evict or opening.clock > opening.of.newest or not self.num_absent:
             return 0
         if opening.of.touched == NULL:
             opening.of.touched = <unsigned char*>calloc(opening.of.capacity // 8 + 1, 1)
@@ -272,11 +283,10 @@ cdef class Plan:
     cdef void unmark_touched(self) noexcept:
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t i
-        if opening.marked:
-            for i in range(opening.num_keys):
-                if opening.found[i] >= 0:
-                    opening.of.touched[opening.found[i] >> 3] = 0
-            opening.marked = False
+        for i in range(opening.num_keys if opening.marked else 0):
+            if opening.found[i] >= 0:
+                opening.of.touched[opening.found[i] >> 3] = 0
+        opening.marked = False
 
     cdef void add_up(self) noexcept:
         cdef Py_ssize_t s

@@ -1,5 +1,5 @@
 # The entries of a directory in order, and what was saved back into it.
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport KeyEntry, Shards
@@ -8,3 +8,6 @@ cdef Py_ssize_t sorted_entries(const Shards* of, Py_ssize_t s, bint expired, Key
 cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved)
 cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,
                         const signed char[::1] generation)
+cdef saved_removed(const Shards* of)
+cdef int restore_removed(Shards* of, const int64_t[::1] size, const unsigned char[::1] bits,
+                         const uint32_t[::1] prints) except -1

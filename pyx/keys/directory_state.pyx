@@ -6,7 +6,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport (
-    Candidates, KeyEntry, Shard, Shards, candidates_reserve, find, is_expired, key_find, key_mix, shard_of,
+    Candidates, KeyEntry, RemovedKeys, Shard, Shards, candidates_reserve, find, is_expired, key_find, key_mix,
+    removed_bytes_of_bits, removed_reserve, removed_restore, removed_save, shard_of,
 )
 
 
@@ -99,3 +100,60 @@ cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] cou
         entry = key_find(some.entries, some.slots, of.bits, mixed)
         some.size += entry.value < 0
         entry.mixed, entry.value, entry.last = mixed, count[i], last[i]
+
+
+cdef RemovedKeys* removed_of(const Shards* of, Py_ssize_t i) noexcept nogil:
+    """Either generation of a shard's removed keys. i : from 0 to twice the number of shards"""
+    return &of.each[i >> 1].before if i & 1 else &of.each[i >> 1].lately
+
+
+cdef saved_removed(const Shards* of):
+    """Return the removed keys as arrays by name: ``size`` int64, of every generation of every shard; ``bits`` uint8, of
+    those that are not empty, and ``print`` uint32. A print says nothing about the shard or the slot of its key, so they
+    are of use to a directory of this capacity alone."""
+    cdef Py_ssize_t i, num_bytes = 0, num_prints = 0
+    cdef RemovedKeys* some
+    sizes = np.empty(2 * of.num_shards, np.int64)
+    cdef int64_t[::1] size = sizes
+    for i in range(2 * of.num_shards):
+        some = removed_of(of, i)
+        size[i] = some.size
+        num_prints += some.size
+        num_bytes += removed_bytes_of_bits(some) if some.size else 0
+    all_bits, prints = np.empty(num_bytes + 1, np.uint8), np.empty(num_prints + 1, np.uint32)
+    cdef unsigned char[::1] bits = all_bits
+    cdef uint32_t[::1] print_ = prints
+    num_bytes = num_prints = 0
+    with nogil:
+        for i in range(2 * of.num_shards):
+            some = removed_of(of, i)
+            if some.size:
+                removed_save(some, &bits[num_bytes], &print_[num_prints])
+                num_prints += some.size
+                num_bytes += removed_bytes_of_bits(some)
+    return {"size": sizes, "bits": all_bits[:num_bytes], "print": prints[:num_prints]}
+
+
+cdef int restore_removed(Shards* of, const int64_t[::1] size, const unsigned char[::1] bits,
+                         const uint32_t[::1] prints) except -1:
+    """Put the keys of ``saved_removed`` into shards that have none, of a directory of the same capacity."""
+    cdef Py_ssize_t i, num_bytes = 0, num_prints = 0
+    cdef Shard* shard
+    cdef RemovedKeys* some
+    if size.shape[0] != 2 * of.num_shards:
+        raise ValueError("the saved arrays differ in length")
+    for i in range(2 * of.num_shards):
+        if size[i] == 0:
+            continue
+        shard, some = &of.each[i >> 1], removed_of(of, i)
+        if not 0 < size[i] <= shard.num_rows:
+            raise ValueError(f"a virtual shard of {shard.num_rows} rows cannot remember {size[i]} keys")
+        if removed_reserve(&shard.lately, shard.num_rows) < 0 or removed_reserve(&shard.before, shard.num_rows) < 0:
+            raise MemoryError("cannot allocate the removed keys of a directory")
+        if (num_bytes + <Py_ssize_t>removed_bytes_of_bits(some) > bits.shape[0]
+                or num_prints + size[i] > prints.shape[0]
+                or removed_restore(some, &bits[num_bytes], &prints[num_prints], size[i]) < 0):
+            raise ValueError("the saved arrays differ in length")
+        num_bytes += removed_bytes_of_bits(some)
+        num_prints += size[i]
+    return 0

@@ -1,15 +1,19 @@
-"""The keys of an opening: found and stamped chunk by chunk, and the absent ones listed by shard.
+"""The keys of an opening: found and stamped, and the absent ones dealt to their shards.
 
-No two threads touch one entry: keys are distinct, and a chunk has one thread. Finding a key also stamps it, which saves a
-second pass over memory; ``unstamp_chunk`` takes that back.
+Where most keys are present, they are found chunk by chunk, which saves dealing them; where most are new, all are dealt
+first, so that everything else is done to one shard at a time, whose entries fit in a cache. Both list the absent keys of
+a shard by position. No two threads touch one entry: keys are distinct, and a chunk or a shard has one thread. Finding a
+key also stamps it, which saves a second pass over memory; ``take_back`` restores the stamps.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from penstock.pyx.keys.key_shards cimport (
-    AHEAD, MAX_CLOCK, KeyEntry, Shards, decayed, find, home_of, is_expired, key_find_from, shard_of,
+    AHEAD, FAR_AHEAD, MAX_CLOCK, KeyEntry, Shards, decayed, find, home_of, is_expired, key_find, key_find_from, key_home,
+    shard_of,
 )
-from penstock.pyx.keys.shard_decisions cimport ABSENT, CHUNK, Opening, mixed_of, num_chunks, rows_of
+from penstock.pyx.keys.shard_decisions cimport ABSENT, CHUNK, AbsentKey, Opening, mixed_of, num_chunks, rows_of
 
 cdef extern from *:
     """
@@ -19,8 +23,9 @@ cdef extern from *:
 
 
 cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
-    """Find and stamp the keys of a chunk, and list the absent ones: expired keys are absent, too."""
+    """Find and stamp the keys of a chunk, and list and count the absent ones: expired keys are absent, too."""
     cdef const Shards* of = opening.of
+    cdef int32_t* places = opening.places + chunk * of.num_shards
     cdef Py_ssize_t i, begin = chunk * CHUNK, end = min(begin + CHUNK, opening.num_keys), num_absent = 0
     cdef uint64_t[AHEAD] mixed
     cdef size_t[AHEAD] place
@@ -28,6 +33,7 @@ cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
     cdef size_t at, base
     cdef uint32_t clock = <uint32_t>opening.clock
     cdef KeyEntry* entry
+    memset(places, 0, of.num_shards * sizeof(int32_t))
     for i in range(begin - AHEAD, end):
         if i >= begin:
             its, base = mixed[i & (AHEAD - 1)], place[i & (AHEAD - 1)]
@@ -44,24 +50,104 @@ cdef int find_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
             entry.last = clock
         else:
             opening.found[i] = ABSENT if entry.value < 0 else -2 - entry.value
-            opening.stamps[i] = clock
-            opening.absent[begin + num_absent] = <int32_t>i
+            opening.listed[begin + num_absent] = <int32_t>i
             num_absent += 1
+            places[shard_of(of, its)] += 1
     opening.in_chunk[chunk] = <int32_t>num_absent
     return 0
 
 
-cdef void unstamp_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
-    """Take back what ``find_chunk`` did, if it did."""
-    cdef Py_ssize_t i, begin = chunk * CHUNK
-    if opening.in_chunk[chunk] < 0:
-        return
-    for i in range(begin, begin + opening.in_chunk[chunk]):
-        opening.found[opening.absent[i]] = ABSENT
-    for i in range(begin, min(begin + CHUNK, opening.num_keys)):
-        if opening.found[i] >= 0:
-            find(opening.of, mixed_of(opening, i)).last = opening.stamps[i]
-    opening.in_chunk[chunk] = -1
+cdef int list_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+    """Count all keys of a chunk, to be found later."""
+    cdef const Shards* of = opening.of
+    cdef int32_t* places = opening.places + chunk * of.num_shards
+    cdef Py_ssize_t i, begin = chunk * CHUNK, end = min(begin + CHUNK, opening.num_keys)
+    memset(places, 0, of.num_shards * sizeof(int32_t))
+    for i in range(begin, end):
+        opening.found[i] = ABSENT
+        places[shard_of(of, mixed_of(opening, i))] += 1
+    opening.in_chunk[chunk] = <int32_t>(end - begin)
+    return 0
+
+
+cdef Py_ssize_t place_chunks(const Opening* opening) noexcept nogil:
+    """Turn the counts of listed keys into places by shard, and return their number."""
+    cdef Py_ssize_t s, chunk, n = 0, num_shards = opening.of.num_shards
+    cdef int32_t count
+    cdef int32_t* places
+    memset(opening.last, 0, num_shards * sizeof(Py_ssize_t))
+    for chunk in range(num_chunks(opening)):
+        places = opening.places + chunk * num_shards
+        for s in range(num_shards):
+            opening.last[s] += places[s]
+    for s in range(num_shards):
+        opening.first[s] = n
+        n += opening.last[s]
+        opening.last[s] = opening.first[s]
+    for chunk in range(num_chunks(opening)):
+        places = opening.places + chunk * num_shards
+        for s in range(num_shards):
+            count = places[s]
+            places[s] = <int32_t>opening.last[s]
+            opening.last[s] += count
+    return n
+
+
+cdef int deal_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
+    """Deal the listed keys of a chunk to their shards."""
+    cdef const Shards* of = opening.of
+    cdef int32_t* places = opening.places + chunk * of.num_shards
+    cdef Py_ssize_t i, k, s, begin = chunk * CHUNK
+    cdef uint64_t mixed
+    cdef AbsentKey* key
+    for k in range(begin, begin + opening.in_chunk[chunk]):
+        i = k if opening.listed == NULL else opening.listed[k]
+        mixed = mixed_of(opening, i)
+        s = shard_of(of, mixed)
+        key = &opening.dealt[places[s]]
+        places[s] += 1
+        penstock_prefetch_write(key + 4)  # the shard's next line
+        key.mixed, key.position, key.value = mixed, <int32_t>i, <int32_t>opening.found[i]
+    return 0
+
+
+cdef int find_dealt(const Opening* opening, Py_ssize_t s) noexcept nogil:
+    """Find and stamp the keys dealt to a shard, and keep the absent ones."""
+    cdef const Shards* of = opening.of
+    cdef KeyEntry* entries = of.entries + s * of.slots
+    cdef KeyEntry* entry
+    cdef AbsentKey* dealt = opening.dealt
+    cdef Py_ssize_t j, i, begin = opening.first[s], end = opening.last[s], last = begin
+    for j in range(begin - FAR_AHEAD, end):
+        if j + FAR_AHEAD < end:
+            penstock_prefetch_write(entries + key_home(dealt[j + FAR_AHEAD].mixed, of.bits, of.slots))
+        if j < begin:
+            continue
+        i = dealt[j].position
+        entry = key_find(entries, of.slots, of.bits, dealt[j].mixed)
+        if entry.value >= 0 and not is_expired(of, entry, opening.clock):
+            opening.found[i], opening.stamps[i] = entry.value, entry.last
+            entry.last = <uint32_t>opening.clock
+            continue
+        dealt[last] = dealt[j]
+        if entry.value >= 0:
+            opening.found[i] = dealt[last].value = -2 - entry.value
+        last += 1
+    opening.last[s] = last
+    return 0
+
+
+cdef void take_back(const Opening* opening, bint decided) noexcept nogil:
+    """Take back the stamps of the keys found. decided : absent keys may have got a row"""
+    cdef Py_ssize_t s, j, i, chunk
+    for s in range(opening.of.num_shards if decided else 0):
+        for j in range(opening.first[s], opening.last[s]):
+            opening.found[opening.dealt[j].position] = ABSENT
+    for chunk in range(num_chunks(opening)):
+        if opening.in_chunk[chunk] >= 0:
+            for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, opening.num_keys)):
+                if opening.found[i] >= 0:
+                    find(opening.of, mixed_of(opening, i)).last = opening.stamps[i]
 
 
 cdef int count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
@@ -74,19 +160,3 @@ cdef int count_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
             before = decayed(of, of.counts[opening.found[i]], opening.stamps[i], opening.clock)
             of.counts[opening.found[i]] = <uint32_t>min(MAX_CLOCK, before + rows_of(opening, i))
     return 0
-
-
-cdef void sort_by_shard(const Opening* opening) noexcept nogil:
-    """List the absent keys by shard. ``first`` : zeros, two more than there are shards"""
-    cdef Py_ssize_t i, chunk, s
-    cdef Py_ssize_t* at = opening.first + 1   # moves from the start of a shard to its end, where the next one starts
-    for chunk in range(num_chunks(opening)):
-        for i in range(chunk * CHUNK, chunk * CHUNK + opening.in_chunk[chunk]):
-            at[1 + shard_of(opening.of, mixed_of(opening, opening.absent[i]))] += 1
-    for s in range(opening.of.num_shards):
-        at[s + 1] += at[s]
-    for chunk in range(num_chunks(opening)):
-        for i in range(chunk * CHUNK, chunk * CHUNK + opening.in_chunk[chunk]):
-            s = shard_of(opening.of, mixed_of(opening, opening.absent[i]))
-            opening.order[at[s]] = opening.absent[i]
-            at[s] += 1

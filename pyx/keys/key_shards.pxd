@@ -19,6 +19,7 @@ cdef extern from "keys/key_table.h" nogil:
     KeyEntry* key_find_from(KeyEntry* entries, size_t slots, uint64_t mixed, size_t at)
     void key_clear(KeyEntry* entries, size_t slots)
     void key_remove(KeyEntry* entries, size_t slots, int shard_bits, KeyEntry* entry)
+    void rank_nearly_sorted(KeyRank* ranks, int64_t n)
     void rank_lowest(KeyRank* ranks, int64_t n, int64_t count)
 
 cdef extern from "keys/removed_keys.h" nogil:
@@ -28,6 +29,9 @@ cdef extern from "keys/removed_keys.h" nogil:
     bint removed_has(const RemovedKeys* some, int shard_bits, uint64_t mixed)
     int removed_reserve(RemovedKeys* some, size_t num_keys)
     void removed_add(RemovedKeys* lately, RemovedKeys* before, size_t most, int shard_bits, uint64_t mixed)
+    size_t removed_bytes_of_bits(const RemovedKeys* some)
+    void removed_save(const RemovedKeys* some, unsigned char* bits, uint32_t* prints)
+    int removed_restore(RemovedKeys* some, const unsigned char* bits, const uint32_t* prints, size_t size)
 
 cdef extern from "philox.h" nogil:
     ctypedef struct PhiloxKey:
@@ -37,6 +41,7 @@ cdef extern from "philox.h" nogil:
 
 cdef enum:
     AHEAD = 16              # keys whose entry is requested before it is needed
+    FAR_AHEAD = 40          # the same, where few instructions are between two keys
     MOST_SHARDS = 1024
     ROWS_PER_SHARD = 4096   # at least, if there are several shards
     EVICT_LRU = 1
@@ -89,6 +94,7 @@ cdef struct Shards:
     int64_t generation      # swaps of the candidates so far
     int64_t epoch           # of the last opening: its step by ``forget_after``
     int64_t newest          # the latest clock in any entry
+    bint mostly_new         # of the last opening: more keys were absent than present
 
 
 cdef inline Py_ssize_t shard_of(const Shards* of, uint64_t mixed) noexcept nogil:

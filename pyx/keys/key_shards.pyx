@@ -50,7 +50,7 @@ cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nog
     cdef int64_t s, rows, more
     shards_divide(of, capacity, sample_bits)
     rows, more, capacity = capacity >> of.bits, more_rows(of, capacity), of.capacity
-    of.newest = -1
+    of.newest, of.mostly_new = -1, True
     of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
     of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
     of.free_rows = <int32_t*>penstock_allocate(capacity * sizeof(int32_t))

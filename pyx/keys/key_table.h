@@ -76,16 +76,21 @@ static inline int rank_below(KeyRank a, KeyRank b) {
     return a.score != b.score ? a.score < b.score : a.mixed < b.mixed;
 }
 
+/* Sort n ranks by insertion: in linear time if few of them are far from their place. */
+static inline void rank_nearly_sorted(KeyRank *ranks, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        KeyRank rank = ranks[i];
+        int64_t at = i;
+        for (; at > 0 && rank_below(rank, ranks[at - 1]); at--) ranks[at] = ranks[at - 1];
+        ranks[at] = rank;
+    }
+}
+
 /* Bring the lowest ``count`` of n ranks to the front, in order: a quicksort that leaves out what lies behind them. */
 static inline void rank_lowest(KeyRank *ranks, int64_t n, int64_t count) {
     while (n > 1 && count > 0) {
         if (n <= 16) {
-            for (int64_t i = 1; i < n; i++) {
-                KeyRank rank = ranks[i];
-                int64_t at = i;
-                for (; at > 0 && rank_below(rank, ranks[at - 1]); at--) ranks[at] = ranks[at - 1];
-                ranks[at] = rank;
-            }
+            rank_nearly_sorted(ranks, n);
             return;
         }
         /* Mixed keys are as good as random: no order of arrival makes this slow. The pivot comes first: both parts then

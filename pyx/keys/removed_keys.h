@@ -50,4 +50,27 @@ static inline void removed_add(RemovedKeys *lately, RemovedKeys *before, size_t 
     *print = (uint32_t)mixed ? (uint32_t)mixed : 1;
 }
 
+static inline size_t removed_bytes_of_bits(const RemovedKeys *some) { return (some->slots + 7) / 8; }
+
+/* Write the prints, slot by slot, and a bit for every slot, whether it has one. prints : room for size + 1 */
+static inline void removed_save(const RemovedKeys *some, uint8_t *bits, uint32_t *prints) {
+    memset(bits, 0, removed_bytes_of_bits(some));
+    for (size_t at = 0; at < some->slots; at++) {
+        int has = some->prints[at] != 0;
+        *prints = some->prints[at];
+        prints += has;
+        bits[at >> 3] |= (uint8_t)(has << (at & 7));
+    }
+}
+
+/* Fill empty slots with ``size`` prints. Returns -1 if the bits are not of so many. */
+static inline int removed_restore(RemovedKeys *some, const uint8_t *bits, const uint32_t *prints, size_t size) {
+    for (size_t at = 0; at < some->slots; at++) {
+        if (!(bits[at >> 3] >> (at & 7) & 1)) continue;
+        if (some->size == size) return -1;
+        some->prints[at] = prints[some->size++];
+    }
+    return some->size == size ? 0 : -1;
+}
+
 #endif

@@ -20,22 +20,31 @@ cdef struct Decision:       # about one shard
     int64_t unadmitted_rows
 
 
+cdef struct AbsentKey:
+    uint64_t mixed
+    int32_t position        # among the keys of the opening
+    int32_t value           # ABSENT or the row of an expired key; then occurrences so far; then, if admitted, the row
+
+
 cdef struct Opening:
     Shards* of
     int64_t clock, step, generation
     bint admit_all, marked  # marked: the rows of the opening are in ``touched``
+    bint alone              # one thread does all of the present work
     Py_ssize_t num_keys
     const id_t* keys
     const int64_t* rows     # occurrences of each key, or NULL: 1
     const int64_t* frames
     int64_t* found          # a row, or below 0
     uint32_t* stamps        # the last clock of every key found, before this one
-    int32_t* absent         # positions of the absent keys, chunk by chunk
+    int32_t* listed         # positions of the keys to deal, chunk by chunk; NULL: all
     int32_t* in_chunk       # how many each chunk has; -1: not looked at
-    int32_t* order          # positions of the absent keys by shard, from ``first`` of the shard on
+    int32_t* places         # [chunk, shard]: how many keys to deal, then where the next one goes
+    Py_ssize_t num_dealt
+    AbsentKey* dealt        # the absent keys by shard, each from ``first`` to ``last``, by position
     Py_ssize_t* first
-    uint8_t* fate           # of order[j]
-    int32_t* total          # of order[j]: occurrences so far
+    Py_ssize_t* last
+    uint8_t* fate           # of dealt[j]
     Decision* each
 
 

@@ -6,12 +6,13 @@ A shard has one thread.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
+from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport (
-    AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear, candidates_reserve,
-    find, home_of, is_expired, key_find, key_home, key_remove, philox_block, philox_unit, rank_lowest,
-    removed_add, removed_has, removed_reserve, shard_of,
+    AHEAD, FAR_AHEAD, Candidates, KeyEntry, KeyRank, Shard, Shards, age, candidate_of, candidates_clear,
+    candidates_reserve, find, home_of, is_expired, key_find, key_home, key_remove, key_unmix, philox_block, philox_unit,
+    rank_lowest, rank_nearly_sorted, removed_add, removed_has, removed_reserve, shard_of,
 )
-from penstock.pyx.keys.victims cimport lowest_scores, score_all
+from penstock.pyx.keys.victims cimport Lowest, lowest_place, lowest_scores, score_all
 
 cdef extern from *:
     """
@@ -31,16 +32,18 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """
     cdef Shard* shard = &opening.of.each[s]
     cdef Decision* its = &opening.each[s]
-    cdef Py_ssize_t j, i, begin = opening.first[s], end = opening.first[s + 1], num_free, wanted = 0
+    cdef AbsentKey* key
+    cdef Py_ssize_t j, begin = opening.first[s], end = opening.last[s], num_free, wanted = 0
     if begin == end and not is_due(opening, s):
         return 0
     age(opening.of, shard, opening.of.generation)
     for j in range(begin, end):
-        i = opening.order[j]
-        prefetch_absent(opening, j)
-        opening.fate[j] = ADMITTED if is_admitted(opening, shard, i, &opening.total[j]) else WAITS
+        if j + AHEAD < end_ahead(opening, s):
+            prefetch(opening.found + opening.dealt[j + AHEAD].position)
+            prefetch_candidate(opening, opening.dealt[j + AHEAD].mixed)
+        its.num_back += opening.dealt[j].value != ABSENT
+        opening.fate[j] = ADMITTED if is_admitted(opening, shard, &opening.dealt[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
-        its.num_back += opening.found[i] != ABSENT
     if make_room(opening, s, wanted) < 0:
         return -1
     num_free = shard.num_free + its.num_expired + its.num_evicted
@@ -48,59 +51,58 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
         if reject(opening, s, wanted, num_free) < 0:
             return -1
     for j in range(begin, end):
-        i = opening.order[j]
+        key = &opening.dealt[j]
         if opening.fate[j] == ADMITTED:
-            opening.found[i] = free_row(opening, s, its.num_admitted)
+            key.value = free_row(opening, s, its.num_admitted)
+            opening.found[key.position] = key.value
             its.num_admitted += 1
         else:
-            opening.found[i] = ABSENT
-            its.unadmitted_rows += rows_of(opening, i)
-    if its.num_expired + its.num_evicted:
-        if removed_reserve(&shard.lately, shard.num_rows) < 0 or removed_reserve(&shard.before, shard.num_rows) < 0:
-            return -1
+            opening.found[key.position] = ABSENT
+            its.unadmitted_rows += rows_of(opening, key.position)
+    if reserve_removed(shard, its.num_expired + its.num_evicted) < 0:
+        return -1
     return reserve(opening, shard, end - begin - its.num_admitted)
 
 
-cdef inline void prefetch_absent(const Opening* opening, Py_ssize_t j) noexcept nogil:
-    """Prefetch what will be needed of absent keys behind the j-th, of the next shards too: a shard often has but a few."""
-    cdef const Shards* of = opening.of
-    cdef Py_ssize_t num_absent = opening.first[of.num_shards]
-    cdef const Shard* shard
-    cdef uint64_t mixed
-    if j + 2 * AHEAD < num_absent:
-        prefetch(opening.keys + opening.order[j + 2 * AHEAD])
-        prefetch(opening.found + opening.order[j + 2 * AHEAD])
-    if j + AHEAD < num_absent:
-        mixed = mixed_of(opening, opening.order[j + AHEAD])
-        prefetch(of.entries + home_of(of, mixed))
-        shard = &of.each[shard_of(of, mixed)]
-        if shard.young.size:
-            prefetch(shard.young.entries + key_home(mixed, of.bits, shard.young.slots))
-        if shard.old.size:
-            prefetch(shard.old.entries + key_home(mixed, of.bits, shard.old.slots))
+cdef inline Py_ssize_t end_ahead(const Opening* opening, Py_ssize_t s) noexcept nogil:
+    """The end of the keys that a shard's thread reads ahead: also the next shards', for a shard often has but a few,
+    unless another thread may be changing those."""
+    return opening.num_dealt if opening.alone else opening.last[s]
 
 
-cdef bint is_admitted(const Opening* opening, const Shard* shard, Py_ssize_t i, int32_t* total) noexcept nogil:
+cdef inline void prefetch_candidate(const Opening* opening, uint64_t mixed) noexcept nogil:
+    """Prefetch where a key would be among the candidates."""
     cdef const Shards* of = opening.of
-    cdef int64_t swaps = opening.generation - shard.generation, occurrences = rows_of(opening, i)
+    cdef const Shard* shard = &of.each[shard_of(of, mixed)]
+    if shard.young.size:
+        prefetch(shard.young.entries + key_home(mixed, of.bits, shard.young.slots))
+    if shard.old.size:
+        prefetch(shard.old.entries + key_home(mixed, of.bits, shard.old.slots))
+
+
+cdef inline bint is_admitted(const Opening* opening, const Shard* shard, AbsentKey* key) noexcept nogil:
+    """Whether a key is admitted if there is room. Sets its value to the occurrences so far."""
+    cdef const Shards* of = opening.of
+    cdef int64_t swaps = opening.generation - shard.generation, occurrences
     cdef uint64_t[4] words
     cdef KeyEntry* entry
-    total[0] = 0
+    key.value = 0
     if opening.admit_all:
         return True
+    occurrences = rows_of(opening, key.position)
     if of.policy.by_chance:
-        philox_block(<uint64_t>opening.keys[i], <uint64_t>opening.step, of.chance, words)
+        philox_block(key_unmix(key.mixed, of.salt), <uint64_t>opening.step, of.chance, words)
         return philox_unit(words[0]) >= power(1 - of.policy.probability, occurrences)
     if of.policy.by_frames:
-        occurrences = 1 if opening.frames == NULL else opening.frames[i]
+        occurrences = 1 if opening.frames == NULL else opening.frames[key.position]
     if swaps < 2 and shard.young.size + shard.old.size:
-        entry = candidate_of(&shard.young, of.bits, mixed_of(opening, i))
+        entry = candidate_of(&shard.young, of.bits, key.mixed)
         if entry == NULL and swaps == 0:
-            entry = candidate_of(&shard.old, of.bits, mixed_of(opening, i))
+            entry = candidate_of(&shard.old, of.bits, key.mixed)
         if entry != NULL:
             occurrences += entry.value
-    total[0] = <int32_t>min(occurrences, <int64_t>0x7fffffff)
-    return total[0] >= of.policy.min_count
+    key.value = <int32_t>min(occurrences, <int64_t>0x7fffffff)
+    return key.value >= of.policy.min_count
 
 
 cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noexcept nogil:
@@ -110,10 +112,11 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
     cdef const Shard* shard = &of.each[s]
     cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
-    cdef Py_ssize_t j, short, num_expired = its.num_back, num_low = 0, num_victims = 0
+    cdef Py_ssize_t j, short, num_expired = its.num_back
     cdef uint32_t* scores = NULL
-    cdef uint32_t most = 0
+    cdef Lowest lowest
     cdef size_t at
+    lowest.num = 0
     if wanted > shard.num_free + its.num_back or is_due(opening, s):
         scores = <uint32_t*>malloc(of.slots * sizeof(uint32_t))
         if scores == NULL:
@@ -122,29 +125,33 @@ cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noex
         short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
         if short:
             its.num_evicted = short + shard.num_rows // SPARE
-            num_low = lowest_scores(scores, of.slots, its.num_evicted, &most)
-            its.num_evicted = min(its.num_evicted, num_low)
-    if num_expired + num_low:
-        its.removed = <KeyRank*>malloc((num_expired + num_low) * sizeof(KeyRank))
+            lowest_scores(scores, of.slots, its.num_evicted, &lowest)
+            its.num_evicted = min(its.num_evicted, lowest.num)
+    if num_expired + lowest.num:
+        its.removed = <KeyRank*>malloc((num_expired + lowest.num) * sizeof(KeyRank))
         if its.removed == NULL:
             free(scores)
             return -1
     if scores == NULL:
-        for j in range(opening.first[s], opening.first[s + 1]):
-            if opening.found[opening.order[j]] != ABSENT:
-                fill(&its.removed[its.num_expired], find(of, mixed_of(opening, opening.order[j])), 0)
+        for j in range(opening.first[s], opening.last[s] if num_expired else opening.first[s]):
+            if opening.found[opening.dealt[j].position] != ABSENT:
+                fill(&its.removed[its.num_expired], find(of, opening.dealt[j].mixed), 0)
                 its.num_expired += 1
-    elif num_expired + num_low:
+        rank_lowest(its.removed, num_expired, num_expired)
+    elif num_expired + lowest.num:
         for at in range(of.slots):
             if num_expired and entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock):
                 fill(&its.removed[its.num_expired], &entries[at], 0)
                 its.num_expired += 1
-            elif num_low and scores[at] <= most:
-                fill(&its.removed[num_expired + num_victims], &entries[at], scores[at])
-                num_victims += 1
+            elif lowest.num and scores[at] <= lowest.most:
+                fill(&its.removed[num_expired + lowest_place(&lowest, scores[at])], &entries[at], scores[at])
+        # The place of an entry follows from its mixed key, so that entries of one score are nearly in order.
+        rank_nearly_sorted(its.removed, num_expired)
+        if lowest.shift == 0:
+            rank_nearly_sorted(its.removed + num_expired, lowest.num)
+        else:
+            rank_lowest(its.removed + num_expired, lowest.num, its.num_evicted)
     free(scores)
-    rank_lowest(its.removed, num_expired, num_expired)
-    rank_lowest(its.removed + num_expired, num_victims, its.num_evicted)
     return 0
 
 
@@ -166,9 +173,9 @@ cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssiz
     cdef KeyRank* ranks = <KeyRank*>malloc(wanted * sizeof(KeyRank))
     if ranks == NULL:
         return -1
-    for j in range(opening.first[s], opening.first[s + 1]):
+    for j in range(opening.first[s], opening.last[s]):
         if opening.fate[j] == ADMITTED:
-            ranks[k].mixed, ranks[k].score = mixed_of(opening, opening.order[j]), 0
+            ranks[k].mixed, ranks[k].score = opening.dealt[j].mixed, 0
             ranks[k].value = <int32_t>(j - opening.first[s])
             k += 1
     rank_lowest(ranks, wanted, num_free)
@@ -202,6 +209,16 @@ cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) n
     return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.of.bits)
 
 
+cdef int reserve_removed(Shard* shard, Py_ssize_t num_keys) noexcept nogil:
+    """Make room for so many removed keys: ``before`` needs memory when ``lately`` is full. Returns -1 if there is none."""
+    if num_keys == 0:
+        return 0
+    if shard.lately.size + <size_t>num_keys > <size_t>shard.num_rows:
+        if removed_reserve(&shard.before, shard.num_rows) < 0:
+            return -1
+    return removed_reserve(&shard.lately, shard.num_rows)
+
+
 cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Carry out what was decided about a shard."""
     cdef Shards* of = opening.of
@@ -209,37 +226,46 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef Decision* its = &opening.each[s]
     cdef KeyEntry* entries = of.entries + s * of.slots
     cdef KeyEntry* entry
-    cdef Py_ssize_t i, j, k, begin = opening.first[s], end = opening.first[s + 1]
+    cdef const AbsentKey* key
+    cdef Py_ssize_t j, k, begin = opening.first[s], end = opening.last[s]
     cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
     cdef uint64_t mixed
     if begin == end and num_removed == 0:
         return 0
     age(of, shard, opening.generation)
     for k in range(num_removed):
+        if k + AHEAD < num_removed:
+            mixed = its.removed[k + AHEAD].mixed
+            prefetch(entries + key_home(mixed, of.bits, of.slots))
+            prefetch(shard.lately.prints + key_home(mixed, of.bits, shard.lately.slots))
         key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
         removed_add(&shard.lately, &shard.before, shard.num_rows, of.bits, its.removed[k].mixed)
     for k in range(num_removed - its.num_admitted):
         of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
     shard.num_free += <int32_t>(num_removed - its.num_admitted)
     for j in range(begin, end):
-        i = opening.order[j]
-        prefetch_absent(opening, j)
-        mixed = mixed_of(opening, i)
+        key = &opening.dealt[j]
+        mixed = key.mixed
+        if j + FAR_AHEAD < opening.num_dealt:
+            prefetch(of.entries + home_of(of, opening.dealt[j + FAR_AHEAD].mixed))
+        if j + AHEAD < end_ahead(opening, s):
+            prefetch_candidate(opening, opening.dealt[j + AHEAD].mixed)
         if opening.fate[j] == ADMITTED:
             entry = key_find(entries, of.slots, of.bits, mixed)
-            entry.mixed, entry.value, entry.last = mixed, <int32_t>opening.found[i], <uint32_t>opening.clock
-            of.keys[opening.found[i]] = opening.keys[i]
+            entry.mixed, entry.value, entry.last = mixed, key.value, <uint32_t>opening.clock
+            of.keys[key.value] = <id_t>key_unmix(mixed, of.salt)
             if of.counts != NULL:
-                of.counts[opening.found[i]] = 0
-            drop_candidate(&shard.young, of.bits, mixed)
-            drop_candidate(&shard.old, of.bits, mixed)
+                of.counts[key.value] = 0
+            if shard.young.size + shard.old.size:
+                drop_candidate(&shard.young, of.bits, mixed)
+                drop_candidate(&shard.old, of.bits, mixed)
             its.num_returned += (removed_has(&shard.lately, of.bits, mixed)
                                  or removed_has(&shard.before, of.bits, mixed))
         elif keeps_candidates(opening):
             drop_candidate(&shard.old, of.bits, mixed)
             entry = key_find(shard.young.entries, shard.young.slots, of.bits, mixed)
             shard.young.size += entry.value < 0
-            entry.mixed, entry.value, entry.last = mixed, opening.total[j], <uint32_t>opening.clock
+            entry.mixed, entry.value, entry.last = mixed, key.value, <uint32_t>opening.clock
     if of.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
         shard.young, shard.old = shard.old, shard.young
         candidates_clear(&shard.young)

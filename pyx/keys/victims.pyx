@@ -7,11 +7,12 @@ that depends on it, which a processor would predict wrongly, and only the lowest
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.keys.key_shards cimport EVICT_LFU, KeyEntry, Shards, decayed
 from penstock.pyx.keys.shard_decisions cimport Opening
 
 cdef enum:
-    BUCKETS = 512           # of scores
+    FAR = 96                # entries: a shard was last used steps ago, and its memory arrives slowly
 
 cdef extern from *:
     """
@@ -44,6 +45,7 @@ cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint3
     if after < 0:
         after = 1 << 62
     for at in range(of.slots):
+        prefetch(entries + at + FAR)
         scores[at] = penstock_score(entries[at].value, entries[at].last, clock, after, spared, &num_expired)
     if opening.marked or of.policy.evict == EVICT_LFU:
         for at in range(of.slots):
@@ -56,27 +58,29 @@ cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint3
     return num_expired
 
 
-cdef Py_ssize_t lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, uint32_t* most) noexcept nogil:
-    """Set ``most`` so that as few scores as possible, but at least ``wanted`` or all, are at most that: exactly where the
-    scores are within BUCKETS of each other, else in coarse steps. Returns how many are."""
-    cdef Py_ssize_t[BUCKETS + 1] counts
-    cdef Py_ssize_t n = 0, bucket = 0
+cdef void lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted, Lowest* lowest) noexcept nogil:
+    """Find as few of the lowest scores as possible, but at least ``wanted`` or all: exactly where the scores are within
+    BUCKETS of each other, else in coarse steps."""
+    cdef Py_ssize_t count, n = 0, bucket = 0
     cdef uint32_t low = STAYS, high = 0
     cdef int shift = 0
     cdef size_t at
+    lowest.num = lowest.shift = 0
     for at in range(slots):
         low = min(low, scores[at])
         high = max(high, <uint32_t>(scores[at] + 1))  # 0 for STAYS
     if high == 0:
-        return 0
+        return
     high -= 1
     while (high - low) >> shift >= BUCKETS:
         shift += 1
-    memset(counts, 0, sizeof(counts))
+    memset(lowest.places, 0, sizeof(lowest.places))
     for at in range(slots):
-        counts[penstock_bucket(scores[at], low, shift, BUCKETS)] += 1
+        lowest.places[penstock_bucket(scores[at], low, shift, BUCKETS)] += 1
     while n < wanted and bucket < BUCKETS:
-        n += counts[bucket]
+        count = lowest.places[bucket]
+        lowest.places[bucket] = n
+        n += count
         bucket += 1
-    most[0] = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)
-    return n
+    lowest.num, lowest.low, lowest.shift = n, low, shift
+    lowest.most = <uint32_t>min(<uint64_t>high, low + (<uint64_t>bucket << shift) - 1)

@@ -69,6 +69,8 @@ class Harness:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # A signal to the group of this process would end the command of a case with 130.
+            start_new_session=True,
             env={**os.environ, **settings, "JAX_PLATFORMS": "cpu"},
         )
 
