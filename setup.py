@@ -36,6 +36,7 @@ PACKAGE_DIR = {
     "penstock.distributed": "engine/distributed",
     "penstock.filesystem": "engine/filesystem",
     "penstock.io": "io",
+    "penstock.io.brokers": "io/brokers",
     "penstock.io.decoding": "io/decoding",
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",

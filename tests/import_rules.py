@@ -25,12 +25,6 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
-    # One library per target, loaded when the target is opened.
-    (
-        "penstock.io.targets",
-        {"penstock.errors", "penstock.filesystem", "penstock.interrupts", "penstock.io"},
-        {"numpy", "pyarrow"},
-    ),
     ("penstock.filesystem", {"penstock.filesystem", "penstock.interrupts"}, set()),
     (
         "penstock.config",

@@ -10,9 +10,10 @@ from typing import Any
 
 from penstock.errors import StateError, UsageError
 from penstock.io.flight import Delta
+from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures, library
+from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
 
 JOB, STEP = "penstock.job", "penstock.step"
 

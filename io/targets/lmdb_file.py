@@ -8,8 +8,9 @@ from typing import Any
 
 from penstock.errors import StateError, UsageError
 from penstock.io.flight import Delta
+from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures, library
+from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
 
 STATE = b"penstock"
 # Address space, not disk: the file grows as needed, and the map doubles when it is full.

@@ -8,8 +8,9 @@ from typing import Any
 
 from penstock.errors import TargetError, UsageError
 from penstock.io.flight import Delta
+from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures, library
+from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
 
 STATE = "penstock-state"
 # Fields in one command, and of a new table in one pipeline: Redis serves other clients between two commands.

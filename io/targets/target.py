@@ -11,14 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import PenstockError, StateError, TargetError, UsageError, listed, short
+from penstock.errors import PenstockError, StateError, TargetError, listed, short
 from penstock.io.flight import Client, Delta
 
 Float32 = npt.NDArray[np.float32]
@@ -130,16 +129,6 @@ class Target(ABC):
 
     def close(self) -> None:  # noqa: B027 (not every target keeps something open)
         """Close connections and files; the next method opens them again."""
-
-
-def library(module: str, extra: str, target: str) -> Any:
-    """Import an optional library. Raises UsageError if it is not installed."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise
-        raise UsageError(f"{target}: needs the package {module}: pip install -e '.[{extra}]'") from None
 
 
 @contextmanager

@@ -1,0 +1,91 @@
+"""Brokers for tests: a NATS server of its own, and the messages that producers send."""
+
+import asyncio
+import shutil
+import subprocess
+
+import pyarrow as pa
+import pytest
+from limits import until
+from services import free_port
+
+
+def message_of(batch, *more):
+    """A message: an Arrow IPC stream with these batches."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for each in (batch, *more):
+            writer.write_batch(each)
+    return sink.getvalue().to_pybytes()
+
+
+class Nats:
+    """A NATS server with JetStream and one stream. limits : of the stream, as JetStream names them"""
+
+    def __init__(self, folder, *options, **limits):
+        self.nats = pytest.importorskip("nats")
+        if shutil.which("nats-server") is None:
+            pytest.skip("nats-server is not installed")
+        self.folder, self.port, self.options = folder, free_port(), options
+        self.uri = f"nats://127.0.0.1:{self.port}/gradients"
+        self.limits, self.num_sent = limits, 0
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            ["nats-server", "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder), *self.options],
+            stderr=subprocess.DEVNULL,
+        )
+        until(self._has_stream)
+
+    def _has_stream(self):
+        try:
+            self._with_stream(lambda stream: stream.stream_info("gradients"))
+        except self.nats.js.errors.NotFoundError:
+            config = self.nats.js.api.StreamConfig(name="gradients", subjects=["gradients.>"], **self.limits)
+            self._with_stream(lambda stream: stream.add_stream(config))
+        except (self.nats.errors.Error, OSError):
+            return False
+        return True
+
+    def _with_stream(self, work):
+        async def run():
+            async def ignore(_):
+                pass
+
+            options = {"allow_reconnect": False, "max_reconnect_attempts": 1, "error_cb": ignore}
+            connection = await self.nats.connect(f"nats://127.0.0.1:{self.port}", **self.login, **options)
+            try:
+                return await work(connection.jetstream())
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    login: dict[str, str] = {}  # noqa: RUF012 (a constant of the class)
+
+    def send(self, *messages):
+        """Publish, each after the server has stored the one before."""
+
+        async def publish(stream):
+            for message in messages:
+                await stream.publish("gradients.w0", message)
+
+        self._with_stream(publish)
+
+    def remove(self, sequence):
+        self._with_stream(lambda stream: stream.delete_msg("gradients", sequence))
+
+    def purge(self, sequence):
+        """Remove what precedes a sequence."""
+        self._with_stream(lambda stream: stream.purge_stream("gradients", seq=sequence))
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
