@@ -17,7 +17,7 @@ from typing import Any
 from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
-from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Side, Way
+from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Runner, Side, Way
 from penstock.bench.doput import DoPut
 from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
@@ -186,7 +186,7 @@ def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[st
 def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
     """Measure a small step through ``run`` and ``apply``, and the smallest possible JAX call for comparison."""
     failed: dict[str, str] = {}
-    standing: dict[str, Side] = {}
+    standing: dict[str, Runner] = {}
     for name, how in ((OURS, "run"), ("penstock_apply", "apply"), ("bare_donated_jit", "bare")):
         with tried(name, settings.say, failed):
             side = Latency(point.workload, steps, settings.threads, how)
@@ -200,7 +200,7 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
 def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
     """Measure a case of keys: penstock, what it is compared with, and every peer that numbers keys."""
     failed: dict[str, str] = {}
-    standing: dict[str, Side] = {}
+    standing: dict[str, Runner] = {}
     ways = [way for way in settings.ways if isinstance(way, KeyWay)]
     rounds = settings.rounds * (STEPS_PER_ROUND if point.kind == "evict" else 1)
     for name, create in key_sides(point.kind, point.workload, steps, settings.threads, ways, rounds).items():

@@ -29,7 +29,7 @@ WEIGHT, ACCUMULATOR, RATE = 1 / 64, 0.1, 0.05
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
-class Side(Protocol):
+class Runner(Protocol):
     """A contestant: runs the steps of a case."""
 
     def prepare(self, steps: Sequence[int]) -> None:
@@ -37,6 +37,10 @@ class Side(Protocol):
 
     def run(self, steps: Sequence[int]) -> None:
         """Run these of the distinct steps one after the other, and return when all work is done."""
+
+
+class Side(Runner, Protocol):
+    """A contestant with sums or weights, which are checked."""
 
     def seen(self, table: str, ids: Int64) -> Float32:
         """Return, after one step, the sums of these ids (coalesce) or their weights: float32 (n, dim)."""

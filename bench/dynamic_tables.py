@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.bench import memory_bandwidth
-from penstock.bench.contestants import KeyWay, Side
+from penstock.bench.contestants import KeyWay, Runner
 from penstock.bench.distributions import Int64, hashed
 from penstock.bench.penstock_adapter import Ours, Update, roomy
 from penstock.bench.workloads import Float32, Step, Workload
@@ -120,9 +120,6 @@ class Numbering:
         second = np.asarray(to_numpy(self._call(self.state, convert(keys[::-1].copy()))))[::-1]
         return int(len(keys) - len(np.unique(first)) + (first < 0).sum() + (first != second).sum())
 
-    def seen(self, table: str, ids: Int64) -> Float32:
-        raise NotImplementedError("keys have no weights")
-
 
 def present(steps: Sequence[Step]) -> list[Int64]:
     """Return the distinct ids of every step, in no order."""
@@ -171,9 +168,6 @@ class RandomLines:
                 list(
                     self._pool.map(lambda lines: memory_bandwidth.touch_lines(self._words, lines), self._lines[number])
                 )
-
-    def seen(self, table: str, ids: Int64) -> Float32:
-        raise NotImplementedError("lines have no weights")
 
 
 class Admissions(Ours):
@@ -257,7 +251,7 @@ def turnover_engine(capacity: int, dim: int, threads: int, dynamic: Dynamic) -> 
 
 def key_sides(
     kind: str, workload: Workload, steps: Sequence[Step], threads: int, ways: Sequence[KeyWay], rounds: int
-) -> dict[str, Callable[[], Side]]:
+) -> dict[str, Callable[[], Runner]]:
     """Return the sides of a case of keys by name, penstock first, as functions that create them.
 
     rounds : of ``take_turns``, one step each, with the one that warms up
@@ -269,7 +263,7 @@ def key_sides(
             name: lambda policies=policies: Turnover(workload, steps, threads, policies, rounds + 1)  # type: ignore[misc]
             for name, policies in ((OURS, True), (WITHOUT, False))
         }
-    sides: dict[str, Callable[[], Side]] = {
+    sides: dict[str, Callable[[], Runner]] = {
         way.name: lambda way=way: Numbering(way, workload, steps, kind)  # type: ignore[misc]
         for way in (directory_way(threads), *ways)
     }

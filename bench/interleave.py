@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bench import machine
-from penstock.bench.contestants import Side
+from penstock.bench.contestants import Runner
 
 # CPU time that other processes may use before a sample counts as disturbed: a share of its time, plus clock ticks.
 OTHERS_MOST, OTHERS_TICKS_S = 0.05, 0.03
@@ -58,7 +58,7 @@ class Timing:
         }
 
 
-def take_turns(sides: Mapping[str, Side], num_steps: int, rounds: int) -> dict[str, Timing]:
+def take_turns(sides: Mapping[str, Runner], num_steps: int, rounds: int) -> dict[str, Timing]:
     """Warm up and time every side. A side that is far behind after ENOUGH rounds is dropped."""
     steps = range(num_steps)
     for side in sides.values():
@@ -87,7 +87,7 @@ def in_the_race(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     return [name for name, ms in least.items() if ms <= FAR_BEHIND * second]
 
 
-def timed(side: Side, steps: Sequence[int]) -> Sample:
+def timed(side: Runner, steps: Sequence[int]) -> Sample:
     side.prepare(steps)
     others, started = others_s(), time.perf_counter()
     side.run(steps)

@@ -9,8 +9,9 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,14 @@ def busy_s() -> float:
 
 
 def describe() -> dict[str, Any]:
-    """Return the properties of the machine that affect results; nothing that identifies it."""
-    model = next((l.partition(":")[2].strip() for l in _lines("/proc/cpuinfo") if l.startswith("model name")), "")  # noqa: E741
+    """Return the properties of the machine that affect results; nothing that identifies its owner."""
+    first = dict(_field(line) for line in reversed(_lines("/proc/cpuinfo")))  # of the first CPU
+    # The model name alone is that of many CPUs where a hypervisor hides it.
+    numbers = [first[name] for name in ("cpu family", "model", "stepping") if name in first]
     pages = "".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled"))
     return {
-        "cpu": model or platform.processor() or platform.machine(),
+        "cpu": first.get("model name") or platform.processor() or platform.machine(),
+        "cpu_model": "-".join(numbers),
         "architecture": platform.machine(),
         "cpus": usable_cpus(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -80,6 +84,22 @@ def describe() -> dict[str, Any]:
     }
 
 
+def named(where: Mapping[str, Any]) -> str:
+    """Return a machine in words: its CPU, how many of them, and its kernel. where : as ``describe`` returns it"""
+    model = f" ({where['cpu_model']})" if where.get("cpu_model") else ""
+    return f"{where['cpu']}{model}, {where['cpus']} CPUs, {where['system']}"
+
+
+def folder_of(where: Mapping[str, Any]) -> str:
+    """Return the name of a folder for the results of a machine; different machines have different ones."""
+    name = re.sub(r"\((r|tm)\)|\bprocessor\b", "", named(where).lower())
+    return re.sub(r"[^a-z0-9.]+", "-", name).strip("-")
+
+
+def threads_text(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
 def versions(distributions: Sequence[str]) -> dict[str, str]:
     """Return the versions of Python, penstock's dependencies and the installed ones of the named distributions."""
     found = {"python": platform.python_version()}
@@ -87,6 +107,11 @@ def versions(distributions: Sequence[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def _field(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
 
 
 def _lines(path: str) -> list[str]:

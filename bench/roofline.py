@@ -25,9 +25,6 @@ TABLE_BYTES = (1 << 26, 1 << 32)  # of the table whose random rows are updated: 
 NUM_ROWS = 1 << 18
 REPEATS = 5
 
-# Cost factor for row-wise Adagrad's one additional number per row, in a separate array or next to the weights.
-ROWWISE_SHARE = 1.15
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -46,11 +43,12 @@ class Rates:
 
 
 def row_bytes(kind: str, table: TableSize) -> tuple[int, ...]:
-    """Return the row sizes in bytes that determine the cost of ``kind``: weights alone, and weights with slots."""
+    """Return the row sizes in bytes that determine the cost of ``kind``: of the weights, of a slot, and of all."""
     if kind == "coalesce":
         return ()
     weights = 4 * table.dim
-    return (weights,) if kind == "rowwise_adagrad" else (weights, weights * (1 + SLOTS[kind]))
+    slot = 4 if kind == "rowwise_adagrad" else weights
+    return weights, slot, weights + SLOTS[kind] * slot
 
 
 def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: int) -> Rates:
@@ -97,13 +95,10 @@ def limit_ms(kind: str, step: Step, rates: Rates) -> float:
     seconds = step.workload.step_bytes / rates.read
     for table in step.workload.tables:
         unique = step.num_unique[table.name]
-        sizes = row_bytes(kind, table)
-        if not sizes:
+        if kind == "coalesce":
             seconds += unique * (8 + 4 * table.dim) / rates.write
-        elif kind == "rowwise_adagrad":
-            seconds += unique * rates.update_s[sizes[0]] * ROWWISE_SHARE
-        else:
-            # Slots in separate tables or next to the weights, whichever is faster on this machine.
-            apart = (1 + SLOTS[kind]) * rates.update_s[sizes[0]]
-            seconds += unique * min(apart, rates.update_s[sizes[-1]])
+            continue
+        # Slots in separate tables or next to the weights, whichever is faster on this machine.
+        weights, slot, together = (rates.update_s[size] for size in row_bytes(kind, table))
+        seconds += unique * min(weights + SLOTS[kind] * slot, together)
     return 1e3 * seconds

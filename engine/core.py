@@ -267,9 +267,10 @@ class EngineCore:
     def _step(self, _: int) -> None:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
-        step, observers = self.gate.global_step, self.observers
-        self.tables.dynamic.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
-        coalesced = self.tables.dynamic.located(self.pipeline.drain())
+        step, observers, dynamic = self.gate.global_step, self.observers, self.tables.dynamic
+        if dynamic:
+            dynamic.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
+        coalesced = dynamic.located(self.pipeline.drain()) if dynamic else self.pipeline.drain()
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:
@@ -282,9 +283,9 @@ class EngineCore:
             self.changed_step = step + 1
         for observer in observers:
             observer.after_step(coalesced)
-        self.tables.dynamic.forget_changes()
-        self.last_rates = rates
-        counters.steps += 1
+        if dynamic:
+            dynamic.forget_changes()
+        self.last_rates, counters.steps = rates, counters.steps + 1
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

@@ -279,15 +279,15 @@ class Pipeline:
             self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
-        """Return the tables of a frame, and the number of tasks for each: more than one for a table that dominates.
+        """Return the tables of a frame, and the number of parts of each: more than one for a table that dominates.
 
-        The largest table is first, so that no thread begins a large table when the others are done.
+        The largest is first, so that no thread begins a large table when the others are done. Two threads share a part.
         """
         num_rows = {table: sum([len(block.ids) for block in blocks]) for table, blocks in rows.items()}
         tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
         most = self._most_parts
         large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
-        return tables, [most if one else 1 for one in large]
+        return tables, [max(1, most // 2) if one else 1 for one in large]
 
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""

@@ -37,7 +37,10 @@ class TableAccess:
             return self.core.tables.whole(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
-        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names."""
+        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names.
+
+        A slot of RowWiseAdagrad is (vocabulary_size, 1).
+        """
         with self.core.still():
             table = self.core.tables.whole(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
@@ -97,7 +100,8 @@ class TableAccess:
     def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
         """Set the weights and every slot: TensorFlow's LoadTPUEmbedding…Parameters.
 
-        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only
+        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only.
+        A slot of RowWiseAdagrad has one column.
         """
         self.core.check_whole()
         where, values = self.core.tables.checked(name, rows, ids, slots)

@@ -9,6 +9,8 @@ from penstock.pyx.buffer_pool import Sums
 
 _Int64 = npt.NDArray[np.int64]
 
+def targets() -> list[str]: ...
+
 @disjoint_base
 class Accumulator:
     def __new__(
@@ -18,6 +20,7 @@ class Accumulator:
         vocabulary_size: int | None = None,
         count: bool = True,
         count_rows: bool = False,
+        target: str = "",
     ) -> Accumulator: ...
     @property
     def dim(self) -> int: ...

@@ -1,8 +1,8 @@
-# One owner's share of a table's sums, and the loops that fill it: chunk by chunk, look ids up, then fold rows.
-from libc.stdint cimport uint8_t, uint32_t
+# One owner's share of a table's sums, and the first phase that fills it: look up the ids of a frame.
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from ._types cimport id_t, index_t
-from .id_table cimport Table
+from .id_table cimport IdBuckets
 
 
 ctypedef const char* row_t
@@ -20,6 +20,15 @@ cdef struct Source:        # rows of one table, in arrival order, wherever they 
     Py_ssize_t num_rows
 
 
+cdef struct Frame:         # the rows of one table in a frame, and how they are summed
+    const Source* sources
+    Py_ssize_t num_sources, dim
+    index_t number
+    bint wide              # float64, not float32
+    bint strict            # a value that is not finite makes its row bad
+    int isa                # of the loops: vectors.h
+
+
 cdef struct Mark:          # in how many frames an id occurred, and in which last
     index_t frame
     index_t count
@@ -31,29 +40,36 @@ cdef enum:
     CARRIED = 2            # held since before that run: counts when it comes again
 
 
-cdef struct Index:         # id → dense index: a direct map, or hash tables (one per part) where entries is NULL
-    uint32_t* entries
+cdef struct Vocabulary:
+    id_t size              # 0: unknown, every int64 may be an id
+    uint32_t* entries      # of the direct map; NULL: every part hashes its ids
     uint32_t base, run_base
-    uint8_t* seen          # a bit per id of a known vocabulary that is hashed
-    id_t vocabulary_size   # 0: unknown, every int64 may be an id
+    uint8_t* seen          # a bit per id of a known vocabulary that is hashed: the run that is counted has seen it
 
 
 cdef struct Part:
-    Table table
+    IdBuckets buckets      # where ids are hashed
+    bint search_first      # where they are not: whether most ids of the last chunk were held
     id_t* ids              # in order of first appearance
     uint8_t* first_seen    # OLD, FRESH or CARRIED
     Mark* marks            # NULL: all ids are of the first frame, or no mean is needed
     index_t* rows          # how many rows each id has; NULL: not counted
     char* sums
+    uint32_t* slots        # of the frame's rows in this part, in order; NEW_ID: the row is the first of its id
+    uint32_t* picked       # which rows of the frame they are; NULL: all of them
     Py_ssize_t num_ids
     Py_ssize_t num_carried
     Py_ssize_t num_distinct
+    # Atomic, and of the frame that is added: how many slots have been written, and ALL_DONE more after the last one;
+    # whether a second thread helps to fold; and from which row on, or ALL_DONE: it came too late.
+    int64_t progress
+    int helped
+    int64_t split
 
 
-cdef int part_add(Part* part, const Index* index, const Source* sources, Py_ssize_t num_sources, Py_ssize_t dim,
-                  bint wide, bint strict, index_t frame, Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil
-cdef int part_check(const Index* index, const Source* sources, Py_ssize_t num_sources, Py_ssize_t dim, bint wide,
-                    Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil
-cdef void part_undo(Part* part, const Index* index) noexcept nogil
+cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t number,
+                   Py_ssize_t num_parts, const int* stop) noexcept nogil
+cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept nogil
+cdef void part_undo(Part* part, const Vocabulary* vocabulary) noexcept nogil
 cdef void part_carry(Part* part) noexcept nogil
-cdef void part_clear(Part* part, const Index* index) noexcept nogil
+cdef void part_clear(Part* part, const Vocabulary* vocabulary) noexcept nogil

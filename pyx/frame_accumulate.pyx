@@ -1,34 +1,44 @@
 """Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
 
-A task is a table, or one part of a table that is split. Each thread takes the next free task with an atomic counter,
-without the interpreter in between. This is the only driver of the accumulators: the engine's pipeline, the public
-accumulators, the kernel tests and the sanitizers all add frames through it.
+A task is one phase of one part of a table: to look up its ids, to fold its rows, or to help with that. Each thread takes
+the next free task with an atomic counter, without the interpreter in between. A fold follows its look-up, and help its
+fold, while that still runs; nothing waits for a task that no thread has taken, because those come first. This is the only
+driver of the accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add
+frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 
 from ._types cimport index_t
 from .accumulator cimport Accumulator
-from .coalesce cimport Index, Part, Source, part_add, part_check
+from .coalesce cimport Frame, Part, Vocabulary, part_find
+from .row_sums cimport part_check, part_fold, part_help
 
 
 cdef extern from *:
     """
     #define taken(next) __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)
-    #define is_set(flag) __atomic_load_n(flag, __ATOMIC_RELAXED)
-    #define set_flag(flag) __atomic_store_n(flag, 1, __ATOMIC_RELAXED)
     """
     Py_ssize_t taken(Py_ssize_t* next) nogil
-    int is_set(int* flag) nogil
-    void set_flag(int* flag) nogil
+
+cdef extern from "progress.h" nogil:
+    bint is_set(const int* flag)
+    void set_flag(int* flag)
 
 
-cdef struct Task:               # one part of a table's rows
+cdef enum Phase:
+    CHECK
+    FIND
+    FOLD
+    HELP
+
+
+cdef struct Task:               # one phase of one part of a table's rows
+    Phase phase
     Part* part
-    const Index* index
-    const Source* sources
-    Py_ssize_t num_sources, dim, number, num_parts
-    bint wide
+    const Vocabulary* vocabulary
+    const Frame* frame
+    Py_ssize_t number, num_parts
 
 
 cdef class Intake:
@@ -38,8 +48,6 @@ cdef class Intake:
     cdef list accumulators
     cdef Task* tasks
     cdef Py_ssize_t num_tasks, room, next
-    cdef index_t frame
-    cdef bint adding, strict
     cdef int bad
 
     def __cinit__(self):
@@ -57,7 +65,7 @@ cdef class Intake:
             which : int64 (n,), the rows of grads that belong to the ids; None: all n of them
             gains : float32 (n,), the factor of each row, only where float32 is summed; None: no factor
         frame : its number; an id that occurs twice in frames of one number counts once
-        parts : per accumulator, a power of two: into how many tasks to split it from the next time on that it holds
+        parts : per accumulator, a power of two: into how many parts to split it from the next time on that it holds
             nothing; None: one
         Returns whether nothing was held before, so that the frame can be undone. Raises ValueError or MemoryError:
         nothing has changed then.
@@ -65,7 +73,7 @@ cdef class Intake:
         cdef Accumulator accumulator
         cdef Py_ssize_t at
         cdef bint vacant = True
-        self.accumulators, self.frame = accumulators, frame
+        self.accumulators = accumulators
         try:
             for at in range(len(accumulators)):
                 accumulator = accumulators[at]
@@ -82,12 +90,25 @@ cdef class Intake:
 
         strict : a value that is not finite makes its row bad; an id outside the vocabulary always does
         """
-        self.strict = strict
-        return self._share_out(0)
+        cdef Py_ssize_t at, num_tables = len(self.accumulators)
+        self._begin_tasks()
+        # The look-ups of a table come before the folds of the one before it, which then wait for less; help comes last.
+        for at in range(num_tables + 1):
+            if at < num_tables:
+                (<Accumulator>self.accumulators[at]).frame.strict = strict
+                self._add_tasks(self.accumulators[at], FIND)
+            if at > 0:
+                self._add_tasks(self.accumulators[at - 1], FOLD)
+        for at in range(num_tables):
+            self._add_tasks(self.accumulators[num_tables - 1 - at], HELP)
+        return self.num_tasks
 
     def check(self, Py_ssize_t num_parts):
         """Create the tasks that validate the rows and add nothing, so many per accumulator."""
-        return self._share_out(num_parts)
+        self._begin_tasks()
+        for accumulator in self.accumulators:
+            self._add_tasks(accumulator, CHECK, num_parts)
+        return self.num_tasks
 
     def work(self):
         """Work on the tasks until none is left. Returns False where a row is bad.
@@ -125,28 +146,30 @@ cdef class Intake:
 
     cdef bint _does(self, const Task* t) noexcept nogil:
         """Whether a row is bad."""
-        if self.adding:
-            return part_add(t.part, t.index, t.sources, t.num_sources, t.dim, t.wide, self.strict, self.frame, t.number,
-                            t.num_parts)
-        return part_check(t.index, t.sources, t.num_sources, t.dim, t.wide, t.number, t.num_parts)
+        if t.phase == FIND:
+            return part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad)
+        if t.phase == FOLD:
+            return part_fold(t.part, t.frame, &self.bad)
+        if t.phase == HELP:
+            return part_help(t.part, t.frame, &self.bad)
+        return part_check(t.frame, t.vocabulary, t.number, t.num_parts)
 
-    cdef Py_ssize_t _share_out(self, Py_ssize_t num_checks) except -1:
-        cdef Accumulator a
+    cdef int _begin_tasks(self) except -1:
+        self.num_tasks, self.next, self.bad = 0, 0, 0
+        return 0
+
+    cdef int _add_tasks(self, Accumulator of, Phase phase, Py_ssize_t num_checks=0) except -1:
         cdef Task* task
-        cdef Py_ssize_t number, num_parts
-        self.num_tasks, self.next, self.bad, self.adding = 0, 0, 0, num_checks == 0
-        for accumulator in self.accumulators:
-            a = accumulator
-            num_parts = num_checks or a.num_parts
-            self._reserve(self.num_tasks + num_parts)
-            for number in range(num_parts):
-                task = &self.tasks[self.num_tasks]
-                task.part = &a.parts[number] if self.adding else NULL
-                task.index, task.sources, task.num_sources = (
-                    &a.index, a.blocks.sources, a.blocks.num_sources)
-                task.dim, task.wide, task.number, task.num_parts = a.dim, a.wide, number, num_parts
-                self.num_tasks += 1
-        return self.num_tasks
+        cdef Py_ssize_t number, num_parts = num_checks or of.num_parts
+        if (phase == FOLD or phase == HELP) and not of.dim:
+            return 0  # only ids are counted
+        self._reserve(self.num_tasks + num_parts)
+        for number in range(num_parts):
+            task = &self.tasks[self.num_tasks]
+            task.phase, task.part = phase, NULL if phase == CHECK else &of.parts[number]
+            task.vocabulary, task.frame, task.number, task.num_parts = &of.vocabulary, &of.frame, number, num_parts
+            self.num_tasks += 1
+        return 0
 
     cdef int _reserve(self, Py_ssize_t num_tasks) except -1:
         cdef Py_ssize_t capacity = max(num_tasks, 2 * self.room)

@@ -1,7 +1,7 @@
-# id → dense index. A struct and free functions that need no GIL; the class owns the memory.
-from libc.stdint cimport uint64_t
+# id → slot, in order of first appearance: the loops are in id_buckets.h.
+from libc.stdint cimport uint8_t, uint32_t
 
-from ._types cimport id_t, index_t
+from ._types cimport id_t
 
 cdef extern from *:
     """
@@ -10,36 +10,43 @@ cdef extern from *:
     # A hint to fetch a cache line that will be needed a few turns of a loop later; it cannot fault.
     void prefetch "PENSTOCK_PREFETCH" (const void* address) noexcept nogil
 
-
-cdef struct Slot:
-    id_t key
-    index_t index          # below the table's base: the slot is empty (no key is set apart: every int64 may be an id)
-
-
-cdef struct Table:
-    Slot* slots
-    size_t capacity        # slots in use, a power of two
-    size_t reserved        # slots there are, a power of two
-    int shift              # 64 - log2(capacity)
-    index_t base           # of the indices since the table was last cleared, which moves it: no slot is touched
-    index_t num_ids
-
-
-cdef inline size_t slot_of(const Table* table, id_t key) noexcept nogil:
-    # Fibonacci hashing: the high bits of the product depend on all bits below them. The xor first
-    # brings down the high half, so that ids which differ only there do not meet.
-    cdef uint64_t x = <uint64_t>key
-    x ^= x >> 32
-    return <size_t>((x * <uint64_t>0x9E3779B97F4A7C15) >> table.shift)
-
-
-cdef int table_init(Table* table, size_t num_ids) except -1 nogil
-cdef void table_free(Table* table) noexcept nogil
-cdef void table_clear(Table* table) noexcept nogil
-cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil
-cdef void table_widen(Table* table, const id_t* ids, size_t num_more) noexcept nogil
-cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil
+cdef extern from "id_buckets.h" nogil:
+    enum:
+        MOST_SLOTS
+        NEW_ID
+    ctypedef struct IdBuckets:
+        size_t reserved
+        bint wide
+        int isa
+        uint32_t base, num_ids
+    ctypedef struct Bucket:
+        pass
+    int best_isa()
+    void id_buckets_find(IdBuckets* table, const id_t* ids, long n, id_t* held, uint32_t* slots)
+    void id_buckets_clear(IdBuckets* table)
+    int id_buckets_reserve(IdBuckets* table, size_t num_ids, id_t* held)
+    void id_buckets_free(IdBuckets* table)
 
 
 cdef class IdTable:
-    cdef Table table
+    cdef IdBuckets buckets
+    cdef id_t* ids           # by slot
+    cdef size_t room
+    cdef int _make_room(self, size_t num_ids) except -1
+
+
+# Where the vocabulary is known and not huge: four bytes per row of the table, no hashing.
+#
+# An entry is a number that only grows: base + index for an id that is held now. Entries below base are of openings
+# before; those from run_base on, of the run that is counted now. Nothing is cleared between openings.
+cdef class IdMap:
+    cdef uint32_t* entries
+    cdef Py_ssize_t size
+    cdef uint32_t base, run_base
+    cdef size_t num_bytes
+    cdef int make_room(self, Py_ssize_t num_rows) except -1
+
+
+cdef class IdBits:
+    cdef uint8_t* bits
+    cdef size_t num_bytes

@@ -1,117 +1,15 @@
-"""id → dense index in order of first appearance: open addressing, linear probing, grows, never deletes."""
+"""id → dense index, by a hash table or by a direct map: one load where a table hashes and compares; and sets of ids."""
 
 import numpy as np
 
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.stdint cimport uint8_t, uint32_t
+
 from ._types cimport id_t, index_t
+from .buffer_pool cimport penstock_allocate_zeroed, penstock_release
 
-cdef extern from "pages.h":
-    void* penstock_allocate(size_t size) noexcept nogil
-    void penstock_release(void* memory, size_t size) noexcept nogil
-
-
-cdef size_t SMALLEST = 16
-
-
-cdef size_t capacity_for(size_t num_ids) noexcept nogil:
-    # At most half of the slots are full: an unsuccessful probe then looks at 2.5 of them on average.
-    cdef size_t capacity = SMALLEST
-    while capacity < 2 * num_ids:
-        capacity *= 2
-    return capacity
-
-
-cdef int table_allocate(Table* table, size_t capacity) except -1 nogil:
-    cdef Slot* slots = <Slot*>penstock_allocate(capacity * sizeof(Slot))
-    cdef int bits = 0
-    cdef size_t i
-    if slots == NULL:
-        raise MemoryError(f"id table: cannot allocate {capacity * sizeof(Slot)} bytes for {capacity} slots")
-    while (<size_t>1 << bits) < capacity:
-        bits += 1
-    table.slots = slots
-    table.capacity = table.reserved = capacity
-    table.shift = 64 - bits
-    table.base = table.num_ids = 0
-    for i in range(capacity):
-        slots[i].index = -1
-    return 0
-
-
-cdef int table_init(Table* table, size_t num_ids) except -1 nogil:
-    return table_allocate(table, capacity_for(num_ids))
-
-
-cdef void table_free(Table* table) noexcept nogil:
-    if table.slots != NULL:
-        penstock_release(table.slots, table.reserved * sizeof(Slot))
-    table.slots = NULL
-
-
-cdef void table_clear(Table* table) noexcept nogil:
-    # 2**63 indices will not be given out. As few slots as the same number of ids needs: they stay in the caches.
-    cdef size_t capacity = min(capacity_for(table.num_ids), table.reserved)
-    table.base += table.num_ids
-    table.num_ids = 0
-    set_capacity(table, capacity)
-
-
-cdef void set_capacity(Table* table, size_t capacity) noexcept nogil:
-    table.capacity, table.shift = capacity, 64
-    while capacity > 1:
-        capacity //= 2
-        table.shift -= 1
-
-
-cdef void table_widen(Table* table, const id_t* ids, size_t num_more) noexcept nogil:
-    """Use as many of the reserved slots as that many more ids need. ids : those that the table has, by index"""
-    cdef index_t i
-    cdef size_t at, capacity = min(capacity_for(table.num_ids + num_more), table.reserved)
-    if capacity <= table.capacity:
-        return
-    set_capacity(table, capacity)
-    table.base += table.num_ids  # no slot has an id now
-    for i in range(table.num_ids):
-        at = slot_of(table, ids[i])
-        while table.slots[at].index >= table.base:
-            at = (at + 1) & (capacity - 1)
-        table.slots[at].key = ids[i]
-        table.slots[at].index = table.base + i
-
-
-cdef int table_reserve(Table* table, size_t num_ids) except -1 nogil:
-    """Make room for num_ids in all, so that inserting up to there cannot fail."""
-    cdef Table bigger
-    cdef size_t i, at
-    cdef size_t capacity = capacity_for(num_ids)
-    if capacity <= table.reserved:
-        return 0
-    table_allocate(&bigger, capacity)
-    for i in range(table.capacity):
-        if table.slots[i].index >= table.base:
-            at = slot_of(&bigger, table.slots[i].key)
-            while bigger.slots[at].index >= 0:
-                at = (at + 1) & (capacity - 1)
-            bigger.slots[at] = table.slots[i]
-            bigger.slots[at].index -= table.base
-    bigger.num_ids = table.num_ids
-    penstock_release(table.slots, table.reserved * sizeof(Slot))
-    table[0] = bigger
-    return 0
-
-
-cdef index_t table_insert(Table* table, id_t key, bint* is_new) noexcept nogil:
-    """The index of key, given out now if it has none. Room must have been reserved."""
-    cdef size_t at = slot_of(table, key)
-    while table.slots[at].index >= table.base:
-        if table.slots[at].key == key:
-            is_new[0] = False
-            return table.slots[at].index - table.base
-        at = (at + 1) & (table.capacity - 1)
-    table.slots[at].key = key
-    table.slots[at].index = table.base + table.num_ids
-    table.num_ids += 1
-    is_new[0] = True
-    return table.slots[at].index - table.base
+cdef enum:
+    CHUNK = 1024
 
 
 cdef class IdTable:
@@ -121,24 +19,103 @@ cdef class IdTable:
     """
 
     def __cinit__(self, size_t num_ids=0):
-        table_init(&self.table, num_ids)
+        self.buckets.wide, self.buckets.isa = True, best_isa()
+        self._make_room(num_ids)
 
     def __dealloc__(self):
-        table_free(&self.table)
+        id_buckets_free(&self.buckets)
+        PyMem_Free(self.ids)
 
     def __len__(self):
-        return self.table.num_ids
+        return self.buckets.num_ids
 
     def insert(self, const id_t[::1] ids not None):  # IN
-        """Give every id an index. ids : int64, shape (n,). Returns int64, shape (n,)."""
-        cdef Py_ssize_t i, n = ids.shape[0]
-        cdef bint is_new
+        """Give every id an index. ids : int64, shape (n,). Returns int64, shape (n,). Raises MemoryError."""
+        cdef Py_ssize_t start, k, num_chunk, n = ids.shape[0]
+        cdef uint32_t[CHUNK] slots
         out = np.empty(n, np.int64)
         cdef index_t[::1] indices = out
-        with nogil:
-            for i in range(n):
-                # Grown by what is there, not by what might come: a batch may hold few distinct ids.
-                if <size_t>(2 * (self.table.num_ids + 1)) > self.table.capacity:
-                    table_reserve(&self.table, self.table.capacity)
-                indices[i] = table_insert(&self.table, ids[i], &is_new)
+        for start in range(0, n, CHUNK):
+            num_chunk = min(<Py_ssize_t>CHUNK, n - start)
+            self._make_room(self.buckets.num_ids + num_chunk)
+            with nogil:
+                id_buckets_find(&self.buckets, &ids[start], num_chunk, self.ids, slots)
+                for k in range(num_chunk):
+                    indices[start + k] = slots[k] & ~<uint32_t>NEW_ID
         return out
+
+    cdef int _make_room(self, size_t num_ids) except -1:
+        """Make room for so many ids in all, so that finding them cannot fail."""
+        cdef size_t room = self.room
+        cdef void* grown
+        if num_ids < room:
+            return 0
+        while room <= num_ids:
+            room = max(<size_t>16, 2 * room)
+        if num_ids > MOST_SLOTS:
+            raise MemoryError(f"id table: at most {MOST_SLOTS} ids, got {num_ids}")
+        grown = PyMem_Realloc(self.ids, room * sizeof(id_t))
+        if grown == NULL:
+            raise MemoryError(f"id table: cannot allocate {room * sizeof(id_t)} bytes for {room} ids")
+        self.ids = <id_t*>grown
+        if not id_buckets_reserve(&self.buckets, room, self.ids):
+            raise MemoryError(f"id table: no memory for the buckets of {room} ids")
+        self.room = room
+        return 0
+
+
+cdef enum:
+    NEVER = 0       # the entry of an id that this run has not seen
+    SEEN = 1        # after entries were renumbered: seen in this run, not held
+
+
+cdef class IdMap:
+    """size : the vocabulary. Large maps take memory only where ids occur."""
+
+    def __cinit__(self, Py_ssize_t size):
+        self.size = size
+        self.num_bytes = max(size, 1) * sizeof(uint32_t)
+        self.entries = <uint32_t*>penstock_allocate_zeroed(self.num_bytes)
+        if self.entries == NULL:
+            raise MemoryError(f"cannot allocate {self.num_bytes} bytes for the index of {size} ids")
+        self.base = self.run_base = SEEN + 1
+
+    def __dealloc__(self):
+        if self.entries != NULL:
+            penstock_release(self.entries, self.num_bytes)
+
+    cdef int make_room(self, Py_ssize_t num_rows) except -1:
+        """Renumber where num_rows indices from base on would not fit 32 bits: once in four billion distinct ids."""
+        cdef Py_ssize_t i
+        cdef uint32_t entry
+        if num_rows <= <Py_ssize_t>(<uint32_t>-1) - <Py_ssize_t>self.base:
+            return 0
+        if num_rows > <Py_ssize_t>(<uint32_t>-1) - SEEN - 1:
+            raise MemoryError(f"{num_rows} gradient rows between two openings: at most 4294967293 of one table")
+        with nogil:
+            for i in range(self.size):
+                entry = self.entries[i]
+                if entry >= self.base:
+                    self.entries[i] = entry - self.base + SEEN + 1
+                else:
+                    self.entries[i] = SEEN if entry >= self.run_base else NEVER
+        self.run_base, self.base = SEEN, SEEN + 1
+        return 0
+
+    def _give_out(self, Py_ssize_t num_indices):
+        """For tests: as if so many indices had been given out before. Only while nothing is held."""
+        self.base = self.run_base = <uint32_t>num_indices
+
+
+cdef class IdBits:
+    """A bit per id of a vocabulary that is hashed, all clear. Takes memory only where bits are set."""
+
+    def __cinit__(self, Py_ssize_t size):
+        self.num_bytes = size // 8 + 1
+        self.bits = <uint8_t*>penstock_allocate_zeroed(self.num_bytes)
+        if self.bits == NULL:
+            raise MemoryError(f"cannot allocate {self.num_bytes} bytes to count distinct ids")
+
+    def __dealloc__(self):
+        if self.bits != NULL:
+            penstock_release(self.bits, self.num_bytes)

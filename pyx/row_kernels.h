@@ -1,42 +1,73 @@
 /* Loops over gradient rows in C, because only C gives one function per instruction set: the Cython around them is
-   compiled for any machine of its kind, and the best set that this machine has is chosen when it runs. */
+   compiled for any machine of its kind, and the set is chosen when it runs. */
 #ifndef PENSTOCK_ROWS_H
 #define PENSTOCK_ROWS_H
 
 #include "vectors.h"
 
-#define ISA(name) name##_any
-#include "row_kernels_body.h"
-#undef ISA
+#define NEW_ROW 0x80000000u /* of a slot: its sum begins with this row */
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#define WIDEST_SPAN(EACH)
+#define REAL float
+#define BITS int32_t
+#define NAMED(name) name##_f32_any
+#include "row_kernels_body.h"
+#define REAL double
+#define BITS int64_t
+#define NAMED(name) name##_f64_any
+#include "row_kernels_body.h"
+
+#ifdef PENSTOCK_X86
 #pragma GCC push_options
 #pragma GCC target("avx2")
-#define ISA(name) name##_avx2
+#define REAL float
+#define BITS int32_t
+#define NAMED(name) name##_f32_avx2
 #include "row_kernels_body.h"
-#undef ISA
+#define REAL double
+#define BITS int64_t
+#define NAMED(name) name##_f64_avx2
+#include "row_kernels_body.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq")
+#undef WIDEST_SPAN
+#define WIDEST_SPAN(EACH) SPAN(64, EACH)
+#define REAL float
+#define BITS int32_t
+#define NAMED(name) name##_f32_avx512
+#include "row_kernels_body.h"
+#define REAL double
+#define BITS int64_t
+#define NAMED(name) name##_f64_avx512
+#include "row_kernels_body.h"
 #pragma GCC pop_options
 #endif
+#undef WIDEST_SPAN
 
-/* sums[order[k]] += rows[k], or a copy to sums[~order[k]] where the id is new; in order. scales[k] multiplies row k
-   first; NULL: no factor. Returns whether any value added is not finite: it has been added then as well. */
-static inline int fold_rows_f32(float *sums, long dim, const int64_t *order, const float *const *rows,
-                                const float *scales, long n) {
-    return BEST(fold_rows_f32)(sums, dim, order, rows, scales, n);
+/* sums[slots[k]] += rows[k], in order; where a slot is marked NEW_ROW, its sum begins. scales[k] multiplies row k first;
+   NULL: no factor. ahead: how many more slots and rows follow these n, only to ask for their memory. Returns whether any
+   value added is not finite: it has been added then as well. */
+static inline int fold_rows_f32(int isa, float *sums, long dim, const uint32_t *slots, const float *const *rows,
+                                const float *scales, long n, long ahead) {
+    return CALL_BEST(isa, fold_rows_f32, sums, dim, slots, rows, scales, n, ahead);
 }
 
-static inline int fold_rows_f64(double *sums, long dim, const int64_t *order, const double *const *rows, long n) {
-    return BEST(fold_rows_f64)(sums, dim, order, rows, NULL, n);
+static inline int fold_rows_f64(int isa, double *sums, long dim, const uint32_t *slots, const double *const *rows,
+                                long n, long ahead) {
+    return CALL_BEST(isa, fold_rows_f64, sums, dim, slots, rows, NULL, n, ahead);
 }
 
 /* Whether any value of n rows, stride bytes apart, or of those that are listed, is not finite; scales as above. */
-static inline int nonfinite_rows_f32(const char *rows, long stride, const int64_t *row_index, const float *scales,
-                                     long n, long dim) {
-    return BEST(nonfinite_rows_f32)(rows, stride, row_index, scales, n, dim);
+static inline int nonfinite_rows_f32(int isa, const char *rows, long stride, const int64_t *row_index,
+                                     const float *scales, long n, long dim) {
+    return CALL_BEST(isa, nonfinite_rows_f32, rows, stride, row_index, scales, n, dim);
 }
 
-static inline int nonfinite_rows_f64(const char *rows, long stride, const int64_t *row_index, long n, long dim) {
-    return BEST(nonfinite_rows_f64)(rows, stride, row_index, NULL, n, dim);
+static inline int nonfinite_rows_f64(int isa, const char *rows, long stride, const int64_t *row_index, long n,
+                                     long dim) {
+    return CALL_BEST(isa, nonfinite_rows_f64, rows, stride, row_index, NULL, n, dim);
 }
 
 #endif

@@ -15,11 +15,12 @@ typedef struct {
     int multiply_linear_by_lr;
 } Rule;
 
-/* Rows to update: rows[i] is (1 + slots) parts of dim floats, and grads[i] its gradient. */
+/* Rows to update: rows[i] is dim weights, then each slot, of dim floats or one; grads[i] is its gradient. The memory of a
+   row is asked for `ahead` rows early; num_known rows are listed, of which those after num_rows are updated later. */
 typedef struct {
     float *const *rows;
     const float *const *grads;
-    int64_t num_rows, dim, ahead;
+    int64_t num_rows, num_known, dim, ahead;
     int64_t row_bytes;
 } Batch;
 

@@ -13,13 +13,17 @@ cdef extern from "rule.h" nogil:
     ctypedef struct Batch:
         float** rows
         const float** grads
-        int64_t num_rows, dim, ahead, row_bytes
+        int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
-# Rows of one work item: their addresses lie on the stack of the thread that took it. Enough that the rows at its
-# beginning, whose memory is not prefetched, do not count; few enough that two threads share 4,000 rows.
 cdef enum:
+    # Rows whose addresses lie on the stack of the thread that updates them.
     CHUNK = 1024
+    # Rows whose memory is asked for early, at most.
+    MOST_AHEAD = 32
+    # Chunks of one work item of a large segment. The rows at an item's beginning are not asked for early, so items are
+    # long; but there are enough to keep all threads busy to the end. Two threads share 4,000 rows.
+    MOST_CHUNKS = 8
     # Slots of a rule at most, and parts of a table.
     MAX_PARTS = 4
 
@@ -37,10 +41,11 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     const char* name
     bint non_lazy
     bint mod
+    bint whole                  # DIV, and one device has all shards: ids are row numbers
     int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
     int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
     double per_shards, per_quotient, per_longer
-    int64_t num_parts, dim
+    int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
     float starts[MAX_PARTS]
@@ -52,8 +57,9 @@ cdef struct Segment:            # rows of one table and one host array; ids is N
     const id_t* ids
     id_t first
     grad_t* values
+    int64_t row_floats          # of the values
     int64_t num_rows
-    int64_t first_item
+    int64_t first_item, rows_per_item
     float lr
     int64_t sweep               # of the plan's, where the rule is not lazy; else -1
 
@@ -69,12 +75,16 @@ cdef struct StepPlan:              # one step: the same for all devices
     Op op
     int64_t num_floats          # of the array that a device's tables lie in
     int64_t threads
-    int64_t first_part, num_parts   # to read or write
-    int64_t plane_floats        # from one part of a row to the next in the host's array
+    int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
     int64_t num_segments, num_items
     Sweep* sweeps
     int64_t num_sweeps, num_sweep_items, num_words
+
+
+cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
+    """Where a part begins in a row: the weights are part 0, and the slots follow."""
+    return t.dim + (part - 1) * t.slot_dim if part else 0
 
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:

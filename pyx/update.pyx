@@ -22,7 +22,7 @@ cdef extern from "update_rules.h" nogil:
     enum: NUM_RULES
     ctypedef struct RuleEntry:
         const char* name
-        int num_slots
+        int num_slots, row_slots
         UpdateRows run
     const RuleEntry* rules_of_target(int n, const char** name)
 
@@ -77,6 +77,7 @@ cdef class Plan:
             raise ValueError(f"{rule}: expected {1 + entry.num_slots} starts, got {len(starts)}")
         self.name = name[:80].encode("utf-8", "replace")  # an error has not room for more
         t.run, t.num_parts, t.dim, t.non_lazy, t.name = entry.run, len(starts), dim, non_lazy, self.name
+        t.slot_dim = 1 if entry.row_slots else dim
         for part in range(len(starts)):
             t.starts[part] = starts[part]
         self.zeros = np.zeros(max(1, dim), np.float32)
@@ -84,8 +85,10 @@ cdef class Plan:
         t.zeros = &zeros[0]
         t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
         t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
-        t.num_rows, t.row_floats, t.first_float = rows_per_shard * shards_per_device, t.num_parts * dim, first_float
-        t.ahead = max(4, min(32, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
+        t.whole = not mod and shards_per_device >= num_shards
+        t.num_rows, t.first_float = rows_per_shard * shards_per_device, first_float
+        t.row_floats = part_begin(t, t.num_parts)
+        t.ahead = max(4, min(<int64_t>MOST_AHEAD, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
         t.quotient = vocabulary_size // num_shards
         t.longer = vocabulary_size % num_shards * (t.quotient + 1)
         t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
@@ -177,7 +180,7 @@ cdef class Step:
                     self._add_sums(&plan.table, <Sums>segment, lr, sweep)
                 else:
                     ids, grads = segment
-                    self._add(&plan.table, ids, grads, lr, sweep)
+                    self._add(&plan.table, ids, grads, plan.table.dim, lr, sweep)
         self.arrays = updates
         return self.plan.num_items + self.plan.num_sweep_items > 0
 
@@ -185,29 +188,29 @@ cdef class Step:
         """Set one part of the rows of distinct ids to values, or values to that part of the rows of any ids.
 
         ids : int64 (n,), or the first of consecutive ids
-        values : float32 (n, dim); written where write is False
-        Returns whether there is anything to do.
-        """
-        return self._copy(number, ids, values, WRITE if write else READ, part, 1, 0)
-
-    def copy_all(self, Py_ssize_t number, ids, grad_t[:, :, ::1] values not None):
-        """All parts of the rows of any ids into values. ids : as in ``copy``; values : OUT float32 (parts, n, dim)
-
+        values : float32 (n, floats of the part); written where write is False
         Returns whether there is anything to do.
         """
         cdef Plan plan = self.plans[number]
-        if values.shape[0] != plan.table.num_parts:
-            raise ValueError(f"expected room for {plan.table.num_parts} parts, got {values.shape[0]}")
-        return self._copy(number, ids, values[0], READ, 0, values.shape[0], values.shape[1] * values.shape[2])
+        if not 0 <= part < plan.table.num_parts:
+            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {part}")
+        return self._copy(&plan.table, ids, values, WRITE if write else READ, part, part + 1)
 
-    cdef bint _copy(self, Py_ssize_t number, ids, values, Op op, int64_t first_part, int64_t num_parts,
-                    int64_t plane_floats) except -1:
+    def copy_all(self, Py_ssize_t number, ids, values):
+        """All parts of the rows of any ids into values, side by side.
+
+        ids : as in ``copy``; values : OUT float32 (n, floats of all parts)
+        Returns whether there is anything to do.
+        """
         cdef Plan plan = self.plans[number]
-        if not 0 <= first_part <= first_part + num_parts <= plan.table.num_parts:
-            raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {first_part + num_parts - 1}")
+        return self._copy(&plan.table, ids, values, READ, 0, plan.table.num_parts)
+
+    cdef bint _copy(self, const Table* table, ids, values, Op op, int64_t begin, int64_t end) except -1:
+        """The parts from begin to end."""
         self._begin(op)
-        self.plan.first_part, self.plan.num_parts, self.plan.plane_floats = first_part, num_parts, plane_floats
-        self._add(&plan.table, ids, values, 0, -1)
+        self.plan.first_copied = part_begin(table, begin)
+        self.plan.num_copied = part_begin(table, end) - self.plan.first_copied
+        self._add(table, ids, values, self.plan.num_copied, 0, -1)
         self.arrays = ids, values
         return self.plan.num_items > 0
 
@@ -222,13 +225,14 @@ cdef class Step:
         self.plan.op = op
         return 0
 
-    cdef int _add(self, const Table* table, ids, values, float lr, int64_t sweep) except -1:
+    cdef int _add(self, const Table* table, ids, values, int64_t row_floats, float lr, int64_t sweep) except -1:
+        """row_floats : of the values"""
         cdef Segment* segment
         cdef const id_t[::1] keys
         cdef const grad_t[:, ::1] rows = values  # one row after the other
         cdef Py_ssize_t num_rows = rows.shape[0]
-        if rows.shape[1] != table.dim:
-            raise ValueError(f"expected rows of {table.dim} floats, got {rows.shape[1]}")
+        if rows.shape[1] != row_floats:
+            raise ValueError(f"expected rows of {row_floats} floats, got {rows.shape[1]}")
         if not isinstance(ids, int):
             keys = ids
             if keys.shape[0] != num_rows:
@@ -236,7 +240,7 @@ cdef class Step:
         if num_rows:
             segment = self._next(num_rows)
             segment.table, segment.lr, segment.sweep = table, lr, sweep
-            segment.values = <grad_t*>&rows[0, 0]
+            segment.values, segment.row_floats = <grad_t*>&rows[0, 0], row_floats
             if isinstance(ids, int):
                 segment.first = ids
             else:
@@ -250,6 +254,7 @@ cdef class Step:
             segment = self._next(sums.num_ids)
             segment.table, segment.lr, segment.sweep = table, lr, sweep
             segment.ids, segment.values = <const id_t*>sums.id_block.memory, <grad_t*>sums.sum_block.memory
+            segment.row_floats = table.dim
         return 0
 
     cdef Segment* _next(self, int64_t num_rows) except NULL:
@@ -258,9 +263,10 @@ cdef class Step:
         if o.num_segments == self.room:
             o.segments = <Segment*>more_room(o.segments, &self.room, sizeof(Segment))
         segment = &o.segments[o.num_segments]
-        segment.ids, segment.first, segment.values, segment.sweep = NULL, 0, NULL, -1
+        segment.ids, segment.first, segment.values, segment.row_floats, segment.sweep = NULL, 0, NULL, 0, -1
         segment.num_rows, segment.first_item = num_rows, o.num_items
-        o.num_items += chunks(num_rows)
+        segment.rows_per_item = CHUNK if num_rows < 4 * MOST_CHUNKS * CHUNK else MOST_CHUNKS * CHUNK
+        o.num_items += (num_rows + segment.rows_per_item - 1) // segment.rows_per_item
         o.num_segments += 1
         return segment
 

@@ -213,9 +213,10 @@ INLINE float clipped_weight(const Rule *r, float w) { return at_most(at_least(w,
 /* The widest row that row_wise_adagrad sums on the stack of whatever thread runs it. */
 enum { MAX_SUMMED_DIM = 4096 };
 
-/* The sum of halves is added to halves until one is left: the order of updates/adagrad.py. */
-INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, float *a, int64_t dim) {
-    float sums[MAX_SUMMED_DIM], share = 1.0f / (float)dim, mean;
+/* The sum of halves is added to halves until one is left: the order of updates/adagrad.py. The accumulator is one float,
+ * behind the weights. */
+INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, int64_t dim) {
+    float sums[MAX_SUMMED_DIM], share = 1.0f / (float)dim, divisor;
     int64_t c, half, width;
     for (c = 0; c < dim; c++) {
         float clipped = clipped_gradient(r, g[c]);
@@ -226,12 +227,11 @@ INLINE void row_wise_adagrad_row(const Rule *r, const float *g, float *w, float 
         NO_OVERLAP
         for (c = 0; c < half; c++) sums[c] = sums[c] + sums[width - half + c];
     }
-    mean = sums[0] * share;
+    w[dim] = w[dim] + sums[0] * share;
+    divisor = sqrtf(w[dim]);
     NO_OVERLAP
-    for (c = 0; c < dim; c++) {
-        a[c] = a[c] + mean;
-        w[c] = clipped_weight(r, decayed(r, w[c]) - r->lr * clipped_gradient(r, g[c]) / sqrtf(a[c]));
-    }
+    for (c = 0; c < dim; c++)
+        w[c] = clipped_weight(r, decayed(r, w[c]) - r->lr * clipped_gradient(r, g[c]) / divisor);
 }
 
 #endif

@@ -6,17 +6,20 @@
 
 /* Ask for the cache lines of the row that comes `ahead` rows later, to write. */
 INLINE void prefetch_row(const Batch *b, int64_t i) {
-    if (i < b->num_rows) {
+    if (i < b->num_known) {
         const char *row = (const char *)b->rows[i];
         for (int64_t at = 0; at < b->row_bytes; at += 64) __builtin_prefetch(row + at, 1);
+        /* A row that is no whole number of lines may end in one line more. */
+        if (b->row_bytes & 63) __builtin_prefetch(row + b->row_bytes - 1, 1);
     }
 }
 
-/* One loop over rows per rule and target. slots is a constant, so that the branches on it go away. */
+/* One loop over rows per rule and target. slots is a constant, so that the branches on it go away; where dim is a multiple
+   of 16, the compiler sees it, and leaves out what follows the last vector. */
 #define ELEMENTWISE(rule, slots, target, attributes)                                            \
-    attributes static void rule##_##target(const Rule *constants, const Batch *b) {             \
+    attributes INLINE void rule##_rows_##target(const Rule *constants, const Batch *b,          \
+                                                const int64_t dim) {                            \
         const Rule r = *constants;                                                              \
-        const int64_t dim = b->dim;                                                             \
         for (int64_t i = 0; i < b->num_rows; i++) {                                             \
             const float *g = b->grads[i];                                                       \
             float *w = b->rows[i], *s0 = w + dim, *s1 = s0 + dim, *s2 = s1 + dim;               \
@@ -32,6 +35,12 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
                 if (slots > 2) s2[c] = e.s2;                                                    \
             }                                                                                   \
         }                                                                                       \
+    }                                                                                           \
+    attributes static void rule##_##target(const Rule *constants, const Batch *b) {             \
+        if (b->dim % 16 == 0)                                                                   \
+            rule##_rows_##target(constants, b, b->dim / 16 * 16);                               \
+        else                                                                                    \
+            rule##_rows_##target(constants, b, b->dim);                                         \
     }
 
 #define ROW_WISE(rule, slots, target, attributes)                                               \
@@ -39,7 +48,7 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
         const Rule r = *constants;                                                              \
         for (int64_t i = 0; i < b->num_rows; i++) {                                             \
             prefetch_row(b, i + b->ahead);                                                      \
-            rule##_row(&r, b->grads[i], b->rows[i], b->rows[i] + b->dim, b->dim);               \
+            rule##_row(&r, b->grads[i], b->rows[i], b->dim);                                    \
         }                                                                                       \
     }
 
@@ -65,26 +74,28 @@ INLINE void prefetch_row(const Batch *b, int64_t i) {
     X(frequency_estimator, 1, target, attributes)  \
     Y(row_wise_adagrad, 1, target, attributes)
 
-#define ENTRY(rule, slots, target, attributes) {#rule, slots, rule##_##target},
+#define ENTRY(rule, slots, target, attributes) {#rule, slots, 0, rule##_##target},
+#define ROW_WISE_ENTRY(rule, slots, target, attributes) {#rule, slots, 1, rule##_##target},
 
 typedef struct {
     const char *name;
     int num_slots;
+    int row_slots; /* a slot is one float per row, else as wide as the row */
     UpdateRows run;
 } RuleEntry;
 
 enum { NUM_RULES = 19 };
 
 RULES(ELEMENTWISE, ROW_WISE, baseline, )
-static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ENTRY, baseline, )};
+static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, baseline, )};
 
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2")))
 #define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512")))
 RULES(ELEMENTWISE, ROW_WISE, avx2, AVX2)
 RULES(ELEMENTWISE, ROW_WISE, avx512, AVX512)
-static const RuleEntry rules_avx2[NUM_RULES] = {RULES(ENTRY, ENTRY, avx2, )};
-static const RuleEntry rules_avx512[NUM_RULES] = {RULES(ENTRY, ENTRY, avx512, )};
+static const RuleEntry rules_avx2[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx2, )};
+static const RuleEntry rules_avx512[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx512, )};
 #endif
 
 /* The rules compiled for the n-th of this machine's targets, the best first; NULL where there are no more. */

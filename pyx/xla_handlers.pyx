@@ -2,17 +2,19 @@
 
 A handler gets the array that a device's tables lie in, and one small constant array that names a ``Step`` of
 update.pyx. The equations are in update_equations.h, the threads in parallel_for.h; here are the order of work and where
-a row lives (the arithmetic of partition.pyx). Nothing here calls Python.
+a row lives (the arithmetic of partition.pyx, or by id). Nothing here calls Python.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 from ._types cimport id_t
-from .update cimport CHUNK, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks
+from .update cimport (
+    CHUNK, MOST_AHEAD, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks, part_begin,
+)
 
 
 cdef extern from "xla_ffi.h" nogil:
@@ -65,7 +67,6 @@ cdef extern from *:
 cdef enum:
     MESSAGE_BYTES = 400             # bytes of an error
 
-
 cdef struct StepContext:               # one step on one device
     const StepPlan* plan
     float* floats               # of all tables
@@ -91,6 +92,8 @@ cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcep
     cdef int64_t shard, row
     if <uint64_t>key >= <uint64_t>t.vocabulary_size:
         return -2
+    if t.whole:
+        return key
     if t.mod:
         row = divided(key, t.num_shards, t.per_shards)
         shard = key - row * t.num_shards
@@ -122,8 +125,8 @@ cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept 
     return &o.segments[low]
 
 
-cdef void touch_chunk(void* context, int64_t item) noexcept nogil:
-    """The rows of one chunk of a segment: found, asked for, then updated, written or read in order."""
+cdef void touch_item(void* context, int64_t item) noexcept nogil:
+    """The rows of one item of a segment, chunk by chunk: found, then updated, written or read in order."""
     cdef StepContext* p = <StepContext*>context
     cdef const StepPlan* o = p.plan
     cdef const Segment* segment = segment_of(o, item)
@@ -131,56 +134,57 @@ cdef void touch_chunk(void* context, int64_t item) noexcept nogil:
     cdef float* first_row = p.floats + t.first_float
     cdef int64_t first_shard = p.device * t.shards_per_device
     cdef uint64_t* touched = NULL
-    cdef float* rows[CHUNK]
-    cdef float* values[CHUNK]
-    cdef int64_t i, begin, end, row, n = 0
+    cdef float* rows[CHUNK + MOST_AHEAD]
+    cdef float* values[CHUNK + MOST_AHEAD]
+    cdef int64_t i, row, upto, done, n = 0, at = (item - segment.first_item) * segment.rows_per_item
+    cdef int64_t end = min(at + segment.rows_per_item, segment.num_rows)
     if p.touched != NULL and segment.sweep >= 0:
         touched = p.touched + o.sweeps[segment.sweep].first_word
-    begin = (item - segment.first_item) * CHUNK
-    end = min(begin + CHUNK, segment.num_rows)
-    for i in range(begin, end):
-        row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
-        if row >= 0:
-            rows[n] = first_row + row * t.row_floats
-            values[n] = segment.values + i * t.dim
-            if n < t.ahead:
-                prefetch(rows[n])
-            n += 1
-            if touched != NULL:
-                set_bit(touched, row)
-        elif row == -2:
-            note(&p.bad_id_table, t)
-    if o.op == UPDATE:
-        update(t, segment.lr, rows, <const float**>values, n)
-    else:
-        copy(t, o, rows, values, n)
+    while at < end:
+        upto = min(at + CHUNK, end)
+        for i in range(at, upto):
+            row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
+            if row >= 0:
+                rows[n] = first_row + row * t.row_floats
+                values[n] = segment.values + i * segment.row_floats
+                if n < t.ahead:
+                    prefetch(rows[n])
+                n += 1
+                if touched != NULL:
+                    set_bit(touched, row)
+            elif row == -2:
+                note(&p.bad_id_table, t)
+        at, done = upto, n if upto == end else max(<int64_t>0, n - t.ahead)
+        if o.op == UPDATE:
+            update(t, segment.lr, rows, <const float**>values, done, n)
+        else:
+            copy(t, o, rows, values, done, n)
+        n -= done
+        memmove(rows, rows + done, n * sizeof(rows[0]))
+        memmove(values, values + done, n * sizeof(values[0]))
 
 
-cdef void update(const Table* t, float lr, float** rows, const float** grads, int64_t n) noexcept nogil:
+cdef void update(const Table* t, float lr, float** rows, const float** grads, int64_t n, int64_t known) noexcept nogil:
     cdef Batch batch
     cdef Rule rule = t.rule
     rule.lr = lr
-    batch.rows, batch.grads, batch.num_rows = rows, grads, n
+    batch.rows, batch.grads, batch.num_rows, batch.num_known = rows, grads, n, known
     batch.dim, batch.ahead, batch.row_bytes = t.dim, t.ahead, t.row_floats * sizeof(float)
     t.run(&rule, &batch)
 
 
-cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n) noexcept nogil:
-    """Some parts of the rows from or to the host's arrays, which have the parts one after the other."""
-    cdef int64_t i, part, at, first = o.first_part * t.dim, num_floats = o.num_parts * t.dim
-    cdef float* row
-    cdef float* value
+cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n, int64_t known) noexcept nogil:
+    """Some floats of the rows from or to the host's arrays."""
+    cdef int64_t i, at, first = o.first_copied
     for i in range(n):
-        if i + t.ahead < n:
-            # All parts at once: where rows lie in no order, the processor guesses the next line too late.
-            for at in range(0, num_floats, 16):  # the floats of a cache line
+        if i + t.ahead < known:
+            # All of them at once: where rows lie in no order, the processor guesses the next line too late.
+            for at in range(0, o.num_copied, 16):  # the floats of a cache line
                 prefetch(rows[i + t.ahead] + first + at)
-        for part in range(o.num_parts):
-            row, value = rows[i] + first + part * t.dim, values[i] + part * o.plane_floats
-            if o.op == WRITE:
-                memcpy(row, value, t.dim * sizeof(float))
-            else:
-                memcpy(value, row, t.dim * sizeof(float))
+        if o.op == WRITE:
+            memcpy(rows[i] + first, values[i], o.num_copied * sizeof(float))
+        else:
+            memcpy(values[i], rows[i] + first, o.num_copied * sizeof(float))
 
 
 cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
@@ -200,21 +204,21 @@ cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
             rows[n] = p.floats + t.first_float + row * t.row_floats
             grads[n] = t.zeros
             n += 1
-    update(t, sweep.lr, rows, grads, n)
+    update(t, sweep.lr, rows, grads, n, n)
 
 
-cdef void start_chunk(void* context, int64_t item) noexcept nogil:
-    """Every part of CHUNK rows of a table filled with the value it starts with."""
+cdef void start_item(void* context, int64_t item) noexcept nogil:
+    """Every part of the next rows of a table filled with the value it starts with."""
     cdef StepContext* p = <StepContext*>context
     cdef const Segment* segment = segment_of(p.plan, item)
     cdef const Table* t = segment.table
-    cdef int64_t row, part, c, first = (item - segment.first_item) * CHUNK
+    cdef int64_t row, part, c, first = (item - segment.first_item) * segment.rows_per_item
     cdef float* into
-    for row in range(first, min(first + CHUNK, t.num_rows)):
+    for row in range(first, min(first + segment.rows_per_item, t.num_rows)):
         into = p.floats + t.first_float + row * t.row_floats
         for part in range(t.num_parts):
-            for c in range(t.dim):
-                into[part * t.dim + c] = t.starts[part]
+            for c in range(part_begin(t, part), part_begin(t, part + 1)):
+                into[c] = t.starts[part]
 
 
 # ---- the handlers
@@ -261,7 +265,7 @@ cdef XLA_FFI_Error* touch(XLA_FFI_CallFrame* frame) noexcept nogil:
         if p.touched == NULL:
             return ffi_error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
                              "penstock: no memory for one bit per row of a table")
-    parallel_for(frame, p.plan.threads, p.plan.num_items, touch_chunk, &p)
+    parallel_for(frame, p.plan.threads, p.plan.num_items, touch_item, &p)
     if p.touched != NULL:
         parallel_for(frame, p.plan.threads, p.plan.num_sweep_items, sweep_chunk, &p)
         free(p.touched)
@@ -284,7 +288,7 @@ cdef XLA_FFI_Error* create(XLA_FFI_CallFrame* frame) noexcept nogil:
     if wrong != NULL:
         return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
     penstock_ask_for_huge_pages(p.floats, p.plan.num_floats * sizeof(float))
-    parallel_for(frame, p.plan.threads, p.plan.num_items, start_chunk, &p)
+    parallel_for(frame, p.plan.threads, p.plan.num_items, start_item, &p)
     return NULL
 
 

@@ -17,7 +17,7 @@ def device_table(mesh, layout, rule, starts=None, **options):
 
 
 def cpu_table(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
-    layout = Layout("t", rows, dim, rule.num_slots, devices, mod)
+    layout = Layout("t", rows, dim, rule.num_slots, devices, mod, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.5,) * rule.num_slots)
     return DeviceTable(cpu_ffi.CpuTables(make_mesh(mesh_of(devices)), [definition], **options))
 
@@ -31,7 +31,7 @@ def some_rows(seed, num_rows, vocabulary, dim):
 
 
 def parts_of(table):
-    return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(table.num_parts)]
+    return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(len(table.part_dims))]
 
 
 def stepped(rule, lr, parts, ids, grads):

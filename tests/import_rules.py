@@ -47,7 +47,7 @@ ROOMS = [
     ("penstock.bench.machine", set(), set()),
     ("penstock.bench.child", {"penstock.bench"}, {"jax", "pyarrow"}),
     ("penstock.bench.peers", {"penstock.bench", "penstock.errors"}, OUTSIDE),
-    ("penstock.bench.report", {"penstock.bench", "penstock.plots"}, set()),
+    ("penstock.bench.report", {"penstock.bench", "penstock.errors", "penstock.plots"}, set()),
     ("penstock.bench", {"penstock"}, {"jax", "numpy", "pyarrow"}),
     (
         "penstock.checkpoint",
@@ -202,7 +202,7 @@ ROOMS = [
         },
         {"numpy"},
     ),
-    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames"}, {"numpy"}),
+    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"}, {"numpy"}),
     (
         "penstock.tables.table_io",
         {
@@ -245,7 +245,7 @@ ROOMS = [
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.scaled_rows"}, {"numpy"}),
+    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.row_sums"}, {"numpy"}),
     ("penstock.plots", {"penstock.plots"}, set()),
     ("penstock.validation", {"penstock.errors"}, set()),
     ("penstock.errors", set(), set()),

@@ -150,7 +150,7 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
 
 
 def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Float32:
-    """Return activations, summed one looked-up row after the other: the twin of ``scaled_rows.combine``."""
+    """Return activations, summed one looked-up row after the other: the twin of ``row_sums.combine``."""
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
     for row, sample, gain in zip(rows, samples.tolist(), by, strict=True):
         out[sample] = out[sample] + row * gain

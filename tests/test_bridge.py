@@ -51,10 +51,11 @@ def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
     assert table.pointers() == pointers
 
 
+@pytest.mark.parametrize("algorithm", ["adagrad", "row_wise_adagrad"])
 @pytest.mark.parametrize("devices", [1, 3])
-def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, mesh_of):
-    mesh, rule = make_mesh(mesh_of(devices)), UpdateRule("adagrad", 1)
-    layout = Layout("t", 200_000, 32, 1, devices, False)
+def test_the_device_program_aliases_its_table_and_needs_no_second_one(devices, algorithm, mesh_of):
+    mesh, rule = make_mesh(mesh_of(devices)), UpdateRule(algorithm, 1)
+    layout = Layout("t", 200_000, 32, 1, devices, False, row_slots=rule.row_slots)
     memory = Programs(mesh, Stack.of([layout], rule), rule, "xla").at("apply", 256).memory_analysis()
     assert memory.alias_size_in_bytes == layout.nbytes // devices
     assert memory.temp_size_in_bytes < 1 << 20

@@ -100,25 +100,25 @@ def test_ids_outside_the_table_mark_no_row(row):
 class Numbers:
     """A table in numpy, whose copies are given late, as a device's are."""
 
-    num_parts = 2
+    part_dims = (3, 1)
 
     def __init__(self, stride, copies_any_number):
-        self.values = np.zeros((ROWS, 2, 3), np.float32)
+        self.values = np.zeros((ROWS, 4), np.float32)
         self.stride, self.copies_any_number = stride, copies_any_number
 
     def copy_rows(self, ids, out):
         copy = self.values[ids]
 
         def wait():
-            out[...] = copy[: out.shape[1]].swapaxes(0, 1)
+            out[...] = copy[: len(out)]
 
         return wait
 
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
-    monkeypatch.setattr("penstock.checkpoint.incremental.BLOCK_BYTES", 4 * 4 * 2 * 3)
-    monkeypatch.setattr("penstock.checkpoint.incremental.ROOM_BYTES", 12 * 4 * 2 * 3)
+    monkeypatch.setattr("penstock.checkpoint.incremental.BLOCK_BYTES", 4 * 4 * 4)
+    monkeypatch.setattr("penstock.checkpoint.incremental.ROOM_BYTES", 12 * 4 * 4)
     monkeypatch.setattr("penstock.checkpoint.incremental.SHARE", 1e9)
 
 
@@ -131,7 +131,7 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     tmp_path_factory, actions, all_change, kind
 ):
     folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(*kind), {}
-    saver = Saver(folder, {"t": Saved(table, ROWS, 3, all_change)}, lambda: Contents({}, []))
+    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: Contents({}, []))
     saver.open(keep=100)
     number = 0
     for action in [*actions, "begin"]:
@@ -152,8 +152,8 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     assert folder.numbers() == list(began)
     for number, wanted in began.items():
         found = np.full_like(wanted, np.nan)
-        for _, ids, values in rows_of(folder, folder.load(number)):
-            found[ids] = values.swapaxes(0, 1)
+        for _, ids, parts in rows_of(folder, folder.load(number)):
+            found[ids] = np.concatenate(parts, axis=1)
         assert found.tobytes() == wanted.tobytes()
 
 

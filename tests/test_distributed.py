@@ -80,7 +80,7 @@ def test_one_hash_on_the_real_log(shared, mesh_of, strategy):
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_hash_on_any_log(mesh_of, logs, num_required, strategy, reduction, accumulate):
     """Ids of a table of seven rows, several times in a frame; frames without rows of some process are likely."""
-    optimizer = o.Adam(0.1, lazy_adam=False) if accumulate else o.Adagrad(0.1, use_gradient_accumulation=False)
+    optimizer = o.Adam(0.1, lazy_adam=False) if accumulate else o.RowWiseAdagrad(0.1, use_gradient_accumulation=False)
     table = TableConfig(7, 2, name="t", optimizer=optimizer)
     config = with_strategy(ps.EmbeddingConfig.from_tables([table]), strategy)
     engine = {"num_required": num_required, "reduction": reduction}

@@ -13,6 +13,7 @@ OPTIMIZERS = {
     "adagrad": lambda **options: ps.Adagrad(0.1, **options),
     "adam": lambda **options: ps.Adam(0.01, lazy_adam=True, **options),
     "ftrl": lambda **options: ps.FTRL(0.1, **options),
+    "row_wise_adagrad": lambda **options: ps.RowWiseAdagrad(0.1, **options),
 }
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pyarrow as pa
 import pytest
+from engines import hash_of_wide_slots
 from jax.sharding import Mesh
 
 import penstock as ps
@@ -81,7 +82,7 @@ def tables_after(name, devices, num_required, reduction):
     mesh = Mesh(np.asarray(jax.devices()[:devices]), ("x",))
     engine = ps.Engine(config_of(optimizer), mesh=mesh, num_required=num_required, reduction=reduction, seed=3)
     engine.run(log(num_required, num_required))
-    return engine.state_hash()
+    return hash_of_wide_slots(engine) if name == "RowWiseAdagrad" else engine.state_hash()
 
 
 def dropped_rows():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.activations import combiners
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.scaled_rows import combine as add_rows
+from penstock.pyx.row_sums import combine as add_rows
 
 # Signed zeros, subnormal numbers and products that round or underflow.
 values = st.one_of(

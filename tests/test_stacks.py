@@ -15,7 +15,10 @@ ADAGRAD = UpdateRule("adagrad", 1)
 
 def groups(tables, lanes=1):
     """tables : (dim, rule, other)"""
-    layouts = [Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes) for n, (dim, rule, _) in enumerate(tables)]
+    layouts = [
+        Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes, row_slots=rule.row_slots)
+        for n, (dim, rule, _) in enumerate(tables)
+    ]
     return stacked([TableDefinition(at, rule, (), other) for at, (_, rule, other) in zip(layouts, tables, strict=True)])
 
 

@@ -26,13 +26,13 @@ def block_of(num_rows, dim=2, start=0.0):
 
 def write_table(directory, table, dim, slots, blocks):
     with TablesWriter(directory) as writer:
-        writer.write(table, dim, slots, blocks)
+        writer.write(table, dict.fromkeys(["row", *slots], dim), blocks)
     return writer.written[0]
 
 
 def all_of(directory, table="user", size=10, dim=2, columns=("row",)):
     """Every block of a file joined: ids, column → rows."""
-    blocks = list(read_table(directory, table, size, dim, columns))
+    blocks = list(read_table(directory, table, size, dict.fromkeys(columns, dim)))
     ids = [i for ids, _ in blocks for i in ids.tolist()]
     names = blocks[0][1] if blocks else {}
     return ids, {name: np.concatenate([found[name] for _, found in blocks]).tolist() for name in names}
@@ -63,7 +63,7 @@ def test_written_tables_are_read_back_bit_for_bit(tmp_path_factory, dim, counts,
     ]
     directory, slots = tmp_path_factory.mktemp("tables"), ["momenta", "velocities"][:num_slots]
     write_table(directory, "user", dim, slots, blocks)
-    found = list(read_table(directory, "user", sum(counts) or 1, dim, ["row", *slots]))
+    found = list(read_table(directory, "user", sum(counts) or 1, dict.fromkeys(["row", *slots], dim)))
     assert [i for ids, _ in found for i in ids.tolist()] == list(range(sum(counts)))
     for number, name in enumerate(["row", *slots]):
         wanted = b"".join(block[number].tobytes() for block in blocks)
@@ -100,7 +100,7 @@ def test_a_table_of_any_name_has_a_separate_file_inside_the_folder(tmp_path):
 def test_more_rows_than_are_read_at_once(tmp_path):
     rows = 150_000
     write_table(tmp_path, "user", 1, [], [(block_of(rows // 2, 1),), (block_of(rows // 2, 1),)])
-    blocks = list(read_table(tmp_path, "user", rows, 1, ["row"]))
+    blocks = list(read_table(tmp_path, "user", rows, {"row": 1}))
     assert len(blocks) > 1
     assert np.array_equal(np.concatenate([ids for ids, _ in blocks]), np.arange(rows))
 
@@ -208,7 +208,7 @@ def test_the_file_is_closed_however_far_it_was_read(tmp_path):
         pytest.skip("open files cannot be counted here")
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    blocks = read_table(tmp_path, "user", 5, 2, ["row"])
+    blocks = read_table(tmp_path, "user", 5, {"row": 2})
     next(blocks)
     blocks.close()
     all_of(tmp_path)

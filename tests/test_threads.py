@@ -50,7 +50,7 @@ def test_an_error_is_raised_after_the_last_task_has_ended():
     [
         ({"t": ROWS_WORTH_SPLITTING - 1}, []),
         ({"t": ROWS_WORTH_SPLITTING}, [4]),
-        ({"t": ROWS_WORTH_SPLITTING - 1, "u": 1}, [2]),
+        ({"t": ROWS_WORTH_SPLITTING - 1, "u": 1}, [4]),
     ],
     ids=["small", "one large table", "a large frame of small tables"],
 )

@@ -30,7 +30,7 @@ ENTRY %main (table: f32[1000,2,128], lines: s32[1,4096]) -> f32[1000,2,128] {
 def test_bytes_moved_are_those_in_hbm_and_of_a_table_the_lines_touched():
     line = 2 * 128 * 4
     numbers, gradient = 4, 128 * 4
-    assert hbm_bytes(HLO, [(2, 128)], 1000, 4096) == 4096 * (3 * line + gradient + numbers)
+    assert hbm_bytes(HLO, {(1000, 2, 128): (4096, 2, 128)}) == 4096 * (3 * line + gradient + numbers)
 
 
 def test_a_copy_of_a_table_is_found(monkeypatch):
@@ -42,7 +42,7 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
         alias_size_in_bytes, temp_size_in_bytes = layout.nbytes // 4, 0
 
     case = m.Case("v5e", "Adagrad", 128, "pallas")
-    (shape,) = layout.shapes
+    shape = (layout.lines_per_device, *layout.shapes[0][1:])
     copied = f"  %c = f32[{layout.lines_per_device},{shape[1]},128]{{2,1,0:T(2,128)}} copy(%table)"
     assert list(m.faults(case, layout, Memory, "")) == []
     assert list(m.faults(case, layout, Memory, copied)) == [f"copies a table of {shape}"]

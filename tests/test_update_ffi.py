@@ -69,7 +69,7 @@ def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices,
     rng = np.random.default_rng(seed)
     table = cpu_table(mesh_of, rule, rows, dim, devices, mod, target=target)
     parts = [any_floats(rng, (rows, dim), scale[0])]
-    parts += [np.abs(any_floats(rng, (rows, dim), scale[1])) for _ in range(rule.num_slots)]
+    parts += [np.abs(any_floats(rng, (rows, rule.slot_dim(dim)), scale[1])) for _ in range(rule.num_slots)]
     for part, values in enumerate(parts):
         table.write(np.arange(rows), values, part)
     for _ in range(2):
@@ -155,7 +155,10 @@ def test_segments_are_one_step(rule, devices, variant, mesh_of):
 @settings(max_examples=25, deadline=None)
 def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, seed, mesh_of):
     rng, mesh = np.random.default_rng(seed), make_mesh(mesh_of(devices))
-    layouts = [Layout(f"t{n}", rows, dim, r.num_slots, devices, mod) for n, (r, dim, rows) in enumerate(tables)]
+    layouts = [
+        Layout(f"t{n}", rows, dim, r.num_slots, devices, mod, row_slots=r.row_slots)
+        for n, (r, dim, rows) in enumerate(tables)
+    ]
     definitions = [TableDefinition(at, r, (0.5,) * r.num_slots) for at, (r, _, _) in zip(layouts, tables, strict=True)]
     together = cpu_ffi.CpuTables(mesh, definitions, threads)
     alone = [cpu_ffi.CpuTables(mesh, [definition]) for definition in definitions]

@@ -54,7 +54,7 @@ def main() -> int:
     for name, rule in RULES.items():
         for dim in DIMS:
             alone, whole = measure(mesh, rule, dim, args.rows, args.unique)
-            traffic = 4 * (2 * (1 + rule.num_slots) * dim + dim + 1)
+            traffic = 4 * (2 * (dim + rule.num_slots * rule.slot_dim(dim)) + dim + 1)
             share = alone * traffic / limit
             print(f"| {name} | {dim} | {alone / 1e6:.1f} | {share:.0%} | {whole / 1e6:.1f} |", flush=True)
     return 0
@@ -69,7 +69,7 @@ def copy_bandwidth(num_bytes: int) -> float:
 
 def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, unique: int) -> tuple[float, float]:
     """Return the rows per second of the programs alone, and of whole steps."""
-    layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh))
+    layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh), row_slots=rule.row_slots)
     variant = "xla" if mesh.devices.flat[0].platform == "cpu" else None
     (tables,) = create_tables(mesh, [TableDefinition(layout, rule, (0.1,) * rule.num_slots)], variant=variant)
     table = DeviceTable(tables)

@@ -109,12 +109,10 @@ def bound(rule: UpdateRule) -> float:
 
 
 def start(rule: UpdateRule, rng: np.random.Generator, dim: int) -> list[Any]:
-    """Return weights and slots. Slots are positive, like accumulators, and for row_wise_adagrad equal within a row."""
+    """Return weights and slots. Slots are positive, like accumulators."""
     parts = [rng.standard_normal((NUM_ROWS, dim), np.float32)]
     for _ in range(rule.num_slots):
-        width = 1 if rule.algorithm == "row_wise_adagrad" else dim
-        slot = np.abs(rng.standard_normal((NUM_ROWS, width), np.float32)) + np.float32(0.1)
-        parts.append(np.array(np.broadcast_to(slot, (NUM_ROWS, dim))))
+        parts.append(np.abs(rng.standard_normal((NUM_ROWS, rule.slot_dim(dim)), np.float32)) + np.float32(0.1))
     return parts
 
 
@@ -159,7 +157,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
 
     rng = np.random.default_rng(seed)
     mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))
-    layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False)
+    layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.0,) * rule.num_slots)
     table = DeviceTable(*create_tables(mesh, [definition], variant=variant))
     everything = np.arange(NUM_ROWS)

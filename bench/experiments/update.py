@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 def made(rule: UpdateRule, rows: int, dim: int, threads: int, variant: str) -> DeviceTable:
     mesh = make_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("shard",)))
-    layout = Layout("t", rows, dim, rule.num_slots, 1, True)
+    layout = Layout("t", rows, dim, rule.num_slots, 1, True, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.1,) * rule.num_slots)
     return DeviceTable(*create_tables(mesh, [definition], threads, variant))
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import GROWTH
+from penstock.bench.machine import named, threads_text
 from penstock.bench.report import plots
+from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 from penstock.plots.svg import standalone
@@ -23,6 +25,13 @@ OURS = "penstock"
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child,td.name{text-align:left}svg{max-width:100%;height:auto}.bad{color:#a11}"""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if a folder has the report of another machine, InputError if its result cannot be read."""
+    path = folder / "result.json"
+    if path.exists():
+        check_machine(read_result(path), path, "give another directory, so that the results of two are not mixed")
 
 
 def write_report(folder: Path, result: dict[str, Any]) -> Path:
@@ -41,24 +50,22 @@ def write_report(folder: Path, result: dict[str, Any]) -> Path:
 def figures(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (name, SVG) of every plot that the result has numbers for."""
     runs = [run for run in result["runs"] if OURS in run["sides"]]
+    cpu = result["machine"]["cpu"]
     for threads in sorted({run["threads"] for run in runs}):
         of = [run for run in runs if run["threads"] == threads]
         for workload in WORKLOADS:
             its = [r for r in of if r["case"].startswith(f"{workload}/")]
             if any(peers_of(run) for run in its):
-                title = f"{workload}, {its[0]['workload']['title']}; {threads_text(threads)}"
+                title = f"{workload}, {its[0]['workload']['title']}; {threads_text(threads)} of {cpu}"
                 yield f"{workload}-{threads}", plots.ratios(title, its)
         compared = [r for r in of if r["case"].split("/")[0] in WORKLOADS]
         if compared:
-            yield f"limit-{threads}", plots.shares(f"share of the memory's limit; {threads_text(threads)}", compared)
+            title = f"share of the memory's limit; {threads_text(threads)} of {cpu}"
+            yield f"limit-{threads}", plots.shares(title, compared)
     for case in GROWTH:
         its = [run for run in runs if run["case"] == case]
         if its:
             yield case.replace("/", "-"), plots.growth(case.split("/")[1], its)
-
-
-def threads_text(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 # ---- the page
@@ -71,7 +78,7 @@ def page(result: dict[str, Any], pictures: list[str]) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>penstock bench</title>",
         f"<style>{STYLE}</style><h1>penstock bench</h1>",
-        f"<p>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
+        f"<p>{escape(named(where))}<br>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
         f"{result['sizes']['rows']:,} rows a step.</p>",
         *problems(result),
         *(f"<p>{picture}</p>" for picture in pictures),
@@ -108,7 +115,8 @@ def run_table(run: dict[str, Any]) -> str:
                 f"<td>{format(side['ratio'], '.2f') if 'ratio' in side else ''}</tr>"
             )
         if "limit_ms" in run:
-            lines.append(f"<tr><td class=name>the memory's limit<td>{run['limit_ms']:.3f}<td><td><td><td></tr>")
+            limit = f"the memory's limit for {threads_text(run['threads'])}"
+            lines.append(f"<tr><td class=name>{limit}<td>{run['limit_ms']:.3f}<td><td><td><td></tr>")
         lines.append("</table>")
     lines += [f"<p class=bad>{escape(n)} failed, not timed: {escape(p)}</p>" for n, p in run["failed"].items()]
     return "\n".join(lines)

@@ -5,8 +5,8 @@ temporary memory it needs, and how many bytes move; it shows nothing about time.
 writes bench/results/tpu-matrix.md; ``--small`` is the sample that CI compiles.
 
 Bytes moved per line (one physical row, docs/tpu.md) are compared with a floor: reading and writing weights and slots
-once, and reading the gradient and the number of the line, and of 16-bit weights the keys of its rows. moved_bytes.py
-counts them.
+once (slots of one number per row: those of its rows), and reading the gradient and the number of the line, and of
+16-bit weights the keys of its rows. moved_bytes.py counts them.
 """
 
 from __future__ import annotations
@@ -105,11 +105,14 @@ def cases(small: bool) -> Iterator[Case]:
     if not small:
         for optimizer in sorted(set(optimizers()) - set(MAIN)):
             for dim in (32, 128):
-                by = ("xla",) if optimizer == "RowWiseAdagrad" else ("pallas", "xla")
-                yield from (Case("v5e", optimizer, dim, variant) for variant in by)
+                if optimizer != ROW_WISE:
+                    yield from (Case("v5e", optimizer, dim, variant) for variant in ("pallas", "xla"))
         for optimizer in MAIN:
             yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
             yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
+    for generation, dim in [("v5e", 32)] if small else product(TOPOLOGIES, (8, 32, 128, 200)):
+        if dim >= 128 or generation not in SEPARATED:
+            yield from (Case(generation, ROW_WISE, dim, "xla", program=program) for program in ("apply", "write"))
     for generation, dim in SMALL_WRITES if small else product(TOPOLOGIES, DIMS):
         for variant in ("pallas", "xla"):
             yield Case(generation, "Adagrad", dim, variant, program="write")
@@ -117,6 +120,9 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(generation, "Adagrad", dim, "xla", True, "write")
 
 
+ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
+# There XLA separates the rows of a line in HBM: more than MOST_BY_XLA times the floor (docs/tpu.md, limits).
+SEPARATED = ("v5p", "tpu7x")
 SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
 SMALL |= {("tpu7x", "Adagrad", 128)}
 SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]
@@ -151,7 +157,8 @@ class Compiler:
         optimizer = self._optimizers[case.optimizer]
         config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
         spec, mesh = config.table("t"), self.mesh(case.generation)
-        layout = Layout("t", ROWS, case.dim, len(spec.slots), mesh.size, False, 128, case.bfloat16)
+        slots, by_row = len(spec.slots), spec.rule.row_slots
+        layout = Layout("t", ROWS, case.dim, slots, mesh.size, False, 128, case.bfloat16, row_slots=by_row)
         return formatted(layout, case.variant), spec.rule, mesh
 
     def compile(self, case: Case) -> Result:
@@ -164,13 +171,15 @@ class Compiler:
         floor = floor_of(line)
         began = time.perf_counter()
         try:
-            program: Any = compiled(case.program, mesh, rule, line, case.variant, num_lines, LINES)
+            variant = "xla" if case.by_xla else case.variant
+            program: Any = compiled(case.program, mesh, rule, line, variant, num_lines, LINES)
         except Exception as error:  # the compiler may raise anything
             return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
         memory, text = program.memory_analysis(), program.as_text()
         if case.by_xla:
-            moved = hbm_bytes(text, [shape[1:] for shape in layout.shapes], layout.lines_per_device, LINES) / LINES
+            touched = [shape for shape, _ in line.arrays(LINES)]
+            moved = hbm_bytes(text, dict(zip(on_device(layout), touched, strict=True))) / LINES
         else:
             with set_mesh(mesh):
                 traced = jitted("apply", mesh, rule, line, case.variant, num_lines)
@@ -180,10 +189,15 @@ class Compiler:
         return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, failed)
 
 
+def on_device(layout: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of a table's arrays on one device."""
+    return [(first // layout.num_devices, *others) for first, *others in layout.shapes]
+
+
 def floor_of(line: Any) -> float:
     """Return the least bytes of a line: its strips read and written, its gradient, number and keys read."""
     keys = line.group if line.halves > 1 else 0
-    floor: float = 4 * (2 * sum(line.groups) * line.strip + line.halves * line.width + 1 + keys)
+    floor: float = 2 * line.nbytes(1) + 4 * (line.halves * line.width + 1 + keys)
     return floor
 
 
@@ -199,12 +213,12 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
     if memory.alias_size_in_bytes != of_device:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
     # XLA keeps lines three times: before the update, after it, and for the write into the table.
-    line_bytes = 4 * (sum(layout.line.groups) * layout.line.strip + layout.line.halves * layout.line.width)
+    line_bytes = layout.line.nbytes(1) + 4 * layout.line.halves * layout.line.width
     bound = (1 << 20) + (3 * LINES * line_bytes if case.by_xla else 0)
     if memory.temp_size_in_bytes > bound:
         yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in layout.shapes:
-        sized = rf"\[{layout.lines_per_device},{shape[1]},{shape[2]}\]\S* copy(-start)?\("
+    for shape in on_device(layout):
+        sized = rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\("
         if re.search(sized, text):
             yield f"copies a table of {shape}"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
@@ -60,8 +60,11 @@ def walk(jaxpr: Any) -> Iterator[Any]:
                     yield from walk(inner)
 
 
-def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int, num_touched: int) -> int:
-    """Return the bytes that a compiled program moves from and to HBM; of a table, only the lines touched count."""
+def hbm_bytes(text: str, touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> int:
+    """Return the bytes that a compiled program moves from and to HBM.
+
+    touched : the shape of each array of a table on a device → that of its touched part, which counts
+    """
     kinds: dict[str, str] = {}
     total = 0
     entry = text[text.index("ENTRY ") :]
@@ -71,7 +74,7 @@ def hbm_bytes(text: str, strips: Sequence[tuple[int, ...]], num_lines: int, num_
             continue
         moved = [kind] if "-start" in operation else [kind, *(kinds.get(operand, "") for operand in operands)]
         arrays = [array for types in moved for array in ARRAY.findall(types)]
-        total += sum(_array_bytes(array, strips, num_lines, num_touched) for array in arrays)
+        total += sum(_array_bytes(array, touched) for array in arrays)
     return total
 
 
@@ -100,13 +103,9 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"a parenthesis is not closed: {text[:80]}")
 
 
-def _array_bytes(
-    array: tuple[str, str, str], strips: Sequence[tuple[int, ...]], num_lines: int, num_touched: int
-) -> int:
+def _array_bytes(array: tuple[str, str, str], touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> int:
     kind, dims, form = array
     if re.search(r"S\([1-9]", form):  # on the chip
         return 0
     shape = tuple(map(int, filter(None, dims.split(","))))
-    if shape[:1] == (num_lines,) and shape[1:] in strips:
-        shape = (num_touched, *shape[1:])
-    return math.prod(shape) * WIDTHS.get(kind, 4)
+    return math.prod(touched.get(shape, shape)) * WIDTHS.get(kind, 4)

@@ -2,7 +2,7 @@
 
 A lookup is one id of one sample. Its gain multiplies its row in the forward pass and the sample's gradient in the
 backward pass: weight times the combiner's scale of the sample, each rounded to float32, as in TensorFlow's SparseCore
-preprocessing. The gradients of rows are never materialized: ``penstock.pyx.scaled_rows`` computes each while it sums.
+preprocessing. The gradients of rows are never materialized: ``penstock.pyx.row_sums`` computes each while it sums.
 The NumPy references are in ``tests/reference.py``.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.frames import Float32, Int64
-from penstock.pyx.scaled_rows import combine as add_rows
+from penstock.pyx.row_sums import combine as add_rows
 
 Bool = npt.NDArray[np.bool_]
 Index = npt.NDArray[Any]  # of any integer type

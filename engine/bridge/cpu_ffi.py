@@ -106,6 +106,8 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
 class CpuTables:
     """Tables that lie in one array and are updated by one call. ``DeviceTable`` documents the methods.
 
+    Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
+
     threads : at most this many update one device's rows; 0: as many as XLA's pool has
     target : of ``update.targets()``; "": the best
     """
@@ -149,7 +151,10 @@ class CpuTables:
         first = 0
         starts: list[Float32] = []
         for block in weights:
-            starts = starts or [np.full(block.shape, start, np.float32) for start in self._starts[member]]
+            starts = starts or [
+                np.full((len(block), dim), start, np.float32)
+                for dim, start in zip(self.layouts[member].part_dims[1:], self._starts[member], strict=True)
+            ]
             its = ids[first : first + len(block)]
             for part, values in enumerate([block, *starts]):
                 self.write(member, its, values[: len(its)], part)
@@ -159,7 +164,7 @@ class CpuTables:
         self._run(self._step.copy, member, ids, out, part, False)
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
-        self._run(self._step.copy_all, member, ids[: out.shape[1]], out)
+        self._run(self._step.copy_all, member, ids[: len(out)], out)
         return self.wait
 
     def wait(self) -> None:

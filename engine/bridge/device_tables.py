@@ -71,9 +71,9 @@ class DeviceTable:
         self.layout, self.variant = tables.layouts[member], tables.variant
 
     @property
-    def num_parts(self) -> int:
-        """Number of parts: part 0 is the weights, part 1 + s is slot s."""
-        return 1 + self.layout.num_slots
+    def part_dims(self) -> tuple[int, ...]:
+        """Floats per row of each part: part 0 is the weights, part 1 + s is slot s."""
+        return self.layout.part_dims
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
@@ -97,7 +97,7 @@ class DeviceTable:
         self._tables.apply([(self._member, [(ids, grads)], learning_rate)])
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
-        """Set one part of the rows of distinct ids. values : float32 (n, dim)"""
+        """Set one part of the rows of distinct ids. values : float32 (n, floats of the part)"""
         self._tables.write(self._member, ids, values, part)
 
     def create_rows(self, ids: Int64, weights: Iterable[Float32]) -> None:
@@ -114,8 +114,8 @@ class DeviceTable:
         self._tables.key_by(self._member, keys)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:
-        """Return a copy of one part of the rows of ids, which may repeat: float32 (n, dim)."""
-        out = np.empty((len(ids), self.layout.dim), np.float32)
+        """Return a copy of one part of the rows of ids, which may repeat: float32 (n, floats of the part)."""
+        out = np.empty((len(ids), self.part_dims[part]), np.float32)
         self._tables.read(self._member, ids, out, part)
         return out
 
@@ -130,7 +130,7 @@ class DeviceTable:
         return self._tables.copies_any_number
 
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        """Start to copy all parts of the rows of distinct ids, as they are now, to ``out``: float32 (parts, n, dim).
+        """Start to copy the rows of distinct ids, as they are now, to ``out``: float32 (n, floats of all parts).
 
         Return a callable that waits for the copy, on any thread. ``out`` may have room for the first ids only. Unless
         ``copies_any_number``, at most MAX_BUCKET ids per device.
@@ -140,7 +140,7 @@ class DeviceTable:
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """Yield one part of the whole table in id order, in blocks of rows, so that no second copy of it exists."""
         for first, count in self._blocks():
-            out = np.empty((count, self.layout.dim), np.float32)
+            out = np.empty((count, self.part_dims[part]), np.float32)
             self._tables.read(self._member, first, out, part)
             yield out
 
@@ -150,7 +150,7 @@ class DeviceTable:
             self._tables.write(self._member, first, draw(first, count), 0)
 
     def whole(self, part: int = 0) -> jax.Array:
-        """Return a copy of one part in id order: (vocabulary_size, dim), sharded by row if the mesh divides it."""
+        """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""
         host = np.concatenate(list(self.stream(part)))
         even = self.layout.vocabulary_size % self.layout.num_devices == 0
         spec = PartitionSpec(self._user_mesh.axis_names) if even else PartitionSpec()

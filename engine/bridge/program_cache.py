@@ -99,7 +99,7 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     def scalar(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=same)
 
-    table = tuple(split(num_lines, *shape, dtype=dtype) for shape, dtype in line.forms)
+    table = tuple(split(*shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
     numbers = split(mesh.size, size)
     words = split(mesh.size, size, line.halves * line.width)
     keys = [split(mesh.size, size, line.group, dtype=np.uint32)] if line.halves > 1 else []

@@ -47,9 +47,12 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
     """
 
     def program() -> Arrays:
-        planes = [jnp.full((1, line.width), start, jnp.float32) for start in (0.0, *starts)]
+        dims = [line.width, *[line.packed if line.row_slots else line.width] * line.num_slots]
+        planes = [jnp.full((1, dim), start, jnp.float32) for dim, start in zip(dims, (0.0, *starts), strict=True)]
         one = line.stacked(line.pack([planes] * line.halves))
-        return tuple(jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in one)
+        # A slot of one number per row is (1, group) in one line, and one axis in the table.
+        wide = [jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in one]
+        return tuple(part.reshape(shape) for part, (shape, _) in zip(wide, line.arrays(num_lines), strict=True))
 
     return jax.jit(program, out_shardings=row_sharding(mesh))
 
@@ -131,7 +134,7 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
             rounding = []
             if line.places is not None:
                 rows = lines[:, None] * line.group + jnp.arange(line.group)
-                rounding = [(key, line.places.ids(jax.lax.axis_index(AXIS), rows))]
+                rounding = [(key, line.places.ids(jnp, jax.lax.axis_index(AXIS), rows))]
             new = updated(ops, rule, line, lr, waiting, planes, *rounding)
             return tuple(
                 jax.lax.dynamic_update_slice_in_dim(array, part, first, 0)
@@ -157,8 +160,9 @@ def write(mesh: Mesh, line: Line) -> Program:
             after = []
             for number, plane in enumerate(planes):
                 chosen = (part == number) | (part == NEW_ROWS)
-                value = jnp.where(part == NEW_ROWS, starts[number], values) if number else values
-                after.append(jnp.where(chosen if touched is None else touched & chosen, value, plane))
+                given, at = (values, touched) if number == 0 else line.like_slots(values, touched)
+                value = jnp.where(part == NEW_ROWS, starts[number], given) if number else given
+                after.append(jnp.where(chosen if at is None else at & chosen, value, plane))
             new.append(after)
         return line.scatter(table, lines[0], line.pack(new)), _fence()
 
@@ -167,10 +171,14 @@ def write(mesh: Mesh, line: Line) -> Program:
 
 @lru_cache(maxsize=64)
 def read(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, rows i32[n,K], part i32[]) → f32[n,K,dim], a copy: a view would prevent donation."""
+    """Return a program: (table, rows i32[n,K], part i32[]) → f32[n,K,dim], a copy: a view would prevent donation.
+
+    A slot of one number per row repeats it.
+    """
 
     def local(table: Arrays, rows: jax.Array, part: jax.Array) -> jax.Array:
-        taken: jax.Array = jax.lax.dynamic_index_in_dim(_rows(line, table, rows[0]), part, 1, keepdims=False)
+        parts = [jnp.broadcast_to(of, (of.shape[0], line.dim)) for of in _rows(line, table, rows[0])]
+        taken: jax.Array = jax.lax.dynamic_index_in_dim(jnp.stack(parts, axis=1), part, 1, keepdims=False)
         return taken[None]
 
     return sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
@@ -178,23 +186,23 @@ def read(mesh: Mesh, line: Line) -> Program:
 
 @lru_cache(maxsize=64)
 def copy_rows(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, rows i32[n,K]) → f32[n,K,parts,dim], a copy of all parts of the rows."""
+    """Return a program: (table, rows i32[n,K]) → f32[n,K,floats of all parts], a copy of the rows, part after part."""
 
     def local(table: Arrays, rows: jax.Array) -> jax.Array:
-        return _rows(line, table, rows[0])[None]
+        return jnp.concatenate(_rows(line, table, rows[0]), axis=1)[None]
 
     return sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=False)
 
 
-def _rows(line: Line, table: Arrays, rows: jax.Array) -> jax.Array:
-    """Return f32[K, parts, dim]: all parts of a device's rows. Rows are unique; their lines need not be."""
+def _rows(line: Line, table: Arrays, rows: jax.Array) -> Planes:
+    """Return every part of a device's rows, f32[K,dim] or f32[K,1]. Rows are unique; their lines need not be."""
     lines, inside = rows // line.group, rows % line.group
-    taken = [array.at[lines].get(mode="fill", fill_value=0, unique_indices=line.group == 1) for array in table]
-    low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(line.planes(taken)))
+    planes = line.gather(table, lines, unique=line.group == 1)
+    low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(planes))
     if not high:
-        return jnp.stack(low, axis=1)
+        return low
     upper = (inside >= line.packed)[:, None]
-    return jnp.stack([jnp.where(upper, b, a) for a, b in zip(low, high[0], strict=True)], axis=1)
+    return [jnp.where(upper, b, a) for a, b in zip(low, high[0], strict=True)]
 
 
 def updated(
@@ -217,7 +225,9 @@ def updated(
         if rounding is not None:
             after[0] = _to_16_bits(line, rounding[0], line.of_half(rounding[1], half), after[0])
         if touched is not None:
-            after = [jnp.where(touched, a, b) for a, b in zip(after, before, strict=True)]
+            of_slots = line.like_slots(touched)[0]
+            at = [touched, *[of_slots] * line.num_slots]
+            after = [jnp.where(t, a, b) for t, a, b in zip(at, after, before, strict=True)]
         new.append(after)
     return line.pack(new)
 

@@ -4,6 +4,9 @@ A line has ``width`` elements per plane: plane 0 holds weights, the others slots
 TPU its width is a multiple of 128, and short rows share it (``packed``). bfloat16 weights are stored two per word, so
 twice as many rows share a line (``halves``), each with separate slots.
 
+Slots of one number per row (``row_slots``) lie outside the lines: each is an array of one axis, a float per row in the
+order of the rows, which no tile pads. Among planes, such a slot is (n, group), after the planes of the line.
+
 Gradients arrive in a line as float32 bits, or UNTOUCHED where there is none: a NaN that no arithmetic produces. So a
 gradient of 0 is a gradient, the other rows of a line stay unchanged, and no mask is copied to the device.
 
@@ -21,6 +24,7 @@ all second ones, and converts them to lines at the end: on v5p in HBM, not on th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -31,6 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.experimental import layout as in_memory
+
+from penstock.bridge.stochastic_rounding import Places
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -44,36 +50,12 @@ TWO_ONES = 0x3F803F80
 
 
 @dataclass(frozen=True)
-class Places:
-    """The mapping from a device's rows to ids: the inverse of ``Layout.place``. among : as in Layout"""
-
-    vocabulary_size: int
-    num_shards: int
-    mod: bool
-    shards_per_device: int
-    rows_per_shard: int
-    among: tuple[int, int] = (0, 1)
-
-    def ids(self, device: jax.Array, rows: jax.Array) -> jax.Array:
-        """Return the ids, modulo 2**32, of a device's rows: uint32."""
-        first, stride = self.among
-        return self._numbers(device, rows).astype(jnp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
-
-    def _numbers(self, device: jax.Array, rows: jax.Array) -> jax.Array:
-        shards = device * self.shards_per_device + rows // self.rows_per_shard
-        inside = rows % self.rows_per_shard
-        if self.mod:
-            return inside * self.num_shards + shards
-        quotient, remainder = divmod(self.vocabulary_size, self.num_shards)
-        return shards * quotient + jnp.minimum(shards, remainder) + inside
-
-
-@dataclass(frozen=True)
 class Line:
     """The format of a table's lines; hashable, as a key of the program cache.
 
     places : of a table with bfloat16 weights; else None
     halved : store an array of one strip as the halves of its words
+    row_slots : a slot has one number per row; else it is a plane
     """
 
     dim: int
@@ -81,6 +63,7 @@ class Line:
     lanes: int = 1
     places: Places | None = None
     halved: bool = False
+    row_slots: bool = False
 
     @property
     def width(self) -> int:
@@ -113,8 +96,9 @@ class Line:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Number of strips of a line in each of the arrays."""
-        strips = (1 + self.num_slots * self.halves) * (self.width // self.strip)
+        """Number of strips of a line in each of the arrays of lines."""
+        planes = 1 + (0 if self.row_slots else self.num_slots * self.halves)
+        strips = planes * (self.width // self.strip)
         if self.lanes == 1:
             return (strips,)
         eights, rest = strips & ~7, strips & 7
@@ -126,12 +110,22 @@ class Line:
 
     @property
     def forms(self) -> tuple[tuple[tuple[int, int], Any], ...]:
-        """(shape, dtype) of a line in each of the arrays."""
+        """(shape, dtype) of a line in each of the arrays of lines."""
         cut = self.halved and self.lanes > 1
         return tuple(
             ((2, self.strip), np.int16) if cut and strips == 1 else ((strips, self.strip), self.dtype)
             for strips in self.groups
         )
+
+    def arrays(self, num_lines: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
+        """(shape, dtype) of the arrays of that many lines: those of lines, then the slots of one number per row."""
+        of_rows = ((num_lines * self.group,), jnp.float32)
+        slots = (of_rows,) * self.num_slots if self.row_slots else ()
+        return (*(((num_lines, *shape), dtype) for shape, dtype in self.forms), *slots)
+
+    def nbytes(self, num_lines: int) -> int:
+        """Return the bytes of the arrays of that many lines."""
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self.arrays(num_lines))
 
     def offsets(self, rows: Int32) -> Int64:
         """Return the offset of each of a device's rows in the ``halves * width`` words of its line."""
@@ -144,40 +138,52 @@ class Line:
 
     # ---- on the device
 
-    def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
-        """Return the planes (n, width) of lines. Line numbers are unique; pads lie beyond the arrays.
+    def gather(self, arrays: Arrays, lines: jax.Array, unique: bool = True) -> Planes:
+        """Return the planes of lines. unique : whether no line number repeats; pads lie beyond the arrays
 
         Pads read ones, not zeros: their update is dropped, but a division by a zero accumulator would trip
         jax_debug_nans.
         """
         fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
-        parts = [
-            array.at[lines].get(mode="fill", fill_value=fills[array.dtype], unique_indices=True) for array in arrays
-        ]
-        return self.planes(parts)
+        places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
+        return self.planes(
+            [
+                array.at[at].get(mode="fill", fill_value=fills[array.dtype], unique_indices=unique)
+                for array, at in zip(arrays, places, strict=True)
+            ]
+        )
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
         """Return the arrays with the planes of lines written back, in place if the arrays are donated."""
-        stacked = self.stacked(planes)
+        places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
         return tuple(
-            array.at[lines].set(new, mode="drop", unique_indices=True)
-            for array, new in zip(arrays, stacked, strict=True)
+            array.at[at].set(new, mode="drop", unique_indices=True)
+            for array, at, new in zip(arrays, places, self.stacked(planes), strict=True)
         )
 
+    def rows_of(self, lines: jax.Array) -> jax.Array:
+        """Return the numbers of the rows of lines: (n,) → (n, group)."""
+        return lines[:, None] * self.group + jnp.arange(self.group, dtype=lines.dtype)
+
     def planes(self, parts: Sequence[jax.Array]) -> Planes:
-        """Return lines gathered from each of the arrays as planes (n, width)."""
-        words = [self._words(part) if part.dtype == jnp.int16 else part for part in parts]
-        return self.joined([part[:, number] for part in words for number in range(part.shape[1])])
+        """Return lines gathered from each of the arrays as planes (n, width), and slots of one number per row."""
+        lines, slots = parts[: len(self.groups)], parts[len(self.groups) :]
+        words = [self._words(part) if part.dtype == jnp.int16 else part for part in lines]
+        return [*self.joined([part[:, number] for part in words for number in range(part.shape[1])]), *slots]
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """Return planes as lines of each of the arrays: the inverse of ``planes``."""
         by_line = _by_line if self.lanes > 1 else lambda part: part
+        slots: Planes = []
+        if self.row_slots:
+            planes, slots = planes[:1], planes[1:]
         strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
-        return [
+        lines = [
             by_line(_cut_words(part) if dtype == np.int16 else part)
             for part, (_, dtype) in zip(parts, self.forms, strict=True)
         ]
+        return [*lines, *slots]
 
     def _words(self, halves: jax.Array) -> jax.Array:
         """Return the words, (n, 1, strip), of int16 halves (n, 2, strip), the low ones first."""
@@ -198,21 +204,27 @@ class Line:
         return [plane[:, at : at + self.strip] for plane in planes for at in starts] if len(starts) > 1 else planes
 
     def unpack(self, planes: Planes) -> list[Planes]:
-        """Return [weights, *slots] as float32 (n, width), for each half of the rows."""
+        """Return [weights, *slots] as float32, for each half of the rows: (n, width), slots per row (n, packed)."""
         if self.halves == 1:
             return [planes]
         word, *rest = planes
+        if self.row_slots:
+            slots = [[slot[:, half * self.packed :][:, : self.packed] for slot in rest] for half in range(2)]
+        else:
+            slots = [[_floats(slot) for slot in rest[half::2]] for half in range(2)]
         low, high = jax.lax.shift_left(word, 16), word & np.int32(-0x10000)
-        return [[_floats(weights), *map(_floats, rest[half::2])] for half, weights in enumerate((low, high))]
+        return [[_floats(weights), *slots[half]] for half, weights in enumerate((low, high))]
 
     def pack(self, rows: Sequence[Planes]) -> Planes:
         """Return planes from the result of ``unpack``; bfloat16 weights must already be rounded."""
         if self.halves == 1:
             return rows[0]
-        (low, *low_slots), (high, *high_slots) = ([_bits(plane) for plane in half] for half in rows)
-        word = jax.lax.shift_right_logical(low, 16) | high
-        slots = [plane for pair in zip(low_slots, high_slots, strict=True) for plane in pair]
-        return [word, *slots]
+        (low, *low_slots), (high, *high_slots) = rows
+        word = jax.lax.shift_right_logical(_bits(low), 16) | _bits(high)
+        pairs = list(zip(low_slots, high_slots, strict=True))
+        if self.row_slots:
+            return [word, *(jnp.concatenate(pair, axis=1) for pair in pairs)]
+        return [word, *(_bits(plane) for pair in pairs for plane in pair)]
 
     def received(self, words: jax.Array) -> list[tuple[jax.Array, jax.Array | None]]:
         """Return (gradients, touched), float32 and bool (n, width), for each half of the rows.
@@ -226,11 +238,21 @@ class Line:
         return [(_floats(jnp.where(t, half, 0)), t) for half, t in zip(halves, touched, strict=True)]
 
     def rows(self, plane: jax.Array) -> jax.Array:
-        """Return the rows of a plane: (n, width) → (n * packed, dim)."""
+        """Return the rows of a plane: (n, width) → (n * packed, dim); or the rows of a slot, (n * packed, 1)."""
+        if plane.shape[1] < self.width:  # a slot of one number per row
+            return plane.reshape(-1, 1)
         return plane[:, : self.packed * self.dim].reshape(-1, self.dim)
+
+    def like_slots(self, *planes: Any) -> Sequence[Any]:
+        """Return planes (n, width) as slots have them: with one number per row, the first of each row, (n, packed)."""
+        if not self.row_slots:
+            return planes
+        return [None if plane is None else plane[:, : self.packed * self.dim : self.dim] for plane in planes]
 
     def plane(self, rows: jax.Array) -> jax.Array:
         """Return rows as a plane: the inverse of ``rows``, except that padding elements are 0."""
+        if rows.shape[1] < self.dim:
+            return rows.reshape(-1, self.packed)
         side_by_side = rows.reshape(-1, self.packed * self.dim)
         return jnp.pad(side_by_side, ((0, 0), (0, self.width - side_by_side.shape[1])))
 
@@ -240,11 +262,12 @@ class Line:
         return jnp.pad(elements, ((0, 0), (0, self.width - elements.shape[1])))
 
     def pick(self, planes: Sequence[jax.Array], inside: jax.Array) -> list[jax.Array]:
-        """Return one row of each plane's line: (n, width) → (n, dim). inside : int32 (n,), which of the packed rows"""
+        """Return one row of each plane's line, (n, dim) or (n, 1). inside : int32 (n,), which of the packed rows"""
         if self.packed == 1:
             return [plane[:, : self.dim] for plane in planes]
-        at = (inside * self.dim)[:, None] + jnp.arange(self.dim)
-        return [jnp.take_along_axis(plane, at, axis=1) for plane in planes]
+        dims = [self.dim if plane.shape[1] == self.width else 1 for plane in planes]
+        places = {dim: (inside * dim)[:, None] + jnp.arange(dim) for dim in dims}
+        return [jnp.take_along_axis(plane, places[dim], axis=1) for plane, dim in zip(planes, dims, strict=True)]
 
 
 def _cut_words(part: jax.Array) -> jax.Array:

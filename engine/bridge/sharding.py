@@ -1,11 +1,12 @@
 """The mapping from logical to physical rows: the device of an id's row, and its place there.
 
-The logical table is (vocabulary_size, dim) with slots of the same shape. The configuration's strategy assigns rows to a
-fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of devices up to NUM_SHARDS
-works, and a row's place inside its shard never depends on that number.
+The logical table is (vocabulary_size, dim), with slots of the same shape or of one number per row. The configuration's
+strategy assigns rows to a fixed number of virtual shards, and devices hold contiguous runs of shards. Any number of
+devices up to NUM_SHARDS works, and a row's place inside its shard never depends on that number.
 
 A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
 weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
+Slots of one number per row follow the weights in the tables of cpu_ffi.py, and lie apart from the lines in XLA's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.row_format import Line, Places
+from penstock.bridge.row_format import Line
+from penstock.bridge.stochastic_rounding import Places
 from penstock.errors import ConfigError
 from penstock.pyx import partition
 from penstock.updates import UpdateRule
@@ -64,6 +66,7 @@ class Layout:
     lanes : a line's width is a multiple of this many elements: 128 on TPU, else 1
     bfloat16 : weights are stored in 16 bits, those of two rows per word; slots stay float32
     halved : as in row_format.py, for tables that XLA updates
+    row_slots : a slot has one number per row; else it has the shape of the weights
     among : (first, stride): the table is every stride-th row, from ``first`` on, of a larger one, whose ids key the
         rounding to bfloat16
     Raises ConfigError for too many devices, or more rows per device than 32-bit row numbers can count.
@@ -79,11 +82,12 @@ class Layout:
     bfloat16: bool = False
     halved: bool = False
     among: tuple[int, int] = (0, 1)
+    row_slots: bool = False
 
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:
             raise ConfigError(f"{self.num_devices} devices: at most {NUM_SHARDS} can share a table")
-        if self.rows_per_device + 2 * MAX_BUCKET >= 2**31:
+        if self.rows_per_device + 2 * MAX_BUCKET * self.line.group >= 2**31:
             raise ConfigError(
                 f"table '{self.name}': {self.rows_per_device} rows per device do not fit 32-bit row numbers; "
                 "use more devices"
@@ -110,17 +114,21 @@ class Layout:
         """The line format that programs are compiled for. Only bfloat16 needs places; other tables can share them."""
         shards = (self.shards_per_device, self.rows_per_shard)
         places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
-        return Line(self.dim, self.num_slots, self.lanes, places, self.halved)
+        return Line(self.dim, self.num_slots, self.lanes, places, self.halved, self.row_slots)
 
     @property
-    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+    def part_dims(self) -> tuple[int, ...]:
+        """Floats per row of the weights, then of each slot."""
+        return (self.dim, *[1 if self.row_slots else self.dim] * self.num_slots)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the physical arrays, whose first axes are split evenly over the devices."""
-        lines = self.num_devices * self.lines_per_device
-        return tuple((lines, *shape) for shape, _ in self.line.forms)
+        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
 
     @property
     def nbytes(self) -> int:
-        return 4 * self.num_devices * self.lines_per_device * sum(self.line.groups) * self.line.strip
+        return self.line.nbytes(self.num_devices * self.lines_per_device)
 
     def ids(self, rows: Int64) -> Int64:
         """Return the ids that key the rounding of rows to bfloat16."""

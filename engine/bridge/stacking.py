@@ -149,10 +149,9 @@ class Stack:
         return self.first_lines[-1]
 
     @property
-    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the arrays, whose first axes are split evenly over the devices."""
-        lines = self.num_devices * self.lines_per_device
-        return tuple((lines, *shape) for shape, _ in self.line.forms)
+        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,34 @@ Array = Any  # of the namespace xp
 EXPONENT = 0x7F800000
 # The largest finite bfloat16, as the bits of a float32.
 LARGEST = 0x7F7F0000
+
+
+@dataclass(frozen=True)
+class Places:
+    """The mapping from a device's rows to the ids that key their rounding: the inverse of ``Layout.place``.
+
+    among : as in Layout
+    """
+
+    vocabulary_size: int
+    num_shards: int
+    mod: bool
+    shards_per_device: int
+    rows_per_shard: int
+    among: tuple[int, int] = (0, 1)
+
+    def ids(self, xp: ModuleType, device: Array, rows: Array) -> Array:
+        """Return the ids, modulo 2**32, of a device's rows: uint32."""
+        first, stride = self.among
+        return self._numbers(xp, device, rows).astype(xp.uint32) * np.uint32(stride) + np.uint32(first & 0xFFFFFFFF)
+
+    def _numbers(self, xp: ModuleType, device: Array, rows: Array) -> Array:
+        shards = device * self.shards_per_device + rows // self.rows_per_shard
+        inside = rows % self.rows_per_shard
+        if self.mod:
+            return inside * self.num_shards + shards
+        quotient, remainder = divmod(self.vocabulary_size, self.num_shards)
+        return shards * quotient + xp.minimum(shards, remainder) + inside
 
 
 def key_of(table: str, step: int, application: int) -> np.uint32:

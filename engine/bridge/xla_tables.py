@@ -145,7 +145,7 @@ class XlaTables:
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
                 read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
-                out[some] = _flat(read(self.arrays, padded, np.int32(part)))[cells]
+                out[some] = _flat(read(self.arrays, padded, np.int32(part)))[cells, : out.shape[1]]
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         """Copy rows without waiting for a device: the copy runs after updates in flight and before later ones."""
@@ -154,12 +154,12 @@ class XlaTables:
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
                 copy = self.programs.at("copy_rows", padded.shape[1], self.layouts[member].line)
-                copies.append((out[:, some], cells, copy(self.arrays, padded)))
+                copies.append((out[some], cells, copy(self.arrays, padded)))
 
         def wait() -> None:
             with jax.transfer_guard("allow"):
                 for room, cells, answers in copies:
-                    room[...] = _flat(answers)[cells[: room.shape[1]]].swapaxes(0, 1)
+                    room[...] = _flat(answers)[cells[: len(room)]]
 
         return wait
 

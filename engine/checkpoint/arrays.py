@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from penstock.checkpoint.engine_state import rows_of
+from penstock.checkpoint.engine_state import rows_of, slot_dim
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
@@ -28,23 +28,28 @@ class SavedTables:
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
     def parts(self, name: str) -> dict[str, Float32]:
-        """Return the weights and slots of one table by name, float32 (vocabulary_size, dim), with one copy in memory.
+        """Return the weights and slots of one table by name, float32 (rows, floats per row), with one copy in memory.
 
-        Those of a dynamic table are (number of keys, dim), in the order of ``keys``. Raises StateError if the commit
-        lacks a row.
+        Those of a dynamic table are in the order of ``keys``. Raises StateError if the commit lacks a row.
         """
-        about = self.tables[name]
-        keys = [WEIGHTS, *about["slots"]]
-        parts = np.zeros((len(keys), about["vocabulary_size"], about["dim"]), np.float32)
-        known = np.zeros(about["vocabulary_size"], bool)
-        for table, ids, values in rows_of(self._folder, self.commit):
+        num_rows, dims = self.tables[name]["vocabulary_size"], self.part_dims(name)
+        parts = {key: np.zeros((num_rows, dim), np.float32) for key, dim in dims.items()}
+        known = np.zeros(num_rows, bool)
+        for table, ids, saved in rows_of(self._folder, self.commit):
             if table == name:
-                parts[:, ids], known[ids] = values, True
+                known[ids] = True
+                for whole, block in zip(parts.values(), saved, strict=True):
+                    whole[ids] = block
         if not known.all():
             raise StateError(f"{self._folder.path}: table '{name}' lacks row {int(np.argmin(known))}")
         if (rows := self._keys_and_rows(name)[1]) is not None:
-            parts = parts[:, rows]
-        return dict(zip(keys, parts, strict=True))
+            parts = {key: whole[rows] for key, whole in parts.items()}
+        return parts
+
+    def part_dims(self, name: str) -> dict[str, int]:
+        """Return the floats per row of the weights and slots of one table."""
+        about = self.tables[name]
+        return {WEIGHTS: about["dim"], **dict.fromkeys(about["slots"], slot_dim(about))}
 
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is

@@ -20,6 +20,7 @@ from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
+from penstock.config.optimizers import RowWiseAdagrad
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
@@ -82,7 +83,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
 def tables_to_save(core: EngineCore) -> dict[str, Saved]:
     """Return the tables of an engine by name, in the form that a saver expects."""
     return {
-        name: Saved(core.tables.table(name), spec.vocabulary_size, spec.dim, spec.rule.non_lazy)
+        name: Saved(core.tables.table(name), spec.vocabulary_size, spec.rule.non_lazy)
         for name, spec in core.tables.held.items()
     }
 
@@ -173,18 +174,35 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
             )
 
 
-def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, Float32]]:
-    """Yield (table, ids, values) of every block of a commit, older blocks first.
+def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[Float32]]]:
+    """Yield (table, ids, parts) of every block of a commit, older blocks first.
 
-    ids : int64 (n,); values : float32 (parts, n, dim). Raises StateError.
+    ids : int64 (n,); parts : the weights, then each slot, float32 (n, floats per row). Raises StateError.
     """
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
-            values = record.arrays["values"]
-            first, step = record.about.get("first"), record.about.get("step")
-            num_rows = values.shape[1]
-            ids = record.arrays["ids"] if first is None else np.arange(first, first + num_rows * step, step)
-            yield record.about["table"], ids, values
+            parts = _parts(record, commit)
+            if "first" in record.about:
+                first, step = record.about["first"], record.about["step"]
+                ids = np.arange(first, first + len(parts[0]) * step, step)
+            else:
+                ids = record.arrays["ids"]
+            yield record.about["table"], ids, parts
+
+
+def _parts(record: Record, commit: Commit) -> list[Float32]:
+    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
+    if "rows" in record.arrays:
+        ends = np.cumsum(record.about["dims"])
+        return np.split(record.arrays["rows"], ends[:-1], axis=1)
+    weights, *slots = record.arrays["values"]
+    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
+    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
+
+
+def slot_dim(about: Mapping[str, Any]) -> int:
+    """Return the floats per row of each slot of a table. about : its entry in the manifest"""
+    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])
 
 
 def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
@@ -193,15 +211,15 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
         for record in folder.records(commit, commit.last_files)
         if record.kind == "directory"
     }
-    for name, ids, values in rows_of(folder, commit):
+    for name, ids, parts in rows_of(folder, commit):
         if name in places:  # the row of a key, and whether it has one, may differ here
             ids = places[name][ids]
-            values = values[:, ids >= 0]
-            ids = ids[ids >= 0]
+            here = ids >= 0
+            ids, parts = ids[here], [rows[here] for rows in parts]
         elif name in core.tables.dynamic:
-            _admit(core, name, ids, values, folder)
+            _admit(core, name, ids, parts, folder)
             continue
-        core.tables.set_stored_rows(name, ids, dict(enumerate(values)))
+        core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
     core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
@@ -219,12 +237,12 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
     session.resume_from(folder, commit, positions, totals)
 
 
-def _admit(core: EngineCore, name: str, ids: Int64, values: Float32, folder: Folder) -> None:
+def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> None:
     """Set rows of a table that was not dynamic: the ids of those that differ from their start become keys."""
     table = core.tables.dynamic[name]
-    kept = table.differing(ids, values) | (table.directory.rows(ids) >= 0)  # an earlier block may have admitted the id
+    kept = table.differing(ids, parts) | (table.directory.rows(ids) >= 0)  # an earlier block may have admitted the id
     try:
-        core.tables.set_rows(name, ids[kept], dict(enumerate(values[:, kept])))
+        core.tables.set_rows(name, ids[kept], dict(enumerate(rows[kept] for rows in parts)))
     except CapacityError as error:
         raise StateError(f"{folder.path}: rows that differ from their start become keys: {error}") from None
 

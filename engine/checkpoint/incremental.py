@@ -42,7 +42,7 @@ class Table(Protocol):
     """The interface of a device table that the saver uses."""
 
     @property
-    def num_parts(self) -> int: ...
+    def part_dims(self) -> tuple[int, ...]: ...
 
     @property
     def stride(self) -> int: ...
@@ -58,13 +58,12 @@ class Saved(NamedTuple):
 
     table: Table
     num_rows: int
-    dim: int
     all_change: bool
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row in all parts."""
-        return 4 * self.dim * self.table.num_parts
+        return 4 * sum(self.table.part_dims)
 
     @property
     def block_rows(self) -> int:
@@ -284,12 +283,13 @@ def _ring_for(tables: Sequence[Saved]) -> Ring:
 
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:
     """Start a copy of the current rows into ``room``. Return its record, and a function that waits for the copy."""
-    values = room.reshape(saved.table.num_parts, len(ids), saved.dim)
-    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), values)
+    rows = room.reshape(len(ids), -1)
+    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), rows)
+    about = {"table": name, "dims": saved.table.part_dims}
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
     if step > 0 and (np.diff(ids) == step).all():
-        return Record("rows", {"table": name, "first": int(ids[0]), "step": step}, {"values": values}), wait
-    return Record("rows", {"table": name}, {"values": values, "ids": ids}), wait
+        return Record("rows", {**about, "first": int(ids[0]), "step": step}, {"rows": rows}), wait
+    return Record("rows", about, {"rows": rows, "ids": ids}), wait
 
 
 def _padded(saved: Saved, ids: Int64) -> Int64:

@@ -19,7 +19,9 @@ import numpy as np
 from penstock.errors import StateError
 from penstock.frames import Array
 
-MAGIC = b"PENSTOCK\x02\x00\x00\x00"  # the last four bytes: the version of this format
+MAGIC = b"PENSTOCK\x03\x00\x00\x00"  # the last four bytes: the version of this format
+# Before version 3, records of rows have all parts as wide as the weights: "values", (parts, n, dim).
+_READ = (MAGIC, b"PENSTOCK\x02\x00\x00\x00")
 _LENGTH = struct.Struct("<I")
 
 
@@ -53,7 +55,7 @@ def _little(array: Array) -> Array:
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed."""
     with open(path, "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+        if file.read(len(MAGIC)) not in _READ:
             raise StateError(f"{path}: not a data file of this version's checkpoints")
         while True:
             try:

@@ -47,6 +47,11 @@ def add(commands: Any) -> None:
     command.add_argument("--short", action="store_true", help="small and quick: to see it work, not to quote")
     command.add_argument("--report", metavar="DIR", help="write the result, plots and a page that shows them")
     command.add_argument(
+        "--against",
+        metavar="RESULT",
+        help="compare with an earlier result.json; that of another machine is refused",
+    )
+    command.add_argument(
         "--trace",
         metavar="DIR",
         help="measure no case: write a trace of a few steps for Perfetto, and print how busy the host is meanwhile",
@@ -77,10 +82,16 @@ def run(args: argparse.Namespace) -> int:
         told=lambda result: say_run(out, result),
     )
     report = checked_report(args.report)
+    earlier = earlier_result(args.against, report)
     say_plan(out, plan, absent)
     found = runner.run(plan)
     result = runner.as_json(plan, found) | {"absent": absent}
     say_end(out, found)
+    if earlier is not None:
+        from penstock.bench.report.comparison import compared
+
+        for line in compared(earlier, found.runs):
+            out.say(f"against   {line}")
     if report is not None:
         from penstock.bench.report import write_report
 
@@ -125,6 +136,20 @@ def checked_report(text: str | None) -> Path | None:
     return path
 
 
+def earlier_result(text: str | None, report: Path | None) -> dict[str, Any] | None:
+    """Return the result of ``--against``. UsageError if it, or one in the report's folder, is another machine's."""
+    from penstock.bench.report import check_folder
+    from penstock.bench.report.comparison import check_machine, read_result
+
+    if report is not None:
+        check_folder(report)
+    if text is None:
+        return None
+    result = read_result(Path(text))
+    check_machine(result, Path(text), "times of two machines are not compared; compare their shares of the limit")
+    return result
+
+
 def sizes_of(args: argparse.Namespace) -> Any:
     from penstock.bench.cases import SHORT, Sizes
 
@@ -158,10 +183,7 @@ def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
     from penstock.bench import machine, runner
 
     where = machine.describe()
-    out.say(
-        f"machine   {where['cpu']}, {where['cpus']} CPUs, {where['memory_gb']} GB, {where['system']}, "
-        f"huge pages {where['huge_pages']}"
-    )
+    out.say(f"machine   {machine.named(where)}, {where['memory_gb']} GB, huge pages {where['huge_pages']}")
     out.say("versions  " + ", ".join(f"{name} {version}" for name, version in runner.versions(plan).items()))
     out.say(
         f"peers     {', '.join(plan.peers) or 'none'}" + (f"; not installed: {', '.join(absent)}" if absent else "")
@@ -171,13 +193,15 @@ def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
 
 def say_run(out: Output, run: dict[str, Any]) -> None:
     """Print a line for penstock, one for each peer and one for each failure."""
+    from penstock.bench.machine import threads_text
+
     title = run["case"] + (f" {count(run['x'])}" if run["x"] is not None else "")
-    threads = f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}"
+    threads = threads_text(run["threads"])
     sides = dict(run["sides"])
     ours = sides.pop("penstock", None)
     if ours is not None:
         rows_per_s = run["workload"]["rows"] / ours["median_ms"] * 1e3
-        limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the memory's limit" if "limit_ms" in run else ""
+        limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the limit of {threads}" if "limit_ms" in run else ""
         out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
         for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
             ratio = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"

@@ -85,11 +85,11 @@ def open_tables(path: str) -> _Tables:
 
 
 def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
-    num_rows, dim, columns = read_shape(folder, name)
-    parts = {column: np.zeros((num_rows, dim), np.float32) for column in columns}
+    num_rows, columns = read_shape(folder, name)
+    parts = {column: np.zeros((num_rows, dim), np.float32) for column, dim in columns.items()}
     keys, first = read_keys(folder, name), 0
     id_range = num_rows if keys is None else ANY_UINT64 if keys.dtype == np.uint64 else ANY_INT64
-    for ids, values in read_table(folder, name, id_range, dim, columns):
+    for ids, values in read_table(folder, name, id_range, columns):
         at = ids if keys is None else slice(first, first + len(ids))
         for column, rows in values.items():
             parts[column][at] = rows

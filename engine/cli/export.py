@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_parquet(saved: SavedTables, directory: Path) -> list[Path]:
     with TablesWriter(directory) as writer:
-        for name, about in saved.tables.items():
-            writer.write(name, about["dim"], about["slots"], _blocks(saved.parts(name)), saved.keys(name))
+        for name in saved.tables:
+            weights, *slots = saved.part_dims(name).items()
+            columns = dict([("row", weights[1]), *slots])
+            writer.write(name, columns, _blocks(saved.parts(name)), saved.keys(name))
     return writer.written
 
 

@@ -88,7 +88,12 @@ class TableSpec:
     @property
     def slots_bytes(self) -> int:
         """The bytes that all slots need at least, in any layout."""
-        return self.vocabulary_size * self.dim * 4 * len(self.slots)
+        return self.vocabulary_size * self.slot_dim * 4 * len(self.slots)
+
+    @property
+    def slot_dim(self) -> int:
+        """The floats per row of each slot."""
+        return self.rule.slot_dim(self.dim)
 
 
 @dataclass(frozen=True)

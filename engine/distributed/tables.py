@@ -56,8 +56,8 @@ class SharedTable:
         self.only_first = False  # whole tables are for process 0 alone
 
     @property
-    def num_parts(self) -> int:
-        return self.here.num_parts
+    def part_dims(self) -> tuple[int, ...]:
+        return self.here.part_dims
 
     @property
     def stride(self) -> int:
@@ -80,8 +80,8 @@ class SharedTable:
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """One part of the whole table in blocks; where they are for process 0, the others' are empty."""
-        rows, dim = self.layout.vocabulary_size, self.layout.dim
-        at_once = max(1, _BLOCK_BYTES // (4 * dim))
+        rows = self.layout.vocabulary_size
+        at_once = max(1, _BLOCK_BYTES // (4 * self.layout.dim))
         for first in range(0, rows, at_once):
             block = self._met(f"'{self._name}' from {first}", np.arange(first, min(first + at_once, rows)), part)
             yield block if self._receives(self._peers.rank) else block[:0]
@@ -100,14 +100,15 @@ class SharedTable:
         ranks, numbers = self.share.locate(ids)
         places = [np.flatnonzero(ranks == rank) for rank in range(self._peers.count)]
         mine = places[self._peers.rank]
-        own = self.here.read(numbers[mine], part) if len(mine) else np.empty((0, self.layout.dim), np.float32)
+        dim = self.part_dims[part]
+        own = self.here.read(numbers[mine], part) if len(mine) else np.empty((0, dim), np.float32)
         sent = [[own.reshape(-1).view(np.uint8).data] if self._receives(r) else [] for r in range(self._peers.count)]
-        out = np.empty((len(ids), self.layout.dim), np.float32)
+        out = np.empty((len(ids), dim), np.float32)
         for rank, message in enumerate(self._peers.exchange(f"{what}, part {part}", sent)):
             if rank == self._peers.rank:
                 out[places[rank]] = own
             elif len(message):
-                out[places[rank]] = np.frombuffer(message, np.float32).reshape(-1, self.layout.dim)
+                out[places[rank]] = np.frombuffer(message, np.float32).reshape(-1, dim)
         return out
 
 
@@ -210,7 +211,7 @@ class SharedState(TableSet):
             if self._peers.rank == 0:
                 return super().write(directory)
             for table in self._shared.values():
-                for _ in zip(*(table.stream(part) for part in range(table.num_parts)), strict=True):
+                for _ in zip(*(table.stream(part) for part in range(len(table.part_dims))), strict=True):
                     pass
         return []
 

@@ -181,27 +181,28 @@ class DynamicTable:
     # ---- reading and writing by key
 
     def initial(self, keys: Int64, part: int = 0) -> Float32:
-        """Return one part of the initial rows of keys, as it is stored: float32 (n, dim)."""
+        """Return one part of the initial rows of keys, as it is stored: float32 (n, floats of the part)."""
         spec = self.spec
         if part:
-            return np.full((len(keys), spec.dim), spec.slots[part - 1][1], np.float32)
+            return np.full((len(keys), spec.slot_dim), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
         scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(keys), weights)
         return nearest(weights) if self._table.layout.bfloat16 else weights
 
-    def differing(self, keys: Int64, values: Float32) -> npt.NDArray[np.bool_]:
-        """Return which keys have other rows than their initial ones, bit by bit. values : float32 (parts, n, dim)"""
-        start = np.stack([self.initial(keys, part) for part in range(len(values))])
-        found: npt.NDArray[np.bool_] = (start.view(np.int32) != values.view(np.int32)).any(axis=(0, 2))
+    def differing(self, keys: Int64, values: Sequence[Float32]) -> npt.NDArray[np.bool_]:
+        """Return which keys have other rows than their initial ones, bit by bit. values : of every part"""
+        found = np.zeros(len(keys), bool)
+        for part, rows in enumerate(values):
+            found |= (self.initial(keys, part).view(np.int32) != rows.view(np.int32)).any(axis=1)
         return found
 
     def read(self, keys: Int64, part: int = 0) -> Float32:
-        """Return one part of the rows of keys, which may repeat: float32 (n, dim); absent keys as the settings say."""
+        """Return one part of the rows of keys, which may repeat, float32 (n, ·); absent keys as the settings say."""
         rows = self.directory.rows(keys).astype(np.int64)
         absent = rows < 0
         if not absent.any():
             return self._table.read(rows, part)
-        values = np.zeros((len(keys), self.spec.dim), np.float32)
+        values = np.zeros((len(keys), self._table.part_dims[part]), np.float32)
         values[~absent] = self._table.read(rows[~absent], part)
         if self.settings.missing == "initial" or part:
             values[absent] = self.initial(keys[absent], part)

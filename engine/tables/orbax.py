@@ -7,7 +7,7 @@ export, while penstock's own checkpoints (docs/checkpoints.md) are for resuming 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import InputError, UsageError
 from penstock.frames import Float32
+from penstock.io.storage.table_files import one_per_row
 
 Tree = Mapping[str, Mapping[str, Float32]]
 WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
@@ -52,18 +53,24 @@ def load_tree(path: str | os.PathLike[str]) -> Tree:
 
 
 def parts_of(
-    tree: Tree, path: str | os.PathLike[str], table: str, shape: tuple[int, int], parts: Iterable[str]
+    tree: Tree, path: str | os.PathLike[str], table: str, num_rows: int, parts: Mapping[str, int]
 ) -> Mapping[str, Float32]:
     """Return those of one table's ``parts`` that exist, validated. Raises InputError, also if there are no weights.
 
-    shape : (vocabulary_size, dim), expected of every array; path : for messages
+    parts : with the floats of each per row; a slot of one number may be as wide as the weights, and repeat it
+    path : for messages
     """
     if table not in tree or WEIGHTS not in tree[table]:
         has = ", ".join(tree) or "none"
         raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
     found = {key: tree[table][key] for key in parts if key in tree[table]}
+    wide = (num_rows, parts[WEIGHTS])
     for key, rows in found.items():
-        if rows.shape != shape:
+        shape = (num_rows, parts[key])
+        narrow = one_per_row(rows) if rows.shape == wide != shape else None
+        if narrow is not None:
+            found[key] = narrow
+        elif rows.shape != shape:
             raise InputError(f"table '{table}', {key}: expected shape {shape}, got {rows.shape}", source=str(path))
         if not np.isfinite(rows).all():
             raise InputError(f"table '{table}', {key}: holds values that are not finite", source=str(path))

@@ -38,10 +38,10 @@ def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path
     """Write one Parquet file per table, all of them or none; return their paths."""
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
-            table, slots, dynamic = tables.table(name), list(tables.parts(name))[1:], tables.dynamic.get(name)
-            keys, stream = (None, table.stream) if dynamic is None else dynamic.sorted()
-            blocks = zip(*(stream(part) for part in range(table.num_parts)), strict=True)
-            writer.write(name, table.layout.dim, slots, blocks, keys)
+            columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
+            keys, stream = (None, tables.table(name).stream) if dynamic is None else dynamic.sorted()
+            blocks = zip(*(stream(part) for part in range(len(columns))), strict=True)
+            writer.write(name, columns, blocks, keys)
     return writer.written
 
 
@@ -55,7 +55,7 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
         blocks: Iterable[Block] = list(_orbax_tables(tables, path))
     else:
         for name in tables.specs:
-            check_table(path, name, tables.table(name).layout.dim, _columns(tables, name))
+            check_table(path, name, _columns(tables, name))
         blocks = _parquet_blocks(tables, path)
 
     def read() -> None:
@@ -68,17 +68,18 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
     return read
 
 
-def _columns(tables: Tables, name: str) -> list[str]:
-    """Return the columns of a table's file, in the order of the table's parts."""
-    return ["row", *list(tables.parts(name))[1:]]
+def _columns(tables: Tables, name: str) -> dict[str, int]:
+    """Return the columns of a table's file, in the order of the table's parts, with the floats of each per row."""
+    return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
 def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
         columns, layout, dynamic = _columns(tables, name), tables.table(name).layout, tables.dynamic.get(name)
         size = layout.vocabulary_size if dynamic is None else dynamic.id_range
-        for ids, found in read_table(directory, name, size, layout.dim, columns):
-            yield name, ids, {columns.index(column): values for column, values in found.items()}
+        parts = {column: part for part, column in enumerate(columns)}
+        for ids, found in read_table(directory, name, size, columns):
+            yield name, ids, {parts[column]: values for column, values in found.items()}
 
 
 def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
@@ -86,7 +87,8 @@ def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
         raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)
     for name in tables.specs:
-        layout, parts = tables.whole(name).layout, tables.parts(name)
-        found = parts_of(tree, directory, name, (layout.vocabulary_size, layout.dim), list(parts))
-        ids = np.arange(layout.vocabulary_size)
+        table, parts = tables.whole(name), tables.parts(name)
+        num_rows = table.layout.vocabulary_size
+        found = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
+        ids = np.arange(num_rows)
         yield name, ids, {parts[key]: rows for key, rows in found.items()}

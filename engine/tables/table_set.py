@@ -77,6 +77,7 @@ class TableSet:
                 lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
                 among=self.among(name),
+                row_slots=spec.rule.row_slots,
             )
             for name, spec in self.specs.items()
         }
@@ -89,11 +90,10 @@ class TableSet:
             for name, spec in self.specs.items()
         ]
         self._groups = backends.create_tables(mesh, definitions, threads)
-        created = {
-            layout.name: DeviceTable(group, member, user_mesh)
-            for group in self._groups
-            for member, layout in enumerate(group.layouts)
-        }
+        created: dict[str, DeviceTable] = {}
+        for group in self._groups:
+            for member, layout in enumerate(group.layouts):
+                created[layout.name] = DeviceTable(group, member, user_mesh)
         self._tables = {name: created[name] for name in self.specs}
         self.dynamic = TableKeys(
             {name: DynamicTable(spec, created[name], seed) for name, spec in self.specs.items() if spec.dynamic}
@@ -135,7 +135,8 @@ class TableSet:
 
         coalesced : by table; rates : one learning rate per tag; step : the number of the step
         """
-        self.dynamic.carry_out()
+        if self.dynamic:
+            self.dynamic.carry_out()
         for group in self._groups:
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
             for member, layout in enumerate(group.layouts):
@@ -207,7 +208,7 @@ class TableSet:
         return self.dynamic[name]
 
     def retrieve(self, name: str) -> dict[str, Float32]:
-        """Return a table's weights and slots by name, float32 (vocabulary_size, dim) in id order."""
+        """Return a table's weights and slots by name, float32 (vocabulary_size, floats per row) in id order."""
         table = self.whole(name)
         return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
 
@@ -222,9 +223,9 @@ class TableSet:
         where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(where)) != len(where):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
-        shape = (len(where), table.layout.dim)
         values = {}
         for key, given in {WEIGHTS: rows, **slots}.items():
+            shape = (len(where), table.part_dims[parts[key]])
             if is_masked(given):
                 raise UsageError(f"table '{name}', {key}: {MASKED}")
             try:
@@ -237,7 +238,7 @@ class TableSet:
         return where, values
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows (n, dim), as ``checked`` returns them
+        """Set rows of a table. values : part → float32 rows, as ``checked`` returns them
 
         Raises CapacityError if a dynamic table has no room; nothing has changed then.
         """
@@ -255,7 +256,7 @@ class TableSet:
         digest = hashlib.sha256()
         for name, table in sorted(self._tables.items()):
             digest.update(name.encode() + b"\0" + struct.pack("<qq", table.layout.vocabulary_size, table.layout.dim))
-            for part in range(table.num_parts):
+            for part in range(len(table.part_dims)):
                 for block in (self.dynamic.get(name) or table).stream(part):
                     digest.update(_as_stored(block, table.layout.bfloat16 and part == 0).data)
             if name in self.dynamic:

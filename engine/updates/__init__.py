@@ -54,7 +54,7 @@ def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
     """Apply one optimizer step to touched rows.
 
     lr : scalar of w's dtype
-    g, w, every slot : one float dtype, shape (..., dim)
+    g, w, every slot : one float dtype, shape (..., dim); slots of a rule with ``row_slots``: (..., 1)
     Returns the new weights and the new slots, of the same shapes and dtype.
     """
     g = clip(ops, g, rule.gradient_min, rule.gradient_max)

@@ -68,17 +68,17 @@ def proximal_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
 
 
 def row_wise_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, its columns all equal.
+    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, one per row: (..., 1).
 
     TensorFlow does not have this optimizer; most production systems train with it (FBGEMM's
     EXACT_ROWWISE_ADAGRAD, which adds an epsilon outside the root; as in ``adagrad``, there is none here).
-    The slot has the table's shape, so it is loaded, saved and laid out like any other slot: the mean is
-    added to every column, and columns that start equal stay equal.
     """
     (a,) = slots
     share = g.dtype.type(1) / g.dtype.type(g.shape[-1])
     a = a + ops.rounded(_row_sum(ops, square(ops, g)) * share)
-    return w - lr * g / root(ops, a), (a,)
+    # XLA multiplies by the inverse of a divisor that is a broadcast; this one depends on g, but only where g is NaN.
+    wide = ops.xp.where(ops.xp.isnan(g), g, a)
+    return w - lr * g / root(ops, wide), (a,)
 
 
 def _row_sum(ops: Ops, values: Array) -> Array:

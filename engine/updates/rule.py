@@ -35,7 +35,7 @@ class UpdateRule:
     """The constants of an update of one table; hashable, so that tables can share programs.
 
     algorithm : the member of ``OptimizationParameters.parameters``, or penstock's "row_wise_adagrad"
-    num_slots : state arrays in addition to the weights, in TensorFlow's load/retrieve order
+    num_slots : state arrays in addition to the weights, in TensorFlow's load/retrieve order; see ``row_slots``
     hyper : (name, value) of the optimizer's parameters, by the names of its proto message; numbers are
         rounded to float32, as in the proto. Parameters that are not listed are 0 or False, as in the proto
     gradient_min, gradient_max : clip of the coalesced gradient; None leaves that side open
@@ -57,6 +57,15 @@ class UpdateRule:
     weight_max: float | None = None
     non_lazy: bool = False
     program: Callable[..., Any] | None = None
+
+    @property
+    def row_slots(self) -> bool:
+        """Whether a slot has one number per row; else it has the shape of the weights."""
+        return self.algorithm == "row_wise_adagrad"
+
+    def slot_dim(self, dim: int) -> int:
+        """Return the floats per row of each slot of a table of that dim."""
+        return 1 if self.row_slots else dim
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
         """Return hyper-parameters as scalars of like's dtype, so that expressions of them round as on the device."""

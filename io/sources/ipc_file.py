@@ -40,15 +40,17 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
 
     def batches(columns: list[str]) -> Batches:
         nonlocal num_done
-        first_row = 0
-        with arrow_errors(_CORRUPT, name):  # the bytes of other columns are not read
-            fields = [number for number, column in enumerate(schema.names) if column in columns]
-            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+        first_row, used = 0, reader
+        fields = [number for number, column in enumerate(schema.names) if column in columns]
+        if len(fields) < len(schema.names):
+            # The bytes of other columns are not read. Not if all are used: Arrow then copies what it could refer to.
+            with arrow_errors(_CORRUPT, name):
+                used = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for index in range(num_batches):
             with arrow_errors(_CORRUPT, name, index):
                 if index < len(starts):
                     _check_at(file, starts[index], messages)
-                batch, metadata = reader.get_batch_with_custom_metadata(index)
+                batch, metadata = used.get_batch_with_custom_metadata(index)
             num_done = index + 1
             yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows

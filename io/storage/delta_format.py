@@ -27,10 +27,10 @@ MOST_BYTES = 1 << 24
 
 
 class Shape(NamedTuple):
-    """The form of a table, as far as deltas depend on it."""
+    """The form of a table, as far as deltas depend on it. slots : with the floats of each per row"""
 
     dim: int
-    slots: Sequence[str]
+    slots: Mapping[str, int]
 
 
 class Block(NamedTuple):
@@ -57,7 +57,7 @@ class KeyChanges(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The values of a block. values : column → float32 (n, dim), "row" first, then the slots of the table
+    """The values of a block. values : column → float32 (n, floats), "row" first, then the slots of the table
 
     keys : as of the block; the values are of the ids that are not deleted
     """
@@ -130,7 +130,7 @@ class DeltaForm:
         room = 1.0  # as a share of the batch
         for block in blocks:
             shape, first = self._tables[block.table], 0
-            row_bytes = 4 * shape.dim * (1 + len(self.slots_of(block.table)))
+            row_bytes = 4 * (shape.dim + sum(shape.slots[slot] for slot in self.slots_of(block.table)))
             share = parts * max(1 / MOST_ROWS, row_bytes / MOST_BYTES)
             while first < len(block.ids):
                 count = min(len(block.ids) - first, int(room / share))

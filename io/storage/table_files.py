@@ -7,7 +7,7 @@ Reads and writes whole tables only; ``decoding.reader`` reads streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,25 @@ class TablesWriter:
     def write(
         self,
         table: str,
-        dim: int,
-        slots: Sequence[str],
+        columns: Mapping[str, int],
         blocks: Iterable[tuple[Float32, ...]],
         keys: Int64 | npt.NDArray[np.uint64] | None = None,
     ) -> None:
-        """Write one table to disk. blocks : (weights, slot, …) of rows in id order, each float32 (n, dim).
+        """Write one table to disk.
 
+        columns : "row" and the slots, with the floats of each per row
+        blocks : (weights, slot, …) of rows in id order, each float32 (n, floats)
         keys : the ids of all rows, of a dynamic table; None: 0, 1, 2, …
         Raises OSError.
         """
         file = atomic_files.File(table_path(self._directory, table))
         self._files.append(file)
-        rows = pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
+        element = pa.field("element", pa.float32(), nullable=False)
         metadata = {"penstock.table": table}
         if keys is not None:
             metadata["penstock.key_type"] = keys.dtype.name
         fields = [pa.field("id", pa.int64() if keys is None else pa.from_numpy_dtype(keys.dtype), nullable=False)]
-        fields += [pa.field(name, rows, nullable=False) for name in ("row", *slots)]
+        fields += [pa.field(name, pa.list_(element, dim), nullable=False) for name, dim in columns.items()]
         _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
         file.complete()
 
@@ -105,19 +106,20 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
 
 
 def read_table(
-    directory: Path, table: str, vocabulary_size: int, dim: int, columns: Sequence[str]
+    directory: Path, table: str, vocabulary_size: int, columns: Mapping[str, int]
 ) -> Iterator[tuple[Int64, dict[str, Float32]]]:
-    """Yield blocks of (ids, column → float32 (n, dim)) of one table's file.
+    """Yield blocks of (ids, column → float32 (n, floats)) of one table's file.
 
     vocabulary_size : or ANY_INT64 or ANY_UINT64, for a dynamic table
-    columns : "row" and the slots; slots that the file lacks are missing from every block
+    columns : "row" and the slots, with the floats of each per row; slots that the file lacks are missing from every
+        block. A slot of one number per row may be as wide as the row, and repeat it
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
     name = str(table_path(directory, table))
     seen = _Seen(vocabulary_size)
     first = 0
     with ExitStack() as stack:
-        parquet, present = _opened(stack, directory, table, dim, columns)
+        parquet, present = _opened(stack, directory, table, columns)
         with arrow_errors(_NOT_READ, name):
             batches = parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["id", *present])
         while True:
@@ -128,18 +130,18 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), dim, c, name, first) for c in present}
+            yield ids, {c: _rows(batch.column(c), columns[c], columns["row"], c, name, first) for c in present}
             first += len(ids)
 
 
-def check_table(directory: Path, table: str, dim: int, columns: Sequence[str]) -> None:
+def check_table(directory: Path, table: str, columns: Mapping[str, int]) -> None:
     """Make the checks of ``read_table`` that need no rows. Raises InputError."""
     with ExitStack() as stack:
-        _opened(stack, directory, table, dim, columns)
+        _opened(stack, directory, table, columns)
 
 
 def _opened(
-    stack: ExitStack, directory: Path, table: str, dim: int, columns: Sequence[str]
+    stack: ExitStack, directory: Path, table: str, columns: Mapping[str, int]
 ) -> tuple[pa.parquet.ParquetFile, list[str]]:
     """Open one table's file, to be closed with the stack; return it and which of the columns it has."""
     path = table_path(directory, table)
@@ -147,19 +149,20 @@ def _opened(
         raise InputError(f"no file for table '{table}'", source=str(path))
     with arrow_errors(_NOT_READ, str(path)):
         parquet = stack.enter_context(open_parquet(path))
-        return parquet, _check_schema(parquet.schema_arrow, columns, dim, str(path))
+        return parquet, _check_schema(parquet.schema_arrow, columns, str(path))
 
 
-def read_shape(directory: Path, table: str) -> tuple[int, int, list[str]]:
-    """Return the rows, dim and columns other than the id of one table's file, from its schema. Raises InputError."""
+def read_shape(directory: Path, table: str) -> tuple[int, dict[str, int]]:
+    """Return the rows of one table's file, and its columns other than the id with their floats. Raises InputError."""
     path = table_path(directory, table)
     with ExitStack() as stack, arrow_errors(_NOT_READ, str(path)):
         parquet = stack.enter_context(open_parquet(path))
         schema = parquet.schema_arrow
-        columns = [name for name in schema.names if name != "id"]
-        if "row" not in columns or not pa.types.is_fixed_size_list(schema.field("row").type):
+        kinds = {name: schema.field(name).type for name in schema.names if name != "id"}
+        if "row" not in kinds or not pa.types.is_fixed_size_list(kinds["row"]):
             raise InputError("not a table that --out wrote: no column 'row' of lists of one size", source=str(path))
-        return parquet.metadata.num_rows, schema.field("row").type.list_size, columns
+        dims = {name: getattr(kind, "list_size", kinds["row"].list_size) for name, kind in kinds.items()}
+        return parquet.metadata.num_rows, dims
 
 
 def read_keys(directory: Path, table: str) -> npt.NDArray[Any] | None:
@@ -173,7 +176,7 @@ def read_keys(directory: Path, table: str) -> npt.NDArray[Any] | None:
         return keys
 
 
-def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: str) -> list[str]:
+def _check_schema(schema: pa.Schema, columns: Mapping[str, int], source: str) -> list[str]:
     """Return which of the columns exist."""
     present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
@@ -187,7 +190,7 @@ def _check_schema(schema: pa.Schema, columns: Sequence[str], dim: int, source: s
     for name in present:
         kind = schema.field(name).type
         if not is_float_list(storage_type(kind)):
-            raise InputError(f"expected a list of {dim} floats, got {kind}", source=source, column=name)
+            raise InputError(f"expected a list of {columns[name]} floats, got {kind}", source=source, column=name)
     return present
 
 
@@ -240,8 +243,20 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
     return raw.astype(np.int64, copy=False)
 
 
-def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
+def one_per_row(rows: Float32) -> Float32 | None:
+    """Return (n, 1) of rows that repeat one number, as earlier versions wrote a slot of it; None if they do not."""
+    return rows[:, :1] if (rows == rows[:, :1]).all() else None
+
+
+def _rows(column: pa.Array, dim: int, dim_of_weights: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
+    if dim < dim_of_weights and lists.first_unlike(dim_of_weights) is None:
+        wide = lists.take(slice(0, lists.num_rows), dim_of_weights)
+        narrow = one_per_row(wide)
+        if narrow is None:
+            several = first + int(np.argmax((wide != wide[:, :1]).any(axis=1)))
+            raise InputError("expected one number per row, got several", source=source, row=several, column=name)
+        return narrow
     row = lists.first_unlike(dim)
     if row is None:
         return lists.take(slice(0, lists.num_rows), dim)

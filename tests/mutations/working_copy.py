@@ -37,7 +37,7 @@ class WorkingCopy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
-        for kernel in [*ROOT.glob("pyx/*.so"), *ROOT.glob("bench/*.so")]:
+        for kernel in [*ROOT.glob("pyx/**/*.so"), *ROOT.glob("bench/*.so")]:
             (folder / kernel.relative_to(ROOT)).symlink_to(kernel)
         shutil.copytree(ROOT / "build" / "tree", folder / "build" / "tree", symlinks=True)  # its links are relative
         self._environment = os.environ | {"PYTHONPATH": str(folder / "build" / "tree"), "PYTHONHASHSEED": "0"}

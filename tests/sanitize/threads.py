@@ -173,7 +173,7 @@ def parts(broken: str | None) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    line.close()
+    line.team.close()
     assert broken or (gate.global_step == PRODUCERS * (GRADIENTS // 4) // 3 and (found == wanted).all())
 
 
@@ -182,7 +182,7 @@ def twice(line: Pipeline, num_tasks: int) -> bool:
     begun = threading.Thread(target=line._intake.work)
     begun.start()
     line._intake.add()
-    good = line._team.run([line._intake.work] * num_tasks)
+    good = line.team.run([line._intake.work] * num_tasks)
     begun.join()
     return good
 

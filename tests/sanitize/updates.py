@@ -44,12 +44,15 @@ class Tables:
         self.where = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
         where = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
         self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, target)
+        self.plan_is_whole = devices == 1 and not mod
         self.step = update.Step([self.plan], threads)
         low, high = np.array([self.step.address], np.uint64).view(np.int32)
         self.operands = [np.array([[low, high, device]], np.int32) for device in range(devices)]
         # Each in memory of its own: a guarded zone lies behind its last row.
+        slot_dim = 1 if rule == "row_wise_adagrad" else dim
+        self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
         self.parts = [
-            np.full((self.shards * self.per_shard, self.num_parts, dim), np.nan, np.float32) for _ in range(devices)
+            np.full((self.shards * self.per_shard, 1, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
         ]
         self.step.start()
         self.run(CREATE, create=True)
@@ -67,7 +70,7 @@ class Tables:
 
     def read(self, part, ids=0):
         num = self.rows if isinstance(ids, int) else len(ids)
-        values = np.empty((num, self.parts[0].shape[2]), np.float32)
+        values = np.empty((num, self.dims[part]), np.float32)
         self.step.copy(0, ids, values, part, False)
         assert self.run() == []
         return values
@@ -76,9 +79,13 @@ class Tables:
         return [self.read(part).tobytes() for part in range(self.num_parts)]
 
     def by_hand(self, part):
-        """The rows in id order, found by partition's arithmetic."""
+        """The rows in id order, found by partition's arithmetic; they lie in that order where one device has all."""
+        first = sum(self.dims[:part])
+        floats = slice(first, first + self.dims[part])
+        if self.plan_is_whole:
+            return self.parts[0][: self.rows, 0, floats]
         devices, rows = place(np.arange(self.rows), *self.where)
-        return np.stack([self.parts[device][row, part] for device, row in zip(devices, rows, strict=True)])
+        return np.stack([self.parts[device][row, 0, floats] for device, row in zip(devices, rows, strict=True)])
 
 
 def main() -> int:
@@ -150,11 +157,11 @@ def layouts():
                         assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
                         done += 3
                 ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
-                copied = np.full((tables.num_parts, len(ids), 7), np.nan, np.float32)
+                copied = np.full((len(ids), 7 * tables.num_parts), np.nan, np.float32)
                 tables.step.copy_all(0, ids, copied)
                 assert tables.run() == []
                 for part in range(tables.num_parts):
-                    assert copied[part].tobytes() == tables.read(part)[ids].tobytes()
+                    assert copied[:, 7 * part : 7 * part + 7].tobytes() == tables.read(part)[ids].tobytes()
                 some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
                 assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
     return done

@@ -77,7 +77,7 @@ class AdagradMomentum(Optimizer):
 
 @optimizer_class
 class RowWiseAdagrad(KeywordOptimizer):
-    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, equal along each row.
+    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, one per row.
 
     A penstock extension: TensorFlow has no such optimizer, but most production systems train embeddings with it
     (FBGEMM's EXACT_ROWWISE_ADAGRAD). TensorFlow's message has no member for it, so ``to_proto`` raises ConfigError;

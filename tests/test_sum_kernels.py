@@ -1,0 +1,104 @@
+"""Sums have the bits of their NumPy twin on every instruction set, and whichever threads find and fold the rows."""
+
+import numpy as np
+import pytest
+import reference
+from accumulate import add, drain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.pyx.accumulator import Accumulator, targets
+
+
+@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("vocabulary", [None, 3000, 2**30])
+@given(st.integers(1, 140), st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
+@settings(max_examples=20, deadline=None)
+def test_every_instruction_set_gives_the_bits_of_the_twin(target, vocabulary, dim, seed, dtype):
+    rng = np.random.default_rng(seed)
+    accumulator, frames = Accumulator(dim, dtype, vocabulary, target=target), []
+    for number in range(2):
+        ids = rng.integers(0, 3000, rng.integers(0, 2500)) * (2**18 if vocabulary == 2**30 else 1)
+        ids = ids * (2**50 + 1) - 2**62 if vocabulary is None else ids
+        grads = rng.choice(np.array([-0.0, 0.0, 1e-40, 0.1, -3.3, 1e30], dtype), (len(ids), dim))
+        frames.append((ids, grads))
+        assert add(accumulator, [(ids, grads)], number)
+    for got, wanted in zip(drain(accumulator, mean=True), reference.coalesce(frames, dim, True, dtype), strict=True):
+        assert got.tobytes() == wanted.tobytes()
+
+
+def test_the_sets_are_those_of_the_machine_and_others_are_refused():
+    assert targets()[-1] == "baseline"
+    with pytest.raises(ValueError, match="'mmx' is not in list"):
+        Accumulator(1, target="mmx")
+
+
+@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_every_instruction_set_finds_a_value_that_is_not_finite_in_every_column(target, bad):
+    for dim in (1, 7, 31):
+        for column in range(dim):
+            accumulator, grads = Accumulator(dim, vocabulary_size=9, target=target), np.ones((9, dim), np.float32)
+            grads[8, column] = bad
+            assert not add(accumulator, [(np.arange(9), grads)], 0)
+            assert len(accumulator) == 0
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("vocabulary", [None, 40_000, 2**30])
+@pytest.mark.parametrize("dim", [1, 16, 70])
+def test_threads_that_follow_and_help_each_other_change_no_bit(dim, vocabulary, parts):
+    """Many chunks of several blocks, one of them of picked rows with gains, in two frames."""
+    rng = np.random.default_rng(dim)
+    frames = []
+    for _ in range(2):
+        ids = (rng.zipf(1.2, 60_000) % 40_000).astype(np.int64) * (2**14 if vocabulary == 2**30 else 1)
+        grads, which = rng.standard_normal((60_000, dim), np.float32), rng.integers(0, 60_000, 10_000)
+        gains = rng.standard_normal(10_000).astype(np.float32)
+        frames.append([(ids[:50_000], grads[:50_000]), (ids[50_000:], grads, which, gains)])
+    found = []
+    for threads in (1, 2, 3, 4):
+        accumulator = Accumulator(dim, vocabulary_size=vocabulary)
+        for number, blocks in enumerate(frames):
+            assert add(accumulator, blocks, number, parts, threads)
+        found.append([array.tobytes() for array in drain(accumulator, mean=True)])
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 30_000, 59_999])
+@pytest.mark.parametrize("bad", ["id", "value"])
+def test_a_bad_row_stops_all_threads_and_leaves_nothing(threads, at, bad):
+    accumulator = Accumulator(8, vocabulary_size=50_000)
+    ids, grads = np.arange(60_000) % 50_000, np.ones((60_000, 8), np.float32)
+    if bad == "id":
+        ids[at] = 50_000
+    else:
+        grads[at, 7] = np.nan
+    for parts in (1, 2):
+        assert not add(accumulator, [(ids, grads)], 0, parts, threads)
+        assert len(accumulator) == accumulator.num_distinct == 0
+    assert add(accumulator, [(np.arange(9), np.ones((9, 8), np.float32))], 0)
+    assert accumulator.num_distinct == 9
+
+
+def test_ids_without_columns_are_counted_and_restored():
+    accumulator, restored = (Accumulator(0, vocabulary_size=9, count_rows=True) for _ in range(2))
+    assert add(accumulator, [(np.array([4, 2, 4]), np.empty((3, 0), np.float32))], 0, threads=2)
+    restored.set_state(accumulator.get_state())
+    (sums,) = restored.sums()
+    assert (sums.ids.tolist(), sums.rows.tolist(), sums.sums.shape) == ([4, 2], [2, 1], (2, 0))
+
+
+def test_slots_of_hashed_ids_are_renumbered_before_they_exceed_32_bits():
+    rng = np.random.default_rng(0)
+    accumulators = [Accumulator(1, vocabulary_size=2**30) for _ in range(2)]
+    for number in range(15):
+        if number == 3:
+            accumulators[0]._give_out(2**32 - 200)
+        ids, grads = rng.integers(0, 20, 15), rng.standard_normal((15, 1), np.float32)
+        for accumulator in accumulators:
+            add(accumulator, [(ids, grads)], number)
+        drained = [drain(accumulator) for accumulator in accumulators if number % 3 == 2]
+        assert len({(ids.tobytes(), sums.tobytes()) for ids, sums, _ in drained}) <= 1
+    assert accumulators[0].num_distinct == accumulators[1].num_distinct == 20
