@@ -37,6 +37,7 @@ PACKAGE_DIR = {
     "penstock.filesystem": "engine/filesystem",
     "penstock.io": "io",
     "penstock.io.brokers": "io/brokers",
+    "penstock.io.lakehouse": "io/lakehouse",
     "penstock.io.decoding": "io/decoding",
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
 from penstock.frames import Frame
-from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates, Rates
@@ -51,6 +50,10 @@ class RunOptions:
     max_stale: float | None = None
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
+    follow: bool = False
+    patience: float = 60.0
+    max_message: int = MOST_BYTES
+    as_files: bool = False
     checkpoint: str | os.PathLike[str] | None = None
     every: int | None = None
     keep: int = KEEP
@@ -101,6 +104,10 @@ class SourceRun:
             allow_missing_end=options.allow_missing_end,
             needs_time=core.config.needs_time,
             unvalidated=True,
+            follow=options.follow,
+            patience_s=options.patience,
+            max_message=whole("max_message", options.max_message, 1),
+            as_files=options.as_files,
         )
         self._reader = open_reader(source, read)
         self._progress = None if options.progress is None else function("progress", options.progress)
@@ -146,7 +153,8 @@ class SourceRun:
         with self._opened() as saving:
             try:
                 with closing(self._reader.numbered()) as numbered:
-                    frames = islice(numbered, self._limit)
+                    left = saving.left(self._limit)
+                    frames = numbered if left is None else _limited(numbered, left)
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows
@@ -159,6 +167,9 @@ class SourceRun:
                             saving.source, frame = next(frames, (0, None))
                         if frame is None:
                             break
+                        if frame.is_void:
+                            saving.pass_over(frame) if frame.place else saving.idle()
+                            continue
                         with summing:
                             frame, _ = core.push(frame, self._rates, counters)
                         try:
@@ -237,3 +248,13 @@ class SourceRun:
                 notes=counters.notes(self._reader.first_bad),
                 skipped=self._num_skipped,
             )
+
+
+def _limited(frames: Iterator[tuple[int, Frame]], most: int) -> Iterator[tuple[int, Frame]]:
+    """Yield the first frames, and the void ones between them that have no place."""
+    while most:
+        number, frame = next(frames, (0, None))
+        if frame is None:
+            return
+        most -= not frame.is_void or bool(frame.place)
+        yield number, frame

@@ -3,10 +3,12 @@
 import asyncio
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from limits import until
+from limits import HANG_S, until
 from services import free_port
 
 
@@ -89,3 +91,16 @@ class Nats:
 
     def __exit__(self, *_):
         self.kill()
+
+
+class MockKafka:
+    """librdkafka's mock cluster in a process of its own. brokers : its address"""
+
+    def __init__(self):
+        pytest.importorskip("confluent_kafka")
+        words = [sys.executable, str(Path(__file__).with_name("mock_kafka.py"))]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.brokers = self.process.stdout.readline().strip()
+
+    def close(self):
+        self.process.communicate(timeout=HANG_S)

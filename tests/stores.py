@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from brokers import MockKafka
 from dynamic import churning_steps, physical
 from limits import until
 from services import free_port
@@ -195,7 +196,51 @@ class Parquet:
         pass
 
 
-STORES = {"redis": Redis, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
+class Kafka:
+    """A topic of librdkafka's mock cluster, read as a consumer of a log-compacted topic would."""
+
+    extra = "kafka"
+
+    def __init__(self, folder):
+        self.kafka = pytest.importorskip("confluent_kafka")
+        self.cluster = MockKafka()
+        self.target = f"kafka://{self.cluster.brokers}/rows"
+
+    def messages(self):
+        """The messages of all partitions, each in order."""
+        settings = {"bootstrap.servers": self.cluster.brokers, "group.id": "reader", "enable.partition.eof": "true"}
+        consumer = self.kafka.Consumer(settings)
+        numbers = consumer.list_topics("rows").topics["rows"].partitions
+        consumer.assign([self.kafka.TopicPartition("rows", number, 0) for number in numbers])
+        found, ended = [], set()
+        while len(ended) < len(numbers):
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                found.append(message)
+            elif message is not None:
+                assert message.error().code() == self.kafka.KafkaError._PARTITION_EOF
+                ended.add(message.partition())
+        consumer.close()
+        return found
+
+    def read(self):
+        found = {"item": {}, "user": {}}
+        for message in self.messages():
+            table, _, id_ = message.key().decode().rpartition("/")
+            if message.value() is None:
+                found[table].pop(int(id_), None)
+            elif table:
+                found[table][int(id_)] = message.value()
+        return found
+
+    def step(self):
+        return max(int(dict(of.headers())["penstock.step"]) for of in self.messages() if of.key() == b"penstock")
+
+    def close(self):
+        self.cluster.close()
+
+
+STORES = {"redis": Redis, "kafka": Kafka, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
 
 
 @contextmanager

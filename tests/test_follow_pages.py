@@ -52,7 +52,16 @@ def test_redis(service, tmp_path):
     assert names["step"] == 1
 
 
-@pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "redis"])
+def test_kafka(service, tmp_path):
+    with opened("kafka", tmp_path) as store:
+        run_command("kafka", service, store.target)
+        names = {}
+        exec(block("kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)
+    assert np.array_equal(names["row"], expected(service))
+    assert len(names["rows"]) == 30 + 2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STORES if kind not in ("redis", "kafka")])
 def test_a_store_of_files(kind, service, tmp_path):
     STORES[kind](tmp_path)  # skips without the library
     run_command(kind, service)

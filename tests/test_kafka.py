@@ -1,11 +1,7 @@
 """Frames from Kafka, by the real client. librdkafka's mock cluster shows neither retention nor transactions."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from brokers import message_of
+from brokers import MockKafka, message_of
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
@@ -18,12 +14,9 @@ FRAMES = [frame(number) for number in range(30)]
 
 @pytest.fixture
 def brokers():
-    script = Path(__file__).with_name("mock_kafka.py")
-    words = [sys.executable, str(script)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
-        yield cluster.stdout.readline().strip()
-        cluster.stdin.close()
-        cluster.wait(HANG_S)
+    cluster = MockKafka()
+    yield cluster.brokers
+    cluster.close()
 
 
 def send(brokers, frames, partition=0):
@@ -78,6 +71,20 @@ def test_an_offset_beyond_the_topic_is_a_topic_that_was_replaced(brokers, tmp_pa
         service_of(engine, partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service,
     ):
         assert service.wants_to_end.wait(HANG_S)
+
+
+@pytest.mark.parametrize("merge", [None, "round"])
+def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path, merge):
+    import penstock as ps
+
+    send(brokers, FRAMES[0:10:2], 0)
+    send(brokers, FRAMES[1:10:2], 1)
+    uri = f"kafka://{brokers}/gradients"
+    order = FRAMES[:10] if merge else FRAMES[0:10:2] + FRAMES[1:10:2]
+    for stop in (3, None):
+        engine = restored(tmp_path) if stop is None else ps.Engine(config_of())
+        engine.run(uri, merge=merge, limit=stop, checkpoint=tmp_path / "c", resume=stop is None)
+    assert engine.state_hash() == replayed(order).state_hash()
 
 
 def test_settings_are_those_of_the_client(brokers):

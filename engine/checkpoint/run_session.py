@@ -43,7 +43,7 @@ class Run(CommitListener):
         may_commit: Callable[[], bool],
     ) -> None:
         self._core, self._reader, self._start = core, reader, start
-        self.counters, self.positions = counters, positions
+        self.counters, self.positions, self._every = counters, positions, every
         self.files, self._has_new_files, self._may_commit = files, has_new_files, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
@@ -67,6 +67,27 @@ class Run(CommitListener):
         self._start.skip(frames, self.positions)
         if self.num_skipped:
             self._reader.first_bad.clear()  # an earlier run reported the bad rows of skipped frames
+
+    def left(self, limit: int | None) -> int | None:
+        """Return a limit of all frames without those that sources which seek leave out."""
+        return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
+
+    def pass_over(self, frame: Frame) -> None:
+        """Count the place of a void frame."""
+        with self._core.gate.still():
+            self.counters.dropped.update(frame.dropped)
+            self.count(frame, True)
+            self.check()
+
+    def idle(self) -> None:
+        """Begin a commit of what was applied, if no frame arrives at the moment."""
+        with self._core.gate.still():
+            self.check()
+            commits = self._commits
+            if commits is None or self._every is None or not commits.has_news or not commits.may_begin:
+                return
+            if self._may_commit():
+                commits.begin()
 
     def count(self, frame: Frame, admitted: bool) -> None:
         """Count a frame that has entered the gate, or was stale, in the position. Call it under the same gate lock.

@@ -17,6 +17,7 @@ from penstock.cli.output import Output
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.engine import Engine
 from penstock.errors import UsageError
+from penstock.io.sources.seekable_source import names_seekable
 
 MAX_PROCESSES = 1024
 # The flags that supervise adds when it starts the processes of a job.
@@ -75,6 +76,8 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if not missing and not re.fullmatch(r".+:\d{1,5}", args.coordinator):
         raise UsageError(f"--coordinator {args.coordinator}: expected HOST:PORT, such as 127.0.0.1:7000")
+    if any(map(names_seekable, args.sources)):
+        raise UsageError("--distributed: one process reads topics and tables with versions; leave the flag out")
     if args.merge == "step":
         raise UsageError("--merge step: several processes take a frame of each source in turn (--merge round)")
 

@@ -27,8 +27,8 @@ def add(commands: Any) -> None:
         "--into",
         required=True,
         metavar="TARGET",
-        help="redis://HOST:PORT/DATABASE, lmdb:PATH, lance:URI, delta:URI, parquet:DIR, or a Python function "
-        "module:function",
+        help="redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH, lance:URI, delta:URI, parquet:DIR, or "
+        "a Python function module:function",
     )
     command.add_argument(
         "--state", type=Path, metavar="FILE", help="of a function: the number of the last delta that it returned from"

@@ -140,19 +140,6 @@ def number(what: str, least: float, most: float, with_least: bool = True) -> Cal
     return parse_number
 
 
-def add_reading_options(command: argparse.ArgumentParser) -> None:
-    """Add the flags for reading sources."""
-    reading = command.add_argument_group("reading")
-    add_row_options(reading)
-    reading.add_argument(
-        "--contribution-rows",
-        type=whole(1),
-        metavar="N",
-        help="a frame is N rows: needed for Parquet without a 'step' column",
-    )
-    add_end_option(reading)
-
-
 def add_row_options(to: Any) -> None:
     """Add the flags for properties that rows do not carry: table, column names, gradient dtype."""
     to.add_argument("--table", metavar="T", help="table of the rows that name none (never a filter)")

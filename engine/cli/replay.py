@@ -15,6 +15,7 @@ from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_delta_options,
     add_machine_options,
+    add_reading_options,
     add_replay_gate_options,
     add_table_options,
     deltas_of,
@@ -23,7 +24,6 @@ from penstock.cli.engine_options import (
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     add_command,
-    add_reading_options,
     check_sources,
     columns_of,
     learning_rates_of,
@@ -45,6 +45,7 @@ from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources.opening import open_sources
+from penstock.io.sources.seekable_source import check_order
 from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.run import RunOptions
@@ -63,10 +64,14 @@ def add(commands: Any) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
+        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
     )
     add_table_options(command)
     add_reading_options(command)
+    command.add_argument(
+        "--follow", action="store_true", help="read topics and tables with versions on, until a signal"
+    )
     add_replay_gate_options(command)
     add_checkpoint_options(command, "checkpoint", "at the end only")
     add_delta_options(command)
@@ -89,7 +94,7 @@ def replay(args: argparse.Namespace) -> int:
     # Report invalid flags and missing files before allocating the tables.
     check_given(rates, config.num_tags)
     ReadOptions(config.id_ranges, table=args.table)
-    open_sources(own_sources(args))
+    _check_sources(args)
     check_checkpoint(args)
     if quarantine is not None and not args.resume and is_first(args):
         check_new(quarantine)
@@ -102,6 +107,7 @@ def replay(args: argparse.Namespace) -> int:
             check_writable(place)
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    options["max_message"] = args.max_message << 20
     out = output_of(args)
     engine = make_engine(args, config)
     watching = Watching(args, engine)
@@ -157,6 +163,13 @@ def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str
     """Return which files other than a commit remain after a run that was stopped."""
     bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
     return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
+
+
+def _check_sources(args: argparse.Namespace) -> None:
+    """Raise if a source cannot be opened, or cannot be read with these flags."""
+    sources = open_sources(own_sources(args), args.allow_missing_end, args.as_files, args.patience)
+    if sources:
+        check_order(sources, args.merge, args.follow)
 
 
 def check_checkpoint(args: argparse.Namespace) -> None:

@@ -10,8 +10,9 @@ from penstock.errors import InputError, ServiceError
 from penstock.io.brokers.broker_partition import Message, Partition
 from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
 from penstock.io.brokers.partition_reader import PartitionReader
-from penstock.io.decoding.reader import ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.flight.messages import Ack, PutRequest
+from penstock.io.sources.batch import Source
 from penstock.service.sequencer import Sequencer
 from penstock.service.streams import Stream
 
@@ -76,7 +77,7 @@ class BrokerIntake:
         stream = self._sequencer.open(request, acked.append)
         try:
             reader = PartitionReader(partition, position, self._patience_s)
-            frames = MessageFrames(self._options, self._most_bytes, self._sequencer.first_bad)
+            frames = MessageFrames(self._frames, self._most_bytes, self._options.allow_missing_end)
             while not self._over.is_set():
                 message = reader.read(WAIT_S)
                 if message is not None:
@@ -88,9 +89,14 @@ class BrokerIntake:
         finally:
             self._sequencer.close(stream)
 
+    def _frames(self, source: Source) -> FrameReader:
+        reader = FrameReader(source, self._options)
+        reader.first_bad = self._sequencer.first_bad
+        return reader
+
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:
-            frame = frames.decode(message.data, partition.place(message.number))
+            frame = frames.decode(message, partition.place(message.number))
         except InputError as error:
             self._sequencer.rejected(error)
             if self._options.on_bad_row == "error":

@@ -27,7 +27,10 @@ class Partition(ABC):
     caller or does not know the topic.
 
     producer : the name of its frames in checkpoints; where : for messages
+    drained : no message up to this number follows the last one that ``read`` returned
     """
+
+    drained = 0
 
     def __init__(self, producer: str, where: str) -> None:
         self.producer, self.where = producer, where

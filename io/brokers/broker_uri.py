@@ -17,7 +17,7 @@ def open_partitions(uri: str, patience_s: float) -> list[Partition]:
     Raises UsageError for another URI, an unknown topic or wrong credentials, InputError if no broker is reachable.
     """
     if uri.startswith("kafka://"):
-        patience = Patience(patience_s)
+        patience = Patience(patience_s, starts_over=False)
         while True:
             try:
                 return kafka_partitions(uri)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 
 from penstock.errors import InputError
 from penstock.frames import Frame
-from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.sources.batch import Parts, Source
+from penstock.io.brokers.broker_partition import Message
+from penstock.io.sources.batch import Batches, Parts, Source
 from penstock.io.sources.ipc_stream import open_stream
 
 # The reason under which messages are counted that ``on_bad_row`` drops as a whole.
@@ -16,16 +17,20 @@ BAD_MESSAGE = "bad_message"
 
 
 class MessageFrames:
-    """Decodes messages. first_bad : the first row dropped for each reason"""
+    """Decodes messages. read : returns the frames of a source; most_bytes : of a message
 
-    def __init__(self, options: ReadOptions, most_bytes: int, first_bad: dict[str, str]) -> None:
-        self._options, self._most_bytes, self._first_bad = options, most_bytes, first_bad
+    allow_missing_end : accept a message without an end marker
+    """
 
-    def decode(self, data: bytes | None, name: str) -> Frame | None:
-        """Return the frame of a message; None if it has no rows. name : of the message
+    def __init__(self, read: Callable[[Source], Iterable[Frame]], most_bytes: int, allow_missing_end: bool) -> None:
+        self._read, self._most_bytes, self._allow_missing_end = read, most_bytes, allow_missing_end
+
+    def decode(self, message: Message, name: str) -> Frame | None:
+        """Return the frame of a message; None if it has no rows. name : of the message, for errors
 
         Raises InputError if the message is not a frame: then nothing of it is applied.
         """
+        data, place = message.data, (message.number,)
         if data is None:
             raise InputError("the value is null, expected an Arrow IPC stream", source=name, reason=BAD_MESSAGE)
         if len(data) > self._most_bytes:
@@ -34,13 +39,20 @@ class MessageFrames:
 
         def parts() -> Parts:
             with ExitStack() as stack:
-                part = open_stream(io.BytesIO(data), name, stack, self._options.allow_missing_end)
+                part = open_stream(io.BytesIO(data), name, stack, self._allow_missing_end)
                 part.ends_are_marked = True  # the end of the message ends its frame, and no batch does
+                inner = part.batches
+
+                def batches(columns: list[str]) -> Batches:
+                    with closing(inner(columns)) as found:
+                        for batch in found:
+                            batch.after = lambda _: place
+                            yield batch
+
+                part.batches = batches
                 yield part
 
-        reader = FrameReader(Source(name, parts), self._options)
-        reader.first_bad = self._first_bad
-        frames = list(reader)
+        frames = list(self._read(Source(name, parts)))
         if len(frames) > 1:
             places = [f"({frame.local_step}, {frame.contributor})" for frame in frames[:2]]
             problem = f"rows of several (step, contributor), {' and '.join(places)}; send one frame per message"

@@ -45,7 +45,7 @@ class NatsStream(Partition):
         return self._run(self._kept())
 
     def seek(self, number: int) -> None:
-        self._next, self._consumer = number, None
+        self._next, self._consumer, self.drained = number, None, 0
         self._waiting.clear()
 
     def read(self, timeout_s: float) -> Message | None:
@@ -119,7 +119,10 @@ class NatsStream(Partition):
             if self._connection.is_closed:
                 raise
             try:
-                await self._consumer.consumer_info()  # raises where the server has lost the consumer, or has left
+                last = (await self._kept()).last
+                # Raises where the server has lost the consumer, or has left.
+                if (await self._consumer.consumer_info()).num_pending == 0:
+                    self.drained = last
             except self._nats.js.errors.NotFoundError:
                 self._consumer = None
             return

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from penstock.errors import InputError, StateError
 from penstock.io.brokers.broker_partition import Message, Partition
 from penstock.io.flight.connection import Patience
+
+T = TypeVar("T")
 
 
 class PartitionReader:
     """Reads messages in order, each once.
 
-    position : the number of the last frame that the tables contain; 0: none, start with the first one retained
+    position : the number of the last message read; at the start, of the last frame that the tables contain. 0: none,
+        start with the first one retained
     patience_s : how long to retry while the broker is unreachable
     """
 
     def __init__(self, partition: Partition, position: int, patience_s: float) -> None:
-        self.partition, self._position = partition, position
-        self._patience = Patience(patience_s)
+        self.partition, self.position = partition, position
+        self._patience = Patience(patience_s, starts_over=False)
         self._is_open = False
 
     def read(self, timeout_s: float) -> Message | None:
@@ -25,12 +31,22 @@ class PartitionReader:
         Raises InputError if the broker stays unreachable, StateError if messages after the position are gone,
         UsageError if the broker refuses the caller.
         """
+        message = self._tried(lambda: self._read(timeout_s))
+        if message is None or message.number <= self.position:  # delivered again
+            return None
+        self.position = message.number
+        return message
+
+    def last(self) -> int | None:
+        """Return the highest number that the broker has now; None if it is unreachable at the moment. Raises as read"""
+        return self._tried(lambda: self.partition.kept().last)
+
+    def _tried(self, call: Callable[[], T]) -> T | None:
+        """Call with the partition open; after a failure, pause and return None until patience is over."""
         try:
             if not self._is_open:
                 self._open()
-            message = self.partition.read(timeout_s)
-            if message is not None and message.number > self._position + 1:
-                self._check_kept(message.number)
+            found = call()
         except OSError as error:
             self._is_open = False
             self.partition.close()
@@ -38,22 +54,25 @@ class PartitionReader:
             self._patience.wait(InputError(f"the broker cannot be reached: {text}", source=self.partition.where))
             return None
         self._patience.good()
-        if message is None or message.number <= self._position:  # delivered again
-            return None
-        self._position = message.number
+        return found
+
+    def _read(self, timeout_s: float) -> Message | None:
+        message = self.partition.read(timeout_s)
+        if message is not None and message.number > self.position + 1:
+            self._check_kept(message.number)
         return message
 
     def _open(self) -> None:
         kept = self.partition.kept()
-        if not self._position:
-            self._position = kept.first - 1
+        if not self.position:
+            self.position = kept.first - 1
         self._check(kept.first)
-        if self._position > kept.last and self._position >= kept.first:
+        if self.position > kept.last and self.position >= kept.first:
             raise StateError(
-                f"{self.partition.place(self._position)} is in the tables, and the topic ends before it, after "
+                f"{self.partition.place(self.position)} is in the tables, and the topic ends before it, after "
                 f"{kept.last} messages: it was emptied or replaced; use another checkpoint, or the former topic"
             )
-        self.partition.seek(self._position + 1)
+        self.partition.seek(self.position + 1)
         self._is_open = True
 
     def _check_kept(self, number: int) -> None:
@@ -61,9 +80,9 @@ class PartitionReader:
         self._check(min(self.partition.kept().first, number))
 
     def _check(self, first: int) -> None:
-        if first > self._position + 1:
+        if first > self.position + 1:
             raise StateError(
-                f"{self.partition.place(self._position + 1)} is next, and the topic retains only what follows "
+                f"{self.partition.place(self.position + 1)} is next, and the topic retains only what follows "
                 f"{self.partition.place(first - 1)}; it needs a longer retention, and this state can get no further: "
                 "start again from an older checkpoint and another copy of the messages"
             )

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, Rows, time_problem
+from penstock.frames import Frame, Place, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -79,6 +79,7 @@ class PartialFrame:
         self._bad_rows: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
         self._time: int | None = None
+        self._place: Place = ()
 
     def add(self, piece: Piece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
@@ -90,6 +91,8 @@ class PartialFrame:
         if content.frame_columns.times is not None:
             self._add_time(piece, content.frame_columns.times[piece.start : piece.stop])
         self.num_units += piece.num_units
+        if batch.raw.after is not None:
+            self._place = batch.raw.after(piece.stop)
         if content.truncated is not None:
             self._truncated += int(content.truncated[piece.start : piece.stop].sum())
         bad = None if batch.bad is None else batch.bad_rows(piece.start, piece.stop)
@@ -121,6 +124,7 @@ class PartialFrame:
             audit=audit,
             truncated=self._truncated,
             time=self._time,
+            place=self._place,
         )
 
     def _drop(self, batch: SourceBatch, bad: BadRows) -> None:

@@ -9,8 +9,9 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -19,14 +20,16 @@ from penstock.errors import ConfigError, InputError, listed
 from penstock.frames import Frame
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FrameBuilder, Piece
-from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.rows import DecodedBatch, plain_columns
 from penstock.io.decoding.schema import Roles, column_hint, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
+from penstock.io.sources.seekable_source import SeekableSource, check_order
+from penstock.validation import INT64_MIN
 
-__all__ = ["FrameReader", "ReadOptions"]
+__all__ = ["MOST_BYTES", "FrameReader", "ReadOptions"]
 
 Decoder = Callable[[Batch], DecodedBatch]
 Frames = Generator[Frame, None, None]
@@ -38,11 +41,14 @@ class FrameReader:
 
     first_bad : the first row dropped for each reason, as an error message
     checksums : of what has been read, whether it carries checksums: True, False or both
+    first_source : whose turn it is, where sources are read in turn
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
         self.options = options
-        self.sources = open_sources(source, options.allow_missing_end)
+        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience_s)
+        check_order(self.sources, options.merge, options.follow)
+        self.first_source = 0
         self.first_bad: dict[str, str] = {}
         self._reading = 0
         self._verified: list[bool] = []  # of the sources read to their end
@@ -54,13 +60,42 @@ class FrameReader:
                 yield frame
 
     def numbered(self) -> Numbered:
-        """Return the frames, each with the number of its source."""
+        """Return the frames, each with the number of its source. They may include void ones."""
         self._verified = []
         self.checksums = set()
-        by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
+        growing = {number: of for number, of in enumerate(self.sources) if isinstance(of, SeekableSource)}
+        return self._growing_sources(growing) if growing else self._in_order(range(len(self.sources)))
+
+    def _in_order(self, only: Container[int]) -> Numbered:
+        """Return the frames that the sources have now. only : numbers of the sources to read"""
+        by_source = [
+            self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
+        ]
         if self.options.merge == "step":
             by_source = [sorted_by_step(frames) for frames in by_source]
-        return in_order(by_source, self.options.merge)
+        return in_order(by_source, self.options.merge, self.first_source)
+
+    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> Numbered:
+        """Yield what the sources have and, if the run follows them, what those that grow have got since."""
+        only: Container[int] = range(len(self.sources))
+        try:
+            while True:
+                for source in growing.values():
+                    source.fix_end()
+                is_idle = True
+                with closing(self._in_order(only)) as numbered:
+                    for frame in numbered:
+                        is_idle = False
+                        yield frame
+                if not self.options.follow:
+                    return
+                only = growing
+                if is_idle:
+                    yield 0, Frame({}, 0, is_void=True)
+                    interrupts.pause(min(source.pause_s for source in growing.values()))
+        finally:
+            for source in growing.values():
+                source.close()
 
     @property
     def verified(self) -> bool:
@@ -86,6 +121,13 @@ class FrameReader:
 
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
+        if isinstance(source, SeekableSource):
+            frames = source.frames(self.options, self.first_bad, self._inside)
+            if frames is not None:
+                self.checksums.add(False)
+                self._verified.append(False)
+                yield from frames
+                return
         builder = FrameBuilder(self.options, self.first_bad)
         verified: list[bool] = []
         with closing(source.parts()) as parts:
@@ -112,6 +154,12 @@ class FrameReader:
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
+
+    def _inside(self, source: Source) -> Iterable[Frame]:
+        """Return the frames of a part of a source, which is read to its end."""
+        reader = FrameReader(source, replace(self.options, merge=None, follow=False))
+        reader.first_bad = self.first_bad
+        return reader
 
     def _roles(self, part: Part) -> Roles:
         options = self.options
@@ -169,11 +217,12 @@ def _unknown_frames(part: Part) -> InputError:
     )
 
 
-def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
+def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Numbered:
     """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
     merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
         without those that have ended; None: one source after the other
+    first : with "round", the source whose turn it is
     """
     with ExitStack() as stack:
         for frames in sources:
@@ -182,6 +231,7 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
         if merge == "step":
             yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
         elif merge == "round":
+            numbered = numbered[first:] + numbered[:first]
             while numbered:
                 for frames_left in list(numbered):
                     frame = next(frames_left, None)
@@ -193,11 +243,17 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
             yield from chain.from_iterable(numbered)
 
 
+def _nothing() -> Frames:
+    yield from ()
+
+
 def sorted_by_step(frames: Frames) -> Frames:
     """Yield the same frames. Raises InputError at a frame without a step, or with an earlier one than the last."""
     last: int | None = None
     with closing(frames):
         for frame in frames:
+            if frame.is_void:
+                frame.local_step = INT64_MIN if last is None else last
             if frame.local_step is None:
                 raise InputError("--merge step needs a step column in every source", source=frame.source)
             if last is not None and frame.local_step < last:

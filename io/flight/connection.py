@@ -97,10 +97,13 @@ def dial(
 
 
 class Patience:
-    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success or a long time."""
+    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success.
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    starts_over : also after a time without failures, for a caller that does not report every success
+    """
+
+    def __init__(self, patience_s: float, starts_over: bool = True) -> None:
+        self._patience_s, self._starts_over = patience_s, starts_over
         self._failed_s = -float("inf")
         self.good()
 
@@ -112,7 +115,7 @@ class Patience:
     def wait(self, error: PenstockError) -> None:
         """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
         now = time.monotonic()
-        if now - self._failed_s > self._patience_s:
+        if self._starts_over and now - self._failed_s > self._patience_s:
             self.good()
         if self._until_s == -float("inf"):
             self._until_s = now + self._patience_s

@@ -64,7 +64,7 @@ class Follower:
         Raises InputError if the service stays unreachable, TargetError if the target does, UsageError for wrong
         credentials, StateError if the target belongs to another job.
         """
-        patience = Patience(self.patience_s)
+        patience = Patience(self.patience_s, starts_over=False)
         has_begun = False
         while True:
             try:

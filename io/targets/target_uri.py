@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock.errors import UsageError
 from penstock.io.targets.delta_lake import DeltaLake
+from penstock.io.targets.kafka_topic import KafkaTopic
 from penstock.io.targets.lance_dataset import LanceDataset
 from penstock.io.targets.lmdb_file import LmdbFile
 from penstock.io.targets.parquet_folder import ParquetFolder
@@ -22,7 +23,10 @@ _BY_SCHEME: dict[str, Callable[[str], Target]] = {
     "parquet": ParquetFolder,
 }
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_EXPECTED = "redis://HOST:PORT/DATABASE, lmdb:PATH, lance:URI, delta:URI, parquet:DIR or module:function"
+_EXPECTED = (
+    "redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH, lance:URI, delta:URI, parquet:DIR or "
+    "module:function"
+)
 
 
 def open_target(text: str, state: str | os.PathLike[str] | None = None) -> Target:
@@ -36,6 +40,8 @@ def open_target(text: str, state: str | os.PathLike[str] | None = None) -> Targe
         raise UsageError(f"--state: only a function needs it; {text} stores the number of its last delta itself")
     if re.match(r"(rediss?|unix)://", text):
         return RedisHashes(text)
+    if scheme == "kafka":
+        return KafkaTopic(text)
     if scheme in _BY_SCHEME:
         return _BY_SCHEME[scheme](rest)
     if is_function:
