@@ -205,6 +205,8 @@ class Kafka:
         self.kafka = pytest.importorskip("confluent_kafka")
         self.cluster = MockKafka()
         self.target = f"kafka://{self.cluster.brokers}/rows"
+        producer = self.kafka.Producer({"bootstrap.servers": self.cluster.brokers})
+        until(lambda: producer.list_topics("rows", timeout=60).topics["rows"].partitions)  # creates it
 
     def messages(self):
         """The messages of all partitions, each in order."""

@@ -29,7 +29,7 @@ class PartitionSource(SeekableSource):
         self.seek(())
 
     def seek(self, place: Place) -> None:
-        self._reader = PartitionReader(self._partition, *(place or (0,)), self._patience_s)
+        self._reader = PartitionReader(self._partition, place[0] if place else 0, self._patience_s)
         self._ahead = None
 
     def frames(

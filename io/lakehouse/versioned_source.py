@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 import pyarrow as pa
@@ -52,18 +53,15 @@ def _placed(part: Part, version: int, file: int, skipped: int, is_last: bool) ->
     """Return a part without its first rows, whose batches have places. is_last : its end is that of the version"""
     inner, end = part.batches, part.schema.empty_table().to_batches()
 
+    def after(first_row: int) -> Callable[[int], Place]:
+        return lambda stop: (version, file, first_row + stop)
+
     def batches(columns: list[str]) -> Batches:
         with closing(inner(columns)) as found:
             for batch in found:
                 start = min(max(skipped - batch.first_row, 0), batch.data.num_rows)
                 first_row = batch.first_row + start
-                yield Batch(
-                    batch.source,
-                    batch.data.slice(start),
-                    None,
-                    first_row,
-                    after=lambda stop, first_row=first_row: (version, file, first_row + stop),
-                )
+                yield Batch(batch.source, batch.data.slice(start), None, first_row, after=after(first_row))
         if is_last:
             nothing = end[0] if end else pa.RecordBatch.from_pylist([], part.schema)
             yield Batch(part.name, nothing, None, 0, ends_frame=True)

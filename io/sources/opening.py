@@ -28,7 +28,7 @@ from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
 from penstock.io.sources.seekable_source import BROKERS, LAKEHOUSES
 
-__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_sources"]
+__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
 
 
 def open_sources(
@@ -47,11 +47,11 @@ def open_sources(
 
             opened += [PartitionSource(partition, patience_s) for partition in open_partitions(each, patience_s)]
         else:
-            opened.append(_open_source(each, allow_missing_end, as_files))
+            opened.append(open_source(each, allow_missing_end, as_files))
     return opened
 
 
-def _open_source(source: Any, allow_missing_end: bool, as_files: bool) -> Source:
+def open_source(source: Any, allow_missing_end: bool = False, as_files: bool = False) -> Source:
     """Choose how to read a source and check that it exists, without opening it."""
     if isinstance(source, Source):
         return source

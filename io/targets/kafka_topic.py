@@ -86,7 +86,8 @@ class KafkaTopic(Target):
         def send(key: bytes, value: bytes | None, **at: int) -> None:
             while True:
                 try:
-                    return producer.produce(self._topic.name, value, key, headers=headers, **at)
+                    producer.produce(self._topic.name, value, key, headers=headers, **at)
+                    return
                 except BufferError:  # the client's queue is full
                     producer.poll(1.0)
 

@@ -80,7 +80,7 @@ class ParquetFolder(Target):
                     for name, form in job.tables.items():
                         of = tables[name]
                         blocks = ((part.rows,) for part in blocks_of(of))
-                        writer.write(name, form.dim, (), blocks, None if form.key_type is None else of.ids)
+                        writer.write(name, {"row": form.dim}, blocks, None if form.key_type is None else of.ids)
                 state = {"job": json.loads(job.encoded()), "step": step}
                 with atomic_files.appearing(folder / STATE) as file:
                     file.write(json.dumps(state).encode())
