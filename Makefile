@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults bench docs dist proto clean \
+.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults cluster bench docs dist proto clean \
 	tpu-matrix tpu-small
 
 demo: .venv/running
@@ -75,6 +75,13 @@ faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 	$(BIN)/python tests/faults/signals.py $(SIGNALS)
 
+# Jobs on a Ray cluster, after make neighbours: 100 kills of readers, owners, nodes and drivers, then jobs of every size
+# against one process (docs/reliability.md). `make cluster ROUNDS=1`: 4 kills.
+ROUNDS ?= 25
+cluster: build/neighbours/installed
+	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/cluster/kills.py --rounds $(ROUNDS)
+	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/cluster/matrix.py $(ARGS)
+
 # A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
@@ -92,6 +99,7 @@ tpu-matrix: build/tpu/installed
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
 
 # In a separate environment: with libtpu installed, every start of jax looks for a TPU.
 build/tpu/installed: .venv/installed

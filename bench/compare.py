@@ -18,13 +18,13 @@ from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
 from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Runner, Side, Way
-from penstock.bench.doput import DoPut
+from penstock.bench.doput import Discarded, DoPut
 from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
 from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
 from penstock.bench.workloads import Step
 
-OURS, REPLAY, STATIC = "penstock", "penstock_replay", "penstock_static"
+OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
 
 Say = Callable[..., None]
@@ -70,11 +70,15 @@ def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folde
     ways = [w for w in settings.ways if isinstance(w, Way) and w.kind == point.kind and point.case in COMPARED]
     timings: list[tuple[int, str, Timing]] = []
     for number, wave in enumerate(waves(ways, steps)):
-        standing: dict[str, Side] = {OURS: ours}
-        if (baseline := baseline_of(point, steps, settings.threads, folder)) is not None:
-            with tried(baseline[0], settings.say, failed):
-                standing[baseline[0]] = baseline[1]()
-                check(standing[baseline[0]], point.kind, steps)
+        standing: dict[str, Runner] = {OURS: ours}
+        for name, create in checked_baselines(point, steps, settings.threads, folder).items():
+            with tried(name, settings.say, failed):
+                side = create()
+                check(side, point.kind, steps)
+                standing[name] = side
+        if point.kind == "doput":
+            with tried(DISCARDED, settings.say, failed):
+                standing[DISCARDED] = Discarded(steps, folder)
         for way in wave:
             with tried(way.name, settings.say, failed):
                 standing[way.name] = checked(way, point, steps)
@@ -98,15 +102,13 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
     return Update(point.workload, point.kind, steps, threads)
 
 
-def baseline_of(
-    point: Point, steps: Sequence[Step], threads: int, folder: Path
-) -> tuple[str, Callable[[], Side]] | None:
-    """Return another side of penstock's that the case is compared with, by name, as a function that creates it."""
+def checked_baselines(point: Point, steps: Sequence[Step], threads: int, folder: Path) -> dict[str, Callable[[], Side]]:
+    """Return the other sides of penstock's that the case is compared with, by name, as functions that create them."""
     if point.kind == "doput":
-        return REPLAY, lambda: Replay(point.workload, steps, threads, folder)
+        return {REPLAY: lambda: Replay(point.workload, steps, threads, folder)}
     if point.kind == "dynamic":
-        return STATIC, lambda: Update(point.workload, "adagrad", steps, threads)
-    return None
+        return {STATIC: lambda: Update(point.workload, "adagrad", steps, threads)}
+    return {}
 
 
 def checked(way: Way, point: Point, steps: Sequence[Step]) -> Side:

@@ -1,6 +1,7 @@
 """DoPut: a step pushed over loopback into ``penstock serve``, a separate process on the same CPUs.
 
-It takes turns with ``Replay`` of the same steps: the difference is the network, two processes and bookkeeping.
+It takes turns with ``Replay`` of the same steps, which needs no network and no second process, and with a bare DoPut of
+the same batches into a Flight server that discards them, which needs nothing else.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.flight as flight
+
 from penstock.bench.distributions import Int64
 from penstock.bench.penstock_adapter import Ours, config_of
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.io.flight import connect
 
 SERVE = [sys.executable, "-m", "penstock", "serve"]
+DISCARD = [sys.executable, "-m", "penstock.bench.doput"]
 ENDS_WITHIN_S = 10
 
 
@@ -31,11 +35,7 @@ class DoPut(Ours):
         config = folder / "tables.pbtxt"
         config_of(workload, "adagrad").save(config)
         command = [*SERVE, str(config), "--threads", str(threads), "--no-hash"]
-        said = folder / "serve.txt"
-        with said.open("w") as errors:
-            service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        weakref.finalize(self, _end, service)
-        self._client = connect(_address(service, said))
+        self._client = connect(_started(self, command, folder / "serve.txt"))
 
     def run(self, steps: Sequence[int]) -> None:
         self._client.put((self._steps[number].batches for number in steps), "bench")
@@ -44,14 +44,53 @@ class DoPut(Ours):
         return self._client.rows(table, ids)
 
 
-def _address(service: subprocess.Popen[str], said: Path) -> str:
-    """Return the service's address from its first line. Raises RuntimeError with its last line if it does not start."""
+class Discarded(Ours):
+    """A bare Flight client that pushes the batches of steps into a server that discards them."""
+
+    def __init__(self, steps: Sequence[Step], folder: Path) -> None:
+        self._steps = steps
+        self._client = flight.connect(_started(self, DISCARD, folder / "discard.txt"))
+
+    def run(self, steps: Sequence[int]) -> None:
+        path = flight.FlightDescriptor.for_path("bench")
+        writer, reader = self._client.do_put(path, self._steps[steps[0]].batches[0].schema)
+        for number in steps:
+            for batch in self._steps[number].batches:
+                writer.write_batch(batch)
+        writer.done_writing()
+        reader.read()  # the one message of the server, after the last batch
+        writer.close()
+
+
+class Discarding(flight.FlightServerBase):  # type: ignore[misc]
+    """A server that reads what is pushed, and says when it has read the last batch."""
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        for _ in reader:
+            pass
+        writer.write(b"read")
+
+
+def _started(owner: object, command: Sequence[str], said: Path) -> str:
+    """Start a service, which ends with its owner; return the address in its first line.
+
+    said : the file for its errors. Raises RuntimeError with the last of them if it does not start.
+    """
+    with said.open("w") as errors:
+        service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    weakref.finalize(owner, _end, service)
     assert service.stdout is not None
     words = service.stdout.readline().split()
     if len(words) > 1:
         return words[1].rstrip(",")
     service.wait()
-    raise RuntimeError("penstock serve: " + (said.read_text().strip().splitlines() or ["no output"])[-1])
+    raise RuntimeError(f"{said.stem}: " + (said.read_text().strip().splitlines() or ["no output"])[-1])
 
 
 def _end(service: subprocess.Popen[str]) -> None:
@@ -61,3 +100,9 @@ def _end(service: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         service.kill()
         service.communicate()
+
+
+if __name__ == "__main__":
+    with Discarding("grpc://127.0.0.1:0") as server:
+        print(f"at grpc://127.0.0.1:{server.port}", flush=True)
+        server.serve()

@@ -1,13 +1,12 @@
-"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way.
+"""EngineCore: tables, gate, pipeline, learning rates, and whether a step failed half way; it imports no observer.
 
-Checkpoints, deltas and telemetry observe the core; the core imports none of them. ``push`` admits a frame, opens the
-gate and steps the tables, all under the gate's lock, which is the only lock of an engine.
+``push`` admits a frame, opens the gate and steps the tables, all under the gate's lock, the only lock of an engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -30,8 +29,10 @@ class StepObserver:
     An error raised here after a frame has begun to enter fails the engine, as an error of the step does.
     """
 
+    needs_all_rows = False  # that a step changes, not only those of this process's frames
+
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Handle a frame that has entered the gate or was dropped as stale; positions count it from now on.
+        """Handle a frame that has entered the gate or was stale; positions count it from now on.
 
         frame : without its dropped rows; counters : of the run that the frame belongs to
         """
@@ -105,10 +106,7 @@ class EngineCore:
     # ---- observers
 
     def observe(self, observer: StepObserver) -> None:
-        """Register an observer, without keeping it alive.
-
-        The last one is the outermost: called first before a step, and last after it.
-        """
+        """Register an observer, without keeping it alive. The last is called first before a step, and last after it."""
         with self.gate.still():
             self._observers = [*(get for get in self._observers if get() is not None), ref(observer)]
 
@@ -124,14 +122,11 @@ class EngineCore:
         return self.gate.global_step
 
     def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
-        """Push one frame, and step if that opens the gate.
-
-        Returns the frame without its bad rows, and whether it was admitted; if not, it was stale and dropped.
-        """
-        began = False
+        """Push one frame, and step if that opens the gate. Returns it without bad rows, and whether it was admitted."""
+        frame, began = self.tables.reduced(frame), False
 
         def begin() -> None:
-            # Under the gate's lock: another thread's step may have failed, and the rates belong to this step.
+            # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
             nonlocal began
             opens = self.gate.is_due(1)
             if opens:
@@ -165,9 +160,9 @@ class EngineCore:
                 self.fail(error)
             raise
         else:
-            if full is not None:
-                raise full
-            return frame, admitted
+            if full is None:
+                return frame, admitted
+            raise full
         return self.push(frame.audited(), rates, counters)
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
@@ -190,11 +185,15 @@ class EngineCore:
             with self._whole():
                 return self.gate.open_early()
 
+    def in_lockstep(self, frames: Any = None, rates: Any = None, counters: Any = None) -> AbstractContextManager[Any]:
+        """Return a context that yields ``frames``. Several processes raise the error of one, and end together."""
+        return nullcontext(frames)
+
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""
         with self.still():
             for store in self.pipeline.stores.values():
-                store.accumulator.start_counting()
+                store.start_counting()
             self.tables.dynamic.start_counting()
 
     def expired_waiting(self) -> dict[str, int]:
@@ -203,11 +202,11 @@ class EngineCore:
 
     def table_reports(self, waiting: Mapping[str, int] | None = None) -> dict[str, TableReport]:
         """Return the rows and ids that entered every table since ``start_counting``. waiting : counted before"""
-        counted = {name: store.accumulator for name, store in self.pipeline.stores.items()}
+        stores = self.pipeline.stores.items()
         with self.gate.still():  # else a step on another thread is between its plan and its changes
             keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
-        distinct = {name: None if name in keys else of.num_distinct for name, of in counted.items()}
-        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in counted.items()}
+        distinct = {name: None if name in keys else of.accumulator.num_distinct for name, of in stores}
+        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in stores}
 
     # ---- tables
 
@@ -274,12 +273,12 @@ class EngineCore:
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:
-            self.tables.apply(coalesced, rates, step)
+            changed = self.tables.apply(coalesced, rates, step)
         except BaseException as error:
             for observer in observers:
                 observer.step_failed(error)
             raise
-        if self.tables.touches(coalesced):
+        if changed:
             self.changed_step = step + 1
         for observer in observers:
             observer.after_step(coalesced)

@@ -80,7 +80,7 @@ class Deltas(StepObserver):
     The core keeps only a weak reference: a stream without a reader costs nothing. One thread consumes; any may push.
     """
 
-    emits = True  # False in the processes of a job that do not emit the deltas
+    needs_all_rows = True
 
     def __init__(self, core: EngineCore, options: DeltaOptions) -> None:
         specs = core.tables.specs
@@ -93,7 +93,7 @@ class Deltas(StepObserver):
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
         self._touched: dict[str, TouchedRows | TouchedKeys] = {
-            name: TouchedKeys() if name in self._dynamic else TouchedRows(rows) for name, rows in self._sizes().items()
+            name: TouchedKeys() if name in self._dynamic else TouchedRows(core.tables.num_rows(name)) for name in specs
         }
         self._delta: Delta | None = None  # being consumed
         with core.gate.still():
@@ -143,10 +143,6 @@ class Deltas(StepObserver):
             yield from self.take()
         yield from self.take()
 
-    def outlive(self, error: BaseException) -> bool:
-        """Return whether the remaining changes can still be emitted after a run ended with this error."""
-        return self._core.failed is None
-
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch of the current delta; None if it is over, or there is none.
 
@@ -175,7 +171,8 @@ class Deltas(StepObserver):
             if isinstance(touched, TouchedKeys):
                 blocks += self._taken_keys(name, touched)
             elif touched.num_ids:
-                blocks.append(Block(name, touched.take()))
+                rows, tables = touched.take(), self._core.tables
+                blocks.append(Block(name, tables.all_ids(name) if isinstance(rows, range) else tables.ids(name, rows)))
         return blocks
 
     def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
@@ -188,10 +185,6 @@ class Deltas(StepObserver):
         # Not later, with the rows: a plan of the next step is made before they are read, and stamps its keys.
         last = table.directory.records(keys, expired=True)["last"] if self._form.last else None
         return [Block(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
-
-    def _sizes(self) -> dict[str, int]:
-        """Return table → number of rows."""
-        return {name: spec.vocabulary_size for name, spec in self._core.tables.specs.items()}
 
     # ---- StepObserver
 
@@ -234,8 +227,9 @@ class Deltas(StepObserver):
 
     def _read(self, block: Block) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
-        rows = ids
-        if block.keys is not None:
+        if block.keys is None:
+            rows = self._core.tables.numbers(block.table, ids)
+        else:
             present = ids[~block.keys.deleted]
             rows = self._dynamic[block.table].directory.rows(present, expired=True).astype(np.int64)
         values = {column: table.read(rows, part) for column, part in self._columns(block.table).items()}
@@ -248,7 +242,7 @@ class Deltas(StepObserver):
 
 
 def ids_of(block: Block) -> Int64:
-    return np.arange(block.ids.start, block.ids.stop) if isinstance(block.ids, range) else block.ids
+    return np.arange(block.ids.start, block.ids.stop, block.ids.step) if isinstance(block.ids, range) else block.ids
 
 
 class Delta:

@@ -1,7 +1,4 @@
-"""The Engine: the public facade that joins the core with checkpoints, telemetry, deltas and activations.
-
-jax is loaded when an Engine is created, not before.
-"""
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only creating one loads jax."""
 
 from __future__ import annotations
 
@@ -10,23 +7,24 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
-from penstock.activations.exchange import ActivationAccess, Exchange
+from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
-from penstock.checkpoint.session import CheckpointSession
+from penstock.checkpoint.session import CheckpointSession, ShareSession
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, checked_reduction
+from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
-from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
+from penstock.io.decoding.reader import MOST_BYTES
 from penstock.learning_rates import Rates
-from penstock.pipeline import FrameGate
+from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
-from penstock.stats import ProcessReport, Report
-from penstock.table_access import TableAccess
+from penstock.stats import Report
+from penstock.table_access import ActivationAccess, TableAccess
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
@@ -43,15 +41,15 @@ class Engine(TableAccess, ActivationAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
-    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over; None: all local devices
+    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over, also over the processes of a job
+        (docs/meshes.md); None: all local devices
     num_required : frames that open the gate; None: the configuration's, else 1
     reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
         configuration's, else "mean"
-    seed : of the random initial values of the tables
-    threads : of the host, and of CPU devices; None: all CPUs of this process. Results do not depend on it.
+    seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
+    share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
 
-    Thread-safe: frames enter one by one, in the order in which they get the gate's lock, and tables are read and
-    written between two steps.
+    Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
     """
@@ -64,16 +62,18 @@ class Engine(TableAccess, ActivationAccess):
         reduction: str | None = None,
         seed: int = 0,
         threads: int | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
-        required = None if num_required is None else whole("num_required", num_required, 1)
-        tables = self._make_tables(mesh, num_threads(threads))
-        self.core = self._make_core(tables, required, threads)
+        num_required = None if num_required is None else whole("num_required", num_required, 1)
+        tables = TableSet(config, mesh, self.seed, num_threads(threads), share)
+        self.core = core_of(tables)(config, tables, num_required, self.reduction, self.seed, threads)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = self._make_telemetry()
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
-        self.session = self._make_session()
+        session = CheckpointSession if share is None else ShareSession
+        self.session = session(self.core, partial(self.watch.timed, "save"))
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
@@ -163,10 +163,11 @@ class Engine(TableAccess, ActivationAccess):
         everything that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        if deltas is None:
-            rows.check_unused(DeltaOptions(numbered=True))
-            return self._source_run(source, options).run()
-        return self._source_run(source, options, self._make_deltas(rows)).run_into(deltas)
+        with self.core.in_lockstep():
+            if deltas is None:
+                rows.check_unused(DeltaOptions(numbered=True))
+                return self._source_run(source, options).run()
+            return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
 
     @known_options("Engine.stage")
     def stage(
@@ -203,13 +204,12 @@ class Engine(TableAccess, ActivationAccess):
     ) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
-
-        The stream reads its source lazily, and no further than the requested batch needs. Dropping the reader ends the
-        run there, after a whole frame. The request that meets an error raises it.
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
+        further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
+        meets an error raises it.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        return self._source_run(source, options, self._make_deltas(rows)).reader()
+        return self._source_run(source, options, Deltas(self.core, rows)).reader()
 
     def apply(
         self,
@@ -219,7 +219,7 @@ class Engine(TableAccess, ActivationAccess):
         contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
-        """Apply one frame given as arrays. ``engine.gate.push`` does the same, for producers that have only the gate.
+        """Apply one frame given as arrays, as ``engine.gate.push`` does.
 
         gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
         local_step : the producer's step; if it is behind ``global_step``, the frame is stale
@@ -227,11 +227,12 @@ class Engine(TableAccess, ActivationAccess):
         time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
-        self.core.check_ready()
-        step = None if local_step is None else whole("local_step", local_step)
-        seconds = time_given(time, self.config.needs_time, "apply()")
-        frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
-        return self.core.take_in(frame, learning_rates)
+        with self.core.in_lockstep():
+            self.core.check_ready()
+            step = None if local_step is None else whole("local_step", local_step)
+            seconds = time_given(time, self.config.needs_time, "apply()")
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
+            return self.core.take_in(frame, learning_rates)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
@@ -240,7 +241,7 @@ class Engine(TableAccess, ActivationAccess):
     # ---- state out and in
 
     def save(self, path: AnyPath) -> None:
-        """Commit everything to a checkpoint folder: tables, slots, gate, step, and the position of the last run."""
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
         with self.core.still():
             self.session.save(path)
 
@@ -254,39 +255,18 @@ class Engine(TableAccess, ActivationAccess):
         config: EmbeddingConfig | None = None,
         num_required: int | None = None,
         reduction: str | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Engine:
         """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
         config : None: the saved one; else its tables must have the same names, dims and optimizers, and at least as
             many rows: new rows get their initial values
         num_required, reduction : None: as saved; else they must be the same
+        share : (rank, count): only a share of the rows, whatever the number of shares that made the commit
         """
-        return restore(cls, path, config, mesh, threads, num_required, reduction)
+        return restore(cls, path, config, mesh, threads, num_required, reduction, share)
 
-    @property
-    def processes(self) -> tuple[ProcessReport, ...]:
-        """A report per process of a distributed job, by rank; empty for a single process."""
-        return ()
-
-    # ---- internal; DistributedEngine overrides the first ones
-
-    def _make_tables(self, mesh: jax.sharding.Mesh | None, threads: int) -> TableSet:
-        return TableSet(self.config, mesh, self.seed, threads)
-
-    def _make_core(self, tables: TableSet, num_required: int | None, threads: int | None) -> EngineCore:
-        return EngineCore(self.config, tables, num_required, self.reduction, self.seed, threads)
-
-    def _make_telemetry(self) -> Telemetry:
-        return Telemetry(lambda name, ids: self.core.tables.table(name).read(ids))
-
-    def _make_session(self) -> CheckpointSession:
-        return CheckpointSession(self.core, partial(self.watch.timed, "save"))
-
-    def _make_deltas(self, options: DeltaOptions) -> Deltas:
-        return Deltas(self.core, options)
-
-    def _open_reader(self, source: Any, options: ReadOptions) -> FrameReader:
-        return FrameReader(source, options)
+    # ---- internal
 
     def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, self._open_reader, source, options, deltas)
+        return SourceRun(self.core, self.session, self.watch, self.gate, source, options, deltas)

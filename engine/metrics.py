@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric, generate_latest
@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Sample, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.stats import Counters, ProcessReport, TableReport, summed
+from penstock.stats import Counters, TableReport
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -62,10 +62,8 @@ class Metrics(Collector):
         if expired_waiting is None:
             expired_waiting = self._engine.core.expired_waiting()
         with self._engine.gate.still():
-            several = self._engine.processes
-            tables = self._tables(several, self._engine.core.table_reports(expired_waiting))
-            flow = [*self._flow(several), *self._gate(), *tables, *self._time(), *self._checkpoint()]
-            return [*flow, *_processes(several)] if several else flow
+            tables = self._tables(self._engine.core.table_reports(expired_waiting))
+            return [*self._flow(), *self._gate(), *tables, *self._time(), *self._checkpoint()]
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format, version 0.0.4."""
@@ -89,7 +87,7 @@ class Metrics(Collector):
     def _counters(self) -> Counters:
         return self._engine.watch.counters.plus(self._engine.core.counters)
 
-    def _flow(self, several: Sequence[ProcessReport]) -> Iterator[Metric]:
+    def _flow(self) -> Iterator[Metric]:
         of, watch = self._counters(), self._engine.watch
         seconds = watch.seconds
         yield Counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
@@ -116,8 +114,7 @@ class Metrics(Collector):
         yield Counter("penstock_steps_total", "openings of the gate", of.steps)
         yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
         yield Gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
-        held = sum(process.held_bytes for process in several) if several else of.held_bytes
-        yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", held)
+        yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", of.held_bytes)
         share = watch.share()
         yield Gauge(
             "penstock_input_read_ratio", "share of the input that is read", math.nan if share is None else share
@@ -136,11 +133,9 @@ class Metrics(Collector):
             "penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
         )
 
-    def _tables(self, several: Sequence[ProcessReport], tables: Mapping[str, TableReport]) -> Iterator[Metric]:
+    def _tables(self, tables: Mapping[str, TableReport]) -> Iterator[Metric]:
         keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
         updated = self._engine.watch.updated
-        if several:
-            tables, updated = summed(several)
         rows = {name: table.rows for name, table in tables.items()}
         yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
         distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
@@ -177,36 +172,12 @@ class Metrics(Collector):
         last = self._engine.session.last
         if last is None:
             return
-        commit, manifest = last
-        written_s = manifest.stat().st_mtime if manifest.exists() else math.nan
-        yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", time.time() - written_s)
+        commit, written_s = last
+        age_s = math.nan if written_s is None else time.time() - written_s
+        yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
         num_bytes = sum(file.num_bytes for file in commit.files)
         yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
         yield Gauge("penstock_checkpoint_steps", "global step of the last commit", commit.contents["global_step"])
-
-
-def _processes(several: Sequence[ProcessReport]) -> Iterator[Metric]:
-    """Yield the metrics of each process of a job, labelled by its rank."""
-
-    def of(name: str, kind: type[Counter] | type[Gauge], documentation: str, numbers: Iterable[float]) -> Metric:
-        return labelled(f"penstock_process_{name}", kind, documentation, "process", dict(enumerate(numbers)))
-
-    def by(name: str, documentation: str, label: str, numbers: Iterable[Mapping[str, float]]) -> Metric:
-        made = Counter(f"penstock_process_{name}", documentation, labels=["process", label])
-        for process, of in enumerate(numbers):
-            for key, value in of.items():
-                made.add_metric([str(process), key], value)
-        return made
-
-    yield Counter("penstock_sent_bytes_total", "that processes sent each other", sum(p.sent_bytes for p in several))
-    yield of("rows_total", Counter, "gradient rows read from its sources", (p.rows for p in several))
-    yield by("dropped_rows_total", "of them left out, by reason", "reason", (p.dropped for p in several))
-    yield of("own_rows_total", Counter, "gradient rows of ids that are its own", (p.own_rows for p in several))
-    updated = (sum(p.updated.values()) for p in several)
-    yield of("updated_rows_total", Counter, "rows that its optimizer was applied to", updated)
-    yield of("held_bytes", Gauge, "most memory that its sums behind the gate took", (p.held_bytes for p in several))
-    yield of("sent_bytes_total", Counter, "that it sent to the others", (p.sent_bytes for p in several))
-    yield by("stage_seconds_total", "its time by stage", "stage", (p.stage_s for p in several))
 
 
 def labelled(

@@ -1,101 +1,24 @@
 """The pipeline: frames in, and at an opening of the gate the coalesced gradients of every table out.
 
-No I/O, no clock, no jax. ``FrameGate`` is the gate before it, as producers see it.
+No I/O, no clock, no jax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import StateError
-from penstock.frames import Array, Coalesced, Contributor, Frame, Int64, Rows, SummedArrays
-from penstock.gate import Gate
+from penstock.frames import Array, Coalesced, Contributor, Frame, Int64, Rows, Summed, SummedArrays
 from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.buffer_pool import Sums
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.stats import Stale
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.
 ROWS_WORTH_SPLITTING = 1 << 14
-
-
-class FrameGate:
-    """The gate of an engine as its producers see it: they push frames, and takers are refused.
-
-    push : ``Engine.apply``
-    """
-
-    def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
-        self._gate, self._push = gate, push
-
-    def push(
-        self,
-        gradients: Mapping[str, tuple[Any, Any]],
-        local_step: int | None = None,
-        contributor: Contributor = None,
-        learning_rates: Any = None,
-        time: int | None = None,
-    ) -> bool:
-        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``. Returns False if it was stale.
-
-        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
-        frames of all threads have one order.
-        """
-        return self._push(gradients, local_step, learning_rates, contributor, time)
-
-    def take(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
-        raise StateError(
-            "an engine's gate opens into its own tables only: Engine.flush opens it early, and a "
-            "SparseConditionalAccumulator is for takers"
-        )
-
-    @property
-    def num_required(self) -> int | None:
-        """Number of frames that open the gate."""
-        return self._gate.num_required
-
-    @property
-    def num_accumulated(self) -> int:
-        """Number of frames admitted since the gate last opened."""
-        return self._gate.num_accumulated
-
-    @property
-    def global_step(self) -> int:
-        """Number of openings so far, counted on from the last ``set_global_step``."""
-        return self._gate.global_step
-
-    @property
-    def stale(self) -> Stale:
-        """A copy of the counts of stale frames, by contributor and by steps behind."""
-        return self._gate.stale
-
-    def is_stale(self, local_step: int | None) -> bool:
-        """Return whether a frame of this step would be dropped as stale; one without a step never is."""
-        return self._gate.is_stale(local_step)
-
-    def set_global_step(self, global_step: int) -> None:
-        """Set the step to any int64, also a smaller one. Frames already admitted stay."""
-        self._gate.set_global_step(global_step)
-
-    def still(self) -> AbstractContextManager[Any]:
-        """Return a context manager during which no frame enters and the gate does not open."""
-        return self._gate.still()
-
-    def explain(self) -> str:
-        """Return one line: how many frames the gate has and needs."""
-        return self._gate.explain()
-
-    def get_state(self) -> dict[str, Any]:
-        """Return counts and step as plain data."""
-        return self._gate.get_state()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.explain()})"
 
 
 class TableStore:
@@ -107,8 +30,8 @@ class TableStore:
     vocabulary_size : None: any int64 is an id
     dim : floats per row; mean : divide sums by the number of frames at the opening
     accumulate : sum all frames; False: keep them separate
-    is_share : other processes own other rows of the table; separate frames are then kept even without a row here, so
-        that the buffered frames have the same numbers in every process
+    is_share : other shares have other rows of the table; separate frames are then kept even without a row here, so
+        that the buffered frames have the same numbers in every share
     count_frames, count_rows : whether ``look`` says in how many frames every id occurred, and how many rows it has
 
     accumulator : sums a frame's rows (``pyx.frame_accumulate``), after which ``end`` must follow. It counts the rows
@@ -134,22 +57,45 @@ class TableStore:
         )
         self._whole: list[Coalesced] = []  # complete frames, if they are kept separate
         self._of_no_rows = [Coalesced.of_no_rows(dim)] if is_share else []
+        self._counts_rows, self._more_rows = count_rows, 0
+        self._raw: list[tuple[Int64, Int64]] = []  # ids and the raw rows of each, of a frame that was summed
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of whole frames since ``start_counting``; of a summed frame the raw rows."""
+        return self.accumulator.num_rows + self._more_rows
+
+    def start_counting(self) -> None:
+        """Reset the counts of rows and distinct ids."""
+        self._more_rows = 0
+        self.accumulator.start_counting()
+
+    def count_raw(self, blocks: Sequence[Rows]) -> None:
+        """Count the raw rows of a frame that was summed before it was sent, and that has just been added."""
+        for block in blocks:
+            if block.counts is not None:
+                self._more_rows += int(block.counts.sum()) - len(block.ids)
+                if self._counts_rows:
+                    self._raw.append((block.ids, block.counts))
 
     def end(self) -> None:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
-            self._whole += [Coalesced(self.accumulator.drain())] if len(self.accumulator) else self._of_no_rows
+            held = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
+            self._whole += held
+            self._raw = []
 
     def look(self) -> tuple[list[Coalesced], Int64 | None]:
         """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
         if not self.accumulates:
             return self._whole, None
-        held = [Coalesced(self.accumulator.sums())] if len(self.accumulator) else []
+        held = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
         return held, self.accumulator.counts() if self._counts_frames else None
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
         if self.accumulates:
+            self._raw = []
             return [Coalesced(self.accumulator.drain(self._mean))] if len(self.accumulator) else []
         whole, self._whole = self._whole, []
         return whole
@@ -177,7 +123,16 @@ class TableStore:
                 self.accumulator.set_state(held)
             else:
                 self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
-        self.accumulator.start_counting()
+        self.start_counting()
+
+    def _with_raw(self, parts: tuple[Sums, ...]) -> tuple[Summed, ...]:
+        """Return sums with the number of raw rows of each id, in place of that of the rows that were added."""
+        if not self._raw:
+            return parts
+        ids, counts = (np.concatenate(arrays) for arrays in zip(*self._raw, strict=True))
+        order = np.argsort(ids)
+        found = [order[np.searchsorted(ids, one.ids, sorter=order)] for one in parts]
+        return tuple([SummedArrays(one.ids, one.sums, counts[at]) for one, at in zip(parts, found, strict=True)])
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:
@@ -222,10 +177,11 @@ class Pipeline:
         Raises BadRowsError for a frame that was not audited and contains a bad row.
         """
         intake, rows = self._intake, frame.rows
-        tables, parts, total = list(rows), None, 0
+        tables, parts, total, summed = list(rows), None, 0, False
         for blocks in rows.values():
             for block in blocks:
                 total += len(block.ids)
+                summed = summed or block.counts is not None
         alone = total < ROWS_WORTH_SPLITTING
         if not alone:
             tables, parts = self._split(rows, total)
@@ -238,6 +194,8 @@ class Pipeline:
             unchecked = frame.audit is not None and not vacant
             if unchecked and not self._work(intake.check(1 if alone else self.team.threads), alone):
                 raise BadRowsError
+            if summed and not vacant:
+                raise StateError("a frame that was summed before it was sent needs a gate that every frame opens")
             begin()
             num_tasks = intake.add()
         except BaseException:
@@ -248,6 +206,9 @@ class Pipeline:
             intake.undo()
             raise BadRowsError
         intake.end()
+        if summed:
+            for table in tables:
+                self.stores[table].count_raw(rows[table])
         for table in self._apart:
             if table in rows:
                 self.stores[table].end()

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 import penstock.interrupts as interrupts
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.run_files import OpenDeltas
 from penstock.checkpoint.run_session import Run
@@ -26,13 +27,11 @@ from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import FrameGate
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
 
 Progress = Callable[[Counters, FrameGate, float | None], None]
-OpenReader = Callable[[Any, ReadOptions], FrameReader]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,6 @@ class SourceRun:
     """A source and the options of its run.
 
     gate : passed to ``progress``
-    open_reader : returns the reader of a source
     deltas : observes the core, and emits the deltas that are due after every frame
 
     The constructor checks the options and that the source exists, and opens nothing. Raises InputError, ConfigError or
@@ -78,7 +76,6 @@ class SourceRun:
         session: CheckpointSession,
         telemetry: Telemetry,
         gate: FrameGate,
-        open_reader: OpenReader,
         source: Any,
         options: RunOptions,
         deltas: Deltas | None = None,
@@ -109,7 +106,7 @@ class SourceRun:
             max_message=whole("max_message", options.max_message, 1),
             as_files=options.as_files,
         )
-        self._reader = open_reader(source, read)
+        self._reader = FrameReader(source, read)
         self._progress = None if options.progress is None else function("progress", options.progress)
         self._open_deltas: OpenDeltas | None = None
         self._writer: DeltaWriter | None = None
@@ -128,13 +125,12 @@ class SourceRun:
         """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
         deltas, core = self._deltas, self._core
         assert deltas is not None
-        if deltas.emits:
-            place("deltas", target)
+        place("deltas", target)
 
-            def opened(committed: Mapping[str, Any] | None, is_committed: Callable[[], bool] | None) -> DeltaWriter:
-                return open_deltas(target, deltas.schema, core.changed_step, committed, is_committed)
+        def opened(committed: Mapping[str, Any] | None, is_committed: Callable[[], bool] | None) -> DeltaWriter:
+            return open_deltas(target, deltas.schema, core.changed_step, committed, is_committed)
 
-            self._open_deltas = opened
+        self._open_deltas = opened
         return self.run()
 
     def reader(self) -> pa.RecordBatchReader:
@@ -152,9 +148,10 @@ class SourceRun:
         reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
         with self._opened() as saving:
             try:
-                with closing(self._reader.numbered()) as numbered:
-                    left = saving.left(self._limit)
-                    frames = numbered if left is None else _limited(numbered, left)
+                with (
+                    closing(self._reader.numbered()) as numbered,
+                    core.in_lockstep(_limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
+                ):
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows
@@ -183,8 +180,8 @@ class SourceRun:
                     core.open_early(core.rates, counters)
             except GeneratorExit:
                 raise
-            except BaseException as error:
-                if self._deltas is not None and self._deltas.outlive(error):
+            except BaseException:
+                if self._deltas is not None and self._core.failed is None:
                     yield from self._deltas.rest()
                 raise
             # If both are files, no other thread steps between the last delta and its commit. No lock is held for a
@@ -250,8 +247,11 @@ class SourceRun:
             )
 
 
-def _limited(frames: Iterator[tuple[int, Frame]], most: int) -> Iterator[tuple[int, Frame]]:
-    """Yield the first frames, and the void ones between them that have no place."""
+def _limited(frames: Iterator[tuple[int, Frame]], most: int | None) -> Iterator[tuple[int, Frame]]:
+    """Yield the first frames, and the void ones between them that have no place. most : None: all"""
+    if most is None:
+        yield from frames
+        return
     while most:
         number, frame = next(frames, (0, None))
         if frame is None:

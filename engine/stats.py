@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,63 +59,6 @@ class TableReport:
 
 
 @dataclass(frozen=True)
-class ProcessReport:
-    """The part of one process in a distributed job.
-
-    rows, dropped : of the sources that it reads, as in Report
-    tables : name → TableReport of the rows that it owns; updated : name → rows that the optimizer was applied to
-    held_bytes : peak memory of its sums behind the gate
-    sent_bytes : bytes sent to the other processes
-    stage_s : seconds by stage (``Telemetry.stage_s``)
-    hot : (table, id, share of its own rows) of the most frequent ids, if sampling is on
-    """
-
-    rows: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    tables: Mapping[str, TableReport] = field(default_factory=dict)
-    updated: Mapping[str, int] = field(default_factory=dict)
-    held_bytes: int = 0
-    sent_bytes: int = 0
-    stage_s: Mapping[str, float] = field(default_factory=dict)
-    hot: Sequence[tuple[str, int, float]] = ()
-
-    @property
-    def own_rows(self) -> int:
-        """Gradient rows that entered the gate and that it owns, whichever process read them."""
-        return sum(table.rows for table in self.tables.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        return {**vars(self), "tables": {name: table.to_dict() for name, table in self.tables.items()}}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> ProcessReport:
-        return cls(**{**plain, "tables": {name: TableReport.from_dict(of) for name, of in plain["tables"].items()}})
-
-
-def summed(processes: Sequence[ProcessReport]) -> tuple[dict[str, TableReport], Counter[str]]:
-    """Return the tables of all processes, and the rows updated by table. Sums are exact: every row has one owner."""
-    tables = {
-        name: TableReport(
-            sum(of.tables[name].rows for of in processes if name in of.tables),
-            sum(of.tables[name].distinct or 0 for of in processes if name in of.tables),
-        )
-        for name in processes[0].tables
-    }
-    updated: Counter[str] = Counter()
-    for of in processes:
-        updated.update(of.updated)
-    return tables, updated
-
-
-def hottest(processes: Sequence[ProcessReport], most: int) -> list[tuple[str, int, float]]:
-    """Return (table, id, share of all rows), the most frequent first."""
-    total = sum(process.own_rows for process in processes) or 1
-    found = [(table, one, share * of.own_rows / total) for of in processes for table, one, share in of.hot]
-    return sorted(found, key=lambda entry: -entry[2])[:most]
-
-
-@dataclass(frozen=True)
 class Report:
     """The result of one run.
 
@@ -134,7 +77,6 @@ class Report:
     held_bytes : peak memory of the sums behind the gate
     state_hash : of the tables after the run, if requested
     notes : hints for the user, a sentence each
-    processes : a report per process of a distributed job, by rank; else empty
     """
 
     rows: int
@@ -154,7 +96,6 @@ class Report:
     notes: tuple[str, ...] = ()
     skipped: int = 0
     truncated: int = 0
-    processes: tuple[ProcessReport, ...] = ()
     stale_rows: int = 0
     unverified: str | None = None
 
@@ -162,7 +103,7 @@ class Report:
         """Return plain dicts, lists and numbers, as ``--json`` prints them."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         tables = {name: table.to_dict() for name, table in self.tables.items()}
-        return {**plain, "tables": tables, "processes": [process.to_dict() for process in self.processes]}
+        return {**plain, "tables": tables}
 
 
 FIX_STALE = (

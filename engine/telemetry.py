@@ -102,7 +102,7 @@ class Telemetry(StepObserver):
 
     def timed(self, stage: str) -> AbstractContextManager[Any]:
         """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
-        return _Timed(self, stage, ("step", "save") if stage == "sum" else ())
+        return _Timed(self, stage)
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:
@@ -113,7 +113,8 @@ class Telemetry(StepObserver):
             self._step_span.__enter__()
 
     def after_step(self, coalesced: Stepped) -> None:
-        self._end_span(None)
+        if self._step_span is not None:
+            self._end_span(None)
         seconds = time.perf_counter() - self._step_began_s
         self.num_steps += 1
         self.recent_s.append(seconds)
@@ -141,21 +142,21 @@ class Telemetry(StepObserver):
 
 
 class _Timed:
-    """A context whose seconds count for a stage, without those that ``others`` count meanwhile."""
+    """A context whose seconds count for a stage; for "sum" without those of steps and saving meanwhile."""
 
-    __slots__ = ("_others", "_outside_s", "_stage", "_started_s", "_watch")
+    __slots__ = ("_began_s", "_contains_others", "_stage", "_watch")
 
-    def __init__(self, watch: Telemetry, stage: str, others: tuple[str, ...]) -> None:
-        self._watch, self._stage, self._others = watch, stage, others
+    def __init__(self, watch: Telemetry, stage: str) -> None:
+        self._watch, self._stage, self._contains_others = watch, stage, stage == "sum"
 
     def __enter__(self) -> None:
-        self._outside_s = self._others_s()
-        self._started_s = time.perf_counter()
+        self._began_s = time.perf_counter()
+        if self._contains_others:
+            stage_s = self._watch.stage_s
+            self._began_s -= stage_s["step"] + stage_s["save"]
 
     def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self._started_s
-        self._watch.stage_s[self._stage] += seconds - (self._others_s() - self._outside_s)
-
-    def _others_s(self) -> float:
-        stage_s = self._watch.stage_s
-        return sum([stage_s[other] for other in self._others]) if self._others else 0.0
+        ended_s, stage_s = time.perf_counter(), self._watch.stage_s
+        if self._contains_others:
+            ended_s -= stage_s["step"] + stage_s["save"]
+        stage_s[self._stage] += ended_s - self._began_s

@@ -15,4 +15,17 @@ def place(
     rows_per_shard: int,
     num_owners: int,
 ) -> tuple[_Int32, _Int32]: ...
+def scatter(
+    owners: _Int64,
+    numbers: _Int64,
+    grads: _Float32,
+    which: _Int64 | None,
+    gains: _Float32 | None,
+    counts: _Int64 | None,
+    rows_at: _Int64,
+    floats_at: _Int64,
+    out_numbers: _Int64,
+    out_grads: _Float32,
+    out_counts: npt.NDArray[np.uint32] | None,
+) -> None: ...
 def lay(lines: _Int64, offsets: _Int64, grads: _Float32, out: _Int32) -> None: ...

@@ -8,7 +8,7 @@ device), so that where a row lives in its shard does not depend on how many devi
 
 import numpy as np
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memcpy
 
 from ._types cimport grad_t, id_t
@@ -64,6 +64,55 @@ def place(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, b
             owners[i] = <int32_t>(shard // shards_per_owner)
             rows[i] = <int32_t>((shard % shards_per_owner) * rows_per_shard + row)
     return out_owners, out_rows
+
+
+def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  # IN
+            const grad_t[:, :] grads not None, const id_t[::1] which, const grad_t[::1] gains,  # IN
+            const id_t[::1] counts,  # IN
+            id_t[::1] rows_at not None, id_t[::1] floats_at not None,  # IN, OUT
+            id_t[::1] out_numbers not None, grad_t[::1] out_grads not None, uint32_t[::1] out_counts):  # OUT
+    """Append rows to the rows of their owners, in their order: the second pass of a counting sort by owner.
+
+    owners, numbers : int64 (n,), of every row; grads : float32 (m, dim), rows contiguous; which : int64 (n,), the row of
+        grads of each; None: all in order; gains : float32 (n,), factors; None: none; counts : int64 (n,), raw rows of each; None: 1
+    rows_at, floats_at : int64 (number of owners,), where each owner's rows continue in the outputs; moved on
+    out_numbers : int64; out_grads : float32; out_counts : uint32, or None: not wanted
+    Raises ValueError or IndexError; nothing has changed then.
+    """
+    cdef Py_ssize_t i, j, row, n = owners.shape[0], dim = grads.shape[1], num_owners = rows_at.shape[0]
+    cdef id_t at, owner
+    cdef grad_t* to
+    check(owners, num_owners, 1)
+    if n and dim > 1 and grads.strides[1] != sizeof(grad_t):
+        raise ValueError("expected contiguous rows")
+    if floats_at.shape[0] != num_owners or numbers.shape[0] != n or (
+        grads.shape[0] != n if which is None else which.shape[0] != n
+    ) or (gains is not None and gains.shape[0] != n) or (counts is not None and counts.shape[0] != n):
+        raise ValueError(f"expected {n} numbers, gradients, factors and counts, and {num_owners} places")
+    if which is not None:
+        check(which, grads.shape[0], 1)
+    need = np.bincount(np.asarray(owners), minlength=num_owners)
+    if ((np.asarray(rows_at) + need).max(initial=0) > out_numbers.shape[0] or np.asarray(rows_at).min(initial=0) < 0
+            or (np.asarray(floats_at) + need * dim).max(initial=0) > out_grads.shape[0]
+            or np.asarray(floats_at).min(initial=0) < 0
+            or (out_counts is not None and out_counts.shape[0] != out_numbers.shape[0])):
+        raise IndexError(f"{n} rows of {dim} floats do not fit")
+    with nogil:
+        for i in range(n):
+            owner = owners[i]
+            row = i if which is None else which[i]
+            to = &out_grads[floats_at[owner]] if dim else NULL
+            if gains is None:
+                memcpy(to, &grads[row, 0], dim * sizeof(grad_t))
+            else:
+                for j in range(dim):
+                    to[j] = grads[row, j] * gains[i]
+            at = rows_at[owner]
+            out_numbers[at] = numbers[i]
+            if out_counts is not None:
+                out_counts[at] = 1 if counts is None else <uint32_t>counts[i]
+            rows_at[owner] += 1
+            floats_at[owner] += dim
 
 
 def lay(const id_t[::1] lines not None, const id_t[::1] offsets not None,  # IN

@@ -1,9 +1,9 @@
 """What each module may import: the packages table of ARCHITECTURE.md, module by module."""
 
+from import_rules_below_core import BASICS, BELOW_CORE
 from package_layers import OUTSIDE
 
-BASICS = {"penstock.config", "penstock.errors", "penstock.frames", "penstock.stats"}
-SUMS = {"penstock.pyx.accumulator", "penstock.pyx.frame_accumulate"}
+STEPS = {"penstock.pipeline", "penstock.tables.table_set"}
 
 # room → what its modules may import of penstock (prefixes) and of the packages in OUTSIDE.
 # The row with the longest prefix of a module's name is its room.
@@ -26,6 +26,7 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     ("penstock.filesystem", {"penstock.filesystem", "penstock.interrupts"}, set()),
+    ("penstock.filesystem.file_stores", {"penstock.filesystem"}, {"pyarrow"}),
     (
         "penstock.config",
         {"penstock.config", "penstock.errors", "penstock.filesystem.atomic_files", "penstock.updates"},
@@ -61,6 +62,8 @@ ROOMS = [
             "penstock.io.decoding.reader",
             "penstock.io.sources.seekable_source",
             "penstock.pyx.dirty_bits",
+            "penstock.tables.key_directory",
+            "penstock.tables.shares",
         },
         {"numpy"},
     ),
@@ -81,27 +84,24 @@ ROOMS = [
         {"numpy", "pyarrow"},
     ),
     (
-        "penstock.distributed",
+        "penstock.ray",
         {
             *BASICS,
-            "penstock.bridge.device_tables",
             "penstock.checkpoint",
             "penstock.core",
             "penstock.deltas",
-            "penstock.distributed",
             "penstock.engine",
             "penstock.interrupts",
             "penstock.io",
-            "penstock.pyx.partition",
             "penstock.learning_rates",
-            "penstock.tables.initializers",
-            "penstock.tables.table_keys",
-            "penstock.tables.table_set",
-            "penstock.telemetry",
+            "penstock.ray",
+            "penstock.routing",
+            "penstock.tables.state_hash",
+            "penstock.validation",
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.distributed.rendezvous", {"penstock.errors", "penstock.interrupts"}, {"jax"}),
+    ("penstock.ray.cluster", {*BASICS, "penstock.interrupts", "penstock.ray", "penstock.tables.state_hash"}, {"ray"}),
     ("penstock.cli", {"penstock"}, {"jax", "pyarrow", "numpy"}),
     ("penstock.cli.completion", {"penstock.cli"}, {"shtab"}),
     ("penstock.__main__", {"penstock.cli", "penstock.interrupts"}, set()),
@@ -129,6 +129,7 @@ ROOMS = [
     (
         "penstock.run",
         {
+            "penstock.accumulators.frame_gate",
             "penstock.validation",
             "penstock.checkpoint",
             "penstock.core",
@@ -137,7 +138,6 @@ ROOMS = [
             "penstock.interrupts",
             "penstock.io",
             "penstock.learning_rates",
-            "penstock.pipeline",
             "penstock.stats",
             "penstock.telemetry",
         },
@@ -152,149 +152,24 @@ ROOMS = [
             "penstock.frames",
             "penstock.gate",
             "penstock.learning_rates",
-            "penstock.pipeline",
             "penstock.stats",
-            "penstock.tables.table_set",
+            *STEPS,
         },
         {"numpy"},
     ),
+    ("penstock.processes", {*BASICS, "penstock.core", "penstock.learning_rates", *STEPS}, {"numpy"}),
     (
         "penstock.table_access",
-        {"penstock.core", "penstock.frames", "penstock.tables.table_io", "penstock.validation"},
-        {"numpy", "pyarrow"},
-    ),
-    (
-        "penstock.tables.dynamic_table",
-        {
-            *BASICS,
-            "penstock.bridge",
-            "penstock.pyx.keys.directory_plan",
-            "penstock.tables.initializers",
-            "penstock.tables.key_directory",
-            "penstock.validation",
-        },
-        {"numpy"},
-    ),
-    ("penstock.tables.key_directory", {*BASICS, "penstock.pyx.keys"}, {"numpy"}),
-    (
-        "penstock.tables.table_keys",
-        {
-            "penstock.frames",
-            "penstock.stats",
-            "penstock.tables.dynamic_table",
-            "penstock.tables.initializers",
-        },
-        set(),
-    ),
-    # What an engine would do to the keys of a log, without its tables: no jax.
-    (
-        "penstock.planning",
-        {
-            *BASICS,
-            "penstock.gate",
-            "penstock.interrupts",
-            "penstock.io.decoding.reader",
-            "penstock.pipeline",
-            "penstock.planning",
-            "penstock.pyx.keys",
-            "penstock.tables.key_directory",
-        },
-        {"numpy"},
-    ),
-    ("penstock.tables.orbax", {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"}, {"numpy"}),
-    (
-        "penstock.tables.table_io",
-        {
-            "penstock.errors",
-            "penstock.frames",
-            "penstock.io.storage.table_files",
-            "penstock.tables.orbax",
-            "penstock.bridge.device_tables",
-            "penstock.tables.dynamic_table",
-        },
-        {"numpy"},
-    ),
-    (
-        "penstock.tables.table_set",
-        {
-            "penstock.tables.orbax",
-            "penstock.tables.table_io",
-            "penstock.config",
-            "penstock.bridge",
-            "penstock.errors",
-            "penstock.frames",
-            "penstock.tables.dynamic_table",
-            "penstock.tables.initializers",
-            "penstock.tables.key_directory",
-            "penstock.tables.table_keys",
-            "penstock.validation",
-            "penstock.updates",
-        },
-        {"numpy"},
-    ),
-    (
-        "penstock.activations",
         {
             "penstock.activations",
-            "penstock.config",
+            "penstock.core",
             "penstock.errors",
             "penstock.frames",
-            "penstock.gate",
             "penstock.learning_rates",
+            "penstock.tables.table_io",
             "penstock.validation",
         },
         {"numpy", "pyarrow"},
     ),
-    ("penstock.activations.combiners", {"penstock.frames", "penstock.pyx.row_sums"}, {"numpy"}),
-    ("penstock.plots", {"penstock.plots"}, set()),
-    ("penstock.validation", {"penstock.errors"}, set()),
-    ("penstock.errors", set(), set()),
-    ("penstock.tables", set(), set()),
-    ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
-    ("penstock.updates", {"penstock.updates"}, set()),
-    (
-        "penstock.tables.initializers",
-        {"penstock.config", "penstock.errors", "penstock.frames", "penstock.pyx.initial_rows"},
-        {"numpy"},
-    ),
-    ("penstock.learning_rates", {"penstock.errors"}, set()),
-    ("penstock.stats", {"penstock.frames"}, set()),
-    ("penstock.sampling", {"penstock.frames", "penstock.gate", "penstock.stats"}, {"numpy"}),
-    (
-        "penstock.telemetry",
-        {"penstock.core", "penstock.frames", "penstock.gate", "penstock.sampling", "penstock.stats"},
-        set(),
-    ),
-    # jax through the bridge: who asks for metrics has an engine.
-    (
-        "penstock.metrics",
-        {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
-        {"prometheus_client"},
-    ),
-    ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),
-    ("penstock.accumulators.storage", {"penstock.frames", "penstock.pyx.buffer_pool", *SUMS}, {"numpy"}),
-    ("penstock.accumulators.gradient_checks", {"penstock.errors", "penstock.frames", "penstock.validation"}, {"numpy"}),
-    (
-        "penstock.accumulators.conditional",
-        {"penstock.errors", "penstock.gate", "penstock.accumulators.gradient_checks", "penstock.stats"},
-        set(),
-    ),
-    (
-        "penstock.accumulators",
-        {
-            "penstock.accumulators.conditional",
-            "penstock.errors",
-            "penstock.frames",
-            "penstock.accumulators.gradient_checks",
-            "penstock.stats",
-            "penstock.accumulators.storage",
-        },
-        {"numpy"},
-    ),
-    ("penstock.threads", {"penstock.validation"}, set()),
-    (
-        "penstock.pipeline",
-        {"penstock.errors", "penstock.frames", "penstock.gate", "penstock.stats", "penstock.threads", *SUMS},
-        {"numpy"},
-    ),
+    *BELOW_CORE,
 ]

@@ -12,15 +12,15 @@ PEERS = {
     "torch",
     "torchrec",
 }
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "shtab", *PEERS}
+OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "ray", "shtab", *PEERS}
 
 # Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   distributed   dataflow   metrics
-engine   table_access   run   deltas   checkpoint   telemetry   planning
-core   tables   io
+service   ray   dataflow   metrics
+engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
+core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
 frames   validation   filesystem   plots   updates   pyx   interrupts   errors

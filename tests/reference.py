@@ -112,6 +112,11 @@ def place(
     return owners.astype(np.int32), rows.astype(np.int32)
 
 
+def scatter(owners: Int64, numbers: Int64, grads: Float32, counts: Int64, num_owners: int) -> list[tuple[Any, ...]]:
+    """Return the numbers, gradients and counts of every owner's rows, in their order."""
+    return [(numbers[owners == o], grads[owners == o], counts[owners == o]) for o in range(num_owners)]
+
+
 def lay(lines: Int64, offsets: Int64, grads: Float32, out: Int32) -> None:
     """Write the bits of rows into lines of int32 words at their offsets; the other words stay."""
     for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):

@@ -48,7 +48,7 @@ METRIC_OF_KEYS = {
     "rejected": "penstock_table_rejected_keys_total",
     "unadmitted_rows": "penstock_table_unadmitted_rows_total",
 }
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "processes"}  # processes: test_distributed_status.py
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes"}
 
 
 def config_of(*more):

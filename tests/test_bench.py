@@ -1,5 +1,6 @@
 """``penstock bench``: what is measured, and that wrong results are seen. No timing is asserted."""
 
+import re
 import sys
 
 import numpy as np
@@ -238,12 +239,12 @@ def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
 # ---- over the network
 
 
-def test_doput_is_compared_with_a_replay_which_is_no_peer(workload):
+def test_doput_is_compared_with_a_replay_and_a_bare_doput_which_are_no_peers(workload):
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
     assert not run["failed"]
-    assert set(run["sides"]) == {"penstock", "penstock_replay"}
-    assert cell_of(run).endswith("% of replay's rows/s")
+    assert set(run["sides"]) == {"penstock", "penstock_replay", "bare_flight"}
+    assert re.search(r"\d% of replay's rows/s, \d+% of a bare DoPut's$", cell_of(run))
     assert not peers_of(run)
 
 
@@ -251,4 +252,4 @@ def test_a_service_that_does_not_start_is_a_result_and_not_a_hang(workload, monk
     monkeypatch.setattr(doput, "SERVE", [sys.executable, "-c", "import sys; sys.exit('no port')"])
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/doput", "doput", workload), workload.steps(), None, settings)
-    assert run["failed"]["penstock"] == "RuntimeError: penstock serve: no port"
+    assert run["failed"]["penstock"] == "RuntimeError: serve: no port"

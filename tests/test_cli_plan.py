@@ -65,6 +65,8 @@ def test_a_full_table_is_a_line_and_not_a_failure(tmp_path, call):
     assert f"full at step {step}\n" in text
     text, plan = call(0, "plan", tmp_path / "tables.pbtxt", path, "--capacity", "60")
     assert plan["notes"] == ["every choice ends in a full table; the rest of the sources was not read"]
+    _, plan = call(0, "plan", tmp_path / "tables.pbtxt", path, "--capacity", "60,61")  # whose steps are taken together
+    assert (plan["notes"], plan["frames"]) == (["every choice ends in a full table"], 160)
 
 
 def test_a_sample_prints_standard_errors(tmp_path, call):

@@ -72,8 +72,9 @@ def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
 def test_tables_from_orbax_are_copied_one_array_at_a_time(tmp_path, monkeypatch):
     rows, dim, names = 20_000, 64, "abcd"
     trees = {name: {"parameters": np.asfortranarray(np.full((rows, dim), n, "f4"))} for n, name in enumerate(names)}
-    fake = SimpleNamespace(restore=lambda path: trees, close=lambda: None)
-    module = SimpleNamespace(checkpoint=SimpleNamespace(PyTreeCheckpointer=lambda: fake))
+    saved = SimpleNamespace(item_metadata=SimpleNamespace(tree=trees))
+    fake = SimpleNamespace(metadata=lambda path: saved, restore=lambda path, restore_args: trees, close=lambda: None)
+    module = SimpleNamespace(checkpoint=SimpleNamespace(PyTreeCheckpointer=lambda: fake, RestoreArgs=SimpleNamespace))
     for name in ("orbax", "orbax.checkpoint"):
         monkeypatch.setitem(sys.modules, name, module)
     (tmp_path / "_METADATA").touch()

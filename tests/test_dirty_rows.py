@@ -6,8 +6,8 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.dirty_rows import RowMarks, TouchedRows
-from penstock.checkpoint.engine_state import rows_of
 from penstock.checkpoint.incremental import Contents, Saved, Saver
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder

@@ -3,19 +3,14 @@
 import doctest
 import re
 import shlex
-import socket
-import subprocess
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ipc import write
-from limits import HANG_S
 from scripts import loaded
-from services import config_of, frame, service_of
+from services import frame, service_of
 
 import penstock
 from penstock.cli.doctor import OPTIONAL
@@ -126,19 +121,6 @@ def test_the_pages_lines_for_a_service_run():
         code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
         exec(compile(code, "docs/serve.md", "exec"), {"frames": frames[:2], "frame": frames[2], "ids": ids})
         assert service.status()["frames"] == 3
-
-
-def test_the_pages_lines_for_several_processes_run(tmp_path):
-    (block,) = blocks("docs/distributed.md", "py")
-    config_of().save(tmp_path / "tables.pbtxt")
-    write(tmp_path / "log.arrows", [frame(number) for number in range(8)])
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    code = "import penstock as ps\nrank, count, sources = 0, 1, ['log.arrows']\n"
-    code += "config = ps.EmbeddingConfig.load('tables.pbtxt')\n"
-    code += block.replace("10.0.0.1:7000", address) + "\nassert report.steps == 2\n"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=HANG_S)
 
 
 def test_every_command_on_a_page_is_one():

@@ -22,6 +22,21 @@ def test_keys_of_the_whole_range_by_type():
         unsigned.lookup("user", [2**64 - 1, -1])
     with pytest.raises(ps.UsageError, match="table 'user': expected integer ids, got float64"):
         unsigned.lookup("user", [0.5])
+    with pytest.raises(ps.UsageError, match="table 'user': expected integer ids, got object"):
+        unsigned.lookup("user", {1, 2})
+
+
+def test_lists_of_small_and_large_keys_are_taken_exactly():
+    unsigned = engine_of(ps.Dynamic(key_type="uint64"))
+    unsigned.apply({"user": ([2**64 - 1, 0, 2**53 + 1], np.ones((3, 4), np.float32))})
+    assert unsigned.keys("user").to_pylist() == [0, 2**53 + 1, 2**64 - 1]
+    for engine, ids, message in (
+        (unsigned, [2**64 - 1, 5, -1], "row 2, column 'id': expected 0 <= id < 18446744073709551616, got -1"),
+        (engine_of(), [-1, 2**63], "row 1, column 'id': expected an int64 id, got 9223372036854775808"),
+        (engine_of(), [-1, 0.5], "expected integers of shape .n,., got float64 of shape .2,."),
+    ):
+        with pytest.raises(ps.InputError, match=f"apply.'user'.: {message}"):
+            engine.apply({"user": (ids, np.ones((len(ids), 4), np.float32))})
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64])
@@ -93,6 +108,9 @@ def test_a_key_waits_explains_itself_and_starts_with_the_step_that_admits_it():
     assert engine.explain("user", 5) == "present; last at step 1"
     np.testing.assert_array_equal(engine.lookup("user", [5]), start - 1)
     assert engine.explain("user", 6) == "absent"
+    for keys in ([], [5, 6]):
+        with pytest.raises(ps.UsageError, match="table 'user': expected one key, got "):
+            engine.explain("user", keys)
     assert engine.core.tables.dynamic["user"].directory.unadmitted_rows == 2
 
 
@@ -153,7 +171,7 @@ def test_loads_admit_without_a_filter():
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     engine.load_parameters("user", rows, ids=[-7, 10**15], accumulators=rows + 1)
     assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
-    with pytest.raises(ps.CapacityError, match="no room for 1 of 1 new keys"):
+    with pytest.raises(ps.CapacityError, match=r"no room for 1 of 1 new keys: .*; set a larger vocabulary_size$"):
         engine.load_parameters("user", rows, ids=[-7, 4], accumulators=rows)
     assert engine.lookup("user", [-7, 10**15]).tobytes() == rows.tobytes()
     assert engine.core.failed is None

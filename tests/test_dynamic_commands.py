@@ -202,14 +202,6 @@ def test_a_clock_without_its_column_is_found_before_anything_is_applied(tmp_path
     call(0, "replay", config, other, "--column", "time=ts")
 
 
-def test_several_processes_are_refused_by_name(tmp_path, refused):
-    config, log = logged(tmp_path, [[1]])
-    line = refused(
-        2, "replay", config, log, "--distributed", "--coordinator", "127.0.0.1:7", "--process-id", 0, "--processes", 2
-    )
-    assert "--distributed: table 'user' is dynamic, which several processes cannot hold; run one" in line
-
-
 # ---- a static table becomes dynamic
 
 

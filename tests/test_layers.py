@@ -211,10 +211,8 @@ def test_every_public_name_exists():
 SHARED_NAMES = {
     "__init__": "every package has one",
     "__main__": "of the command line, and of the bench's report",
-    "deltas": "the deltas of an engine, and of one of several processes",
     "rule": "the constants of an update rule in Python, and the same in C",
     "synth": "a command, named as it is typed, and the module that does its work",
-    "tables": "the tables of a configuration, and those of one of several processes",
 }
 
 

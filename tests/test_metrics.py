@@ -29,7 +29,6 @@ import penstock as ps
 from penstock.cli.http_server import PLAIN, TEXT, Server
 from penstock.cli.monitoring import Watching
 from penstock.metrics import Metrics, quantile
-from penstock.stats import ProcessReport, TableReport
 
 
 def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():
@@ -103,17 +102,8 @@ def dynamic_table():
     return ps.TableConfig(8, 2, name="key", dynamic=ps.Dynamic(min_count=2, expire_after=3, evict="lru"))
 
 
-class EngineOfJob(ps.Engine):
-    """An engine that reports two processes, each with a value for every label."""
-
-    @property
-    def processes(self):
-        one = ProcessReport(dropped={"id_out_of_range": 1}, tables={"user": TableReport(3, 2)}, stage_s={"read": 0.5})
-        return (one, one)
-
-
 def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_path):
-    engine = EngineOfJob(config_of(dynamic_table()), num_required=2)
+    engine = ps.Engine(config_of(dynamic_table()), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
     engine.watch.queued_rows = lambda: 0  # as a service sets it
     assert described(Metrics(engine).text()) == documented()

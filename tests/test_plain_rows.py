@@ -32,7 +32,7 @@ def batch(rows, steps=False, id_type=INT64):
 
 def is_plain(of: pa.RecordBatch) -> bool:
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    return columns is not None and columns.decode(of) is not None
+    return columns is not None and columns.read(of) is not None
 
 
 def outcome(batches, options):
@@ -109,15 +109,16 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
         ids = with_bitmap(range(num_rows), bits, INT64)
     of = pa.record_batch({"id": ids, "gradient": gradient}).slice(first)
     columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    seen = columns.decode(of)
+    seen = columns.read(of)
     holes = of.column("id").null_count + of.column("gradient").null_count
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
-        (plain,) = seen.row_batches
-        ((_, rows),) = plain.by_table(slice(0, plain.num_rows), OPTIONS.sizes) if plain.num_rows else ((None, None),)
-        assert rows is None or rows.ids.tolist() == of.column("id").to_pylist()
-        assert rows is None or rows.grads.tolist() == of.column("gradient").to_pylist()
+        (table, rows), runs = seen
+        assert table == "t"
+        assert rows.ids.tolist() == of.column("id").to_pylist()
+        assert rows.grads.tolist() == of.column("gradient").to_pylist()
+        assert runs == [(0, len(rows.ids), None)]
 
 
 def test_batches_of_common_logs_are_plain():

@@ -1,4 +1,4 @@
-"""``merge="round"``: a frame of each source in turn; the order that many processes keep, too."""
+"""``merge="round"``: a frame of each source in turn; the order of a job, too."""
 
 import numpy as np
 import pyarrow as pa

@@ -39,7 +39,8 @@ def resident(process):
 
 def test_a_queued_row_does_not_retain_its_whole_message(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
-    rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(40)]
+    # So many that the memory of messages on their way, which the service keeps, is little beside that of all.
+    rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(150)]
     with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
         with connect(service.uri, patience_s=HANG_S) as client, flight.connect(service.uri) as raw:
             client.rows("user", [0])

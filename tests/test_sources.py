@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import tracemalloc
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,22 @@ def test_a_file_by_its_path_or_its_uri(tmp_path, container):
     for source in (path, str(path), uri, [path], (str(path),)):
         assert frames_of(source) == FRAMES
     assert frames_of([path, uri]) == FRAMES * 2
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_arrow_refers_to_a_mapped_file_with_unused_columns_unless_they_are_compressed(tmp_path, compression):
+    path, floats = tmp_path / "log.arrow", pa.array(np.zeros(1 << 16, np.float32))
+    gradients = pa.FixedSizeListArray.from_arrays(floats, 16)
+    batch = pa.record_batch({"id": np.arange(1 << 12), "gradient": gradients, "note": np.arange(1 << 12)})
+    with pa.ipc.new_file(path, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    with closing(sources.open_source(path).parts()) as parts:
+        before = pa.total_allocated_bytes()
+        (read,) = next(parts).batches(["id", "gradient"])
+        num_copied = pa.total_allocated_bytes() - before
+        assert read.data.select(["id", "gradient"]) == batch.select(["id", "gradient"])
+        assert ("note" in read.data.schema.names) == (compression is None)
+        assert num_copied < 4096 if compression is None else num_copied >= floats.nbytes
 
 
 @EVERY

@@ -5,10 +5,8 @@ import pytest
 from checkpoints import ROWS, batch, commits, config_of, engine_of
 from cli import unmarked
 from ipc import write
-from jobs import together
 
 import penstock as ps
-from penstock.distributed.member import Member
 
 FIX = "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
 CONFIG = config_of()
@@ -110,17 +108,6 @@ def test_an_earlier_run_of_the_same_engine_does_not_count(tmp_path, workers):
         engine.run(workers, max_stale=0.5, checkpoint=tmp_path / "c")
     with pytest.raises(ps.InputError, match="480 of the 480 rows"):
         ps.Engine.restore(tmp_path / "c").run(workers, max_stale=0.5, checkpoint=tmp_path / "c", resume=True)
-
-
-def test_every_process_of_a_job_ends_with_the_same_error(workers, tmp_path):
-    def work(peers):
-        return Member(peers, config_of()).run(workers, max_stale=0.4, checkpoint=tmp_path / "c")
-
-    errors = together(2, work)
-    assert [type(error).__mro__.index(ps.InputError) >= 0 for error in errors] == [True, True]
-    assert len({str(error) for error in errors}) == 1
-    assert "240 of the 480 rows read" in str(errors[0])
-    assert ps.Engine.restore(tmp_path / "c").global_step == STEPS
 
 
 # ---- validate

@@ -85,10 +85,12 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
         assert float(ratio) <= (m.MOST_BY_XLA if by_xla else m.MOST_BY_KERNEL)
 
 
-def test_a_sample_of_the_steps_compiles_for_every_generation():
+@pytest.mark.parametrize("command", ["matrix --small", "exchanged_step"])
+def test_a_sample_of_the_steps_compiles_for_every_generation_and_for_several_hosts(command):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
-    command = [sys.executable, "-m", "penstock.bench.tpu.matrix", "--small"]
+    module, *words = command.split()
+    command = [sys.executable, "-m", f"penstock.bench.tpu.{module}", *words]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=False
     )

@@ -16,7 +16,7 @@ from penstock.bench.workloads import WORKLOADS
 
 BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
 END = "<!-- penstock.bench.report.readme_table: end -->\n"
-OURS, REPLAY, STATIC = "penstock", "penstock_replay", "penstock_static"
+OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -58,6 +58,8 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
         parts.append(f"{ratio:.2g}× {name.split('_')[0]}")
     if REPLAY in run["sides"]:
         parts.append(f"{run['sides'][REPLAY]['ratio']:.0%} of replay's rows/s")
+    if DISCARDED in run["sides"]:
+        parts.append(f"{run['sides'][DISCARDED]['ratio']:.0%} of a bare DoPut's")
     if STATIC in run["sides"]:
         parts.append(f"{1 / run['sides'][STATIC]['ratio']:.3g}× the static table")
     if "limit_ms" in run:
@@ -67,7 +69,8 @@ def cell_of(run: dict[str, Any] | None) -> str | None:
 
 def peers_of(run: dict[str, Any]) -> list[tuple[float, str]]:
     """Return (time as a multiple of penstock's, name) of the other libraries."""
-    return [(side["ratio"], n) for n, side in run["sides"].items() if "ratio" in side and not n.startswith(OURS)]
+    others = {n: side for n, side in run["sides"].items() if not n.startswith(OURS) and n != DISCARDED}
+    return [(side["ratio"], n) for n, side in others.items() if "ratio" in side]
 
 
 def told(result: dict[str, Any], threads: int) -> str:

@@ -29,6 +29,7 @@ from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
 
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 FOUR_HOSTS = "v5e, 4 hosts"
+OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
 DIMS = (8, 32, 64, 128, 200)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
 ROWS, LINES = 1 << 22, 4096
@@ -142,7 +143,7 @@ class Compiler:
         from jax.sharding import Mesh
 
         if generation not in self._meshes:
-            name = "v5e:4x4" if generation == FOUR_HOSTS else TOPOLOGIES[generation]
+            name = (TOPOLOGIES | OF_FOUR_HOSTS)[generation]
             devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
             self._meshes[generation] = Mesh(np.asarray(devices).reshape(-1), ("shard",))
         return self._meshes[generation]

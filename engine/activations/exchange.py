@@ -32,7 +32,6 @@ from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.gate import Gate
-from penstock.learning_rates import Rates
 from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]
@@ -248,29 +247,3 @@ def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Looku
         lookups(feature, name_of(config, i), config.id_ranges[feature.table][0], ids[i], of[i])
         for i, feature in enumerate(features_of(config))
     ]
-
-
-class ActivationAccess:
-    """The methods of an Engine that receive activations and send their gradients."""
-
-    _exchange: Exchange
-
-    def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
-
-        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
-        """
-        return self._exchange.recv(features, weights)
-
-    def send_gradients(
-        self,
-        gradients: Any,
-        learning_rates: Rates = None,
-        deduplication_data: DeduplicationData | None = None,
-        time: int | None = None,
-    ) -> bool:
-        """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
-
-        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
-        """
-        return self._exchange.send(gradients, learning_rates, deduplication_data, time)

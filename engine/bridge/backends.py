@@ -4,7 +4,7 @@ The platform decides unless the environment overrides it.
 
 | variant | where | implementation |
 |---|---|---|
-| ffi | CPU, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
+| ffi | CPU of one process, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
 | pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
 """
@@ -20,6 +20,8 @@ from jax.sharding import Mesh
 from penstock.bridge import cpu_ffi
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.processes.agreement import Processes
+from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import stacked
@@ -34,13 +36,18 @@ VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
 
 
 def create_tables(
-    mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0, variant: str | None = None
+    mesh: Mesh,
+    definitions: Sequence[TableDefinition],
+    threads: int = 0,
+    variant: str | None = None,
+    processes: Processes | None = None,
 ) -> list[CpuTables | XlaTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
     mesh : one axis, ``programs.AXIS``
     threads : at most this many update one device's rows, on CPUs; 0: all the host has
     variant : for tests and benchmarks; None: chosen for each table by devices and rule
+    processes : that the mesh spans; None: only this one
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
@@ -58,7 +65,11 @@ def create_tables(
     dispatcher = Dispatcher()  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
-        created.append(XlaTables(mesh, group, variants[members[0]], dispatcher))  # a stack has one variant
+        its_variant = variants[members[0]]  # a stack has one
+        if processes is None:
+            created.append(XlaTables(mesh, group, its_variant, dispatcher))
+        else:
+            created.append(ProcessTables(mesh, group, its_variant, processes))
     return created
 
 

@@ -48,12 +48,12 @@ def registered() -> bool:
 
 
 def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
-    """Return whether this variant can update a table: on a CPU, by a rule that is not a user-defined program."""
+    """Return whether this variant can update a table: on one process's CPU, not by a user-defined program."""
     if rule.program is not None or rule_name(rule) not in update.rules():
         return False
     if rule.algorithm == "row_wise_adagrad" and dim > MAX_SUMMED_DIM:
         return False
-    return mesh.devices.flat[0].platform == "cpu" and registered()
+    return mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process and registered()
 
 
 def rule_name(rule: UpdateRule) -> str:

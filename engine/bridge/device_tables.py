@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
 from penstock.bridge.cpu_ffi import CpuTables
+from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
 from penstock.bridge.xla_tables import XlaTables
 
@@ -31,6 +32,11 @@ def make_mesh(mesh: Mesh | None = None) -> Mesh:
     return Mesh(devices, (programs.AXIS,))
 
 
+def processes_of(mesh: Mesh) -> Processes | None:
+    """Return the processes that a mesh spans; None: only this one. Raises UsageError."""
+    return Processes(mesh) if mesh.is_multi_process else None
+
+
 def check_memory(mesh: Mesh, num_bytes: int) -> None:
     """Raise MemoryError if tables of ``num_bytes`` on CPU devices exceed the host's memory.
 
@@ -39,6 +45,7 @@ def check_memory(mesh: Mesh, num_bytes: int) -> None:
     if mesh.devices.flat[0].platform != "cpu" or not hasattr(os, "sysconf"):
         return
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_bytes = num_bytes * len(mesh.local_devices) // mesh.size
     if num_bytes > has:
         raise MemoryError(
             f"the tables with their slots need {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
@@ -139,31 +146,42 @@ class DeviceTable:
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """Yield one part of the whole table in id order, in blocks of rows, so that no second copy of it exists."""
-        for first, count in self._blocks():
-            out = np.empty((count, self.part_dims[part]), np.float32)
-            self._tables.read(self._member, first, out, part)
-            yield out
+        yield from self._read(0, self.layout.vocabulary_size, part)
 
     def fill(self, draw: Callable[[int, int], Float32]) -> None:
         """Write the weights of every row. draw : (first, count) → float32 (count, dim), in id order"""
-        for first, count in self._blocks():
+        for first, count in self._blocks(0, self.layout.vocabulary_size):
             self._tables.write(self._member, first, draw(first, count), 0)
 
     def whole(self, part: int = 0) -> jax.Array:
         """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""
-        host = np.concatenate(list(self.stream(part)))
-        even = self.layout.vocabulary_size % self.layout.num_devices == 0
-        spec = PartitionSpec(self._user_mesh.axis_names) if even else PartitionSpec()
+        rows, floats = self.layout.vocabulary_size, self.part_dims[part]
+        spec = PartitionSpec(self._user_mesh.axis_names) if rows % self.layout.num_devices == 0 else PartitionSpec()
+        sharding = NamedSharding(self._user_mesh, spec)
+        found: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
         with jax.set_mesh(self._tables.mesh), jax.transfer_guard("allow"):
-            copy: jax.Array = jax.device_put(host, NamedSharding(self._user_mesh, spec))
-        return copy
+            shards = []
+            for device, index in sharding.addressable_devices_indices_map((rows, floats)).items():
+                assert index is not None
+                first, stop, _ = index[0].indices(rows)
+                if first not in found:
+                    found = {first: np.concatenate([*self._read(first, stop, part)])}
+                shards.append(jax.device_put(found[first], device))
+            return jax.make_array_from_single_device_arrays((rows, floats), sharding, shards)
 
     def wait(self) -> None:
         """Block until every dispatch is done. Raises the device's errors."""
         self._tables.wait()
 
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield consecutive ranges that make up the table, as (first id, number of ids)."""
+    def _read(self, first: int, stop: int, part: int) -> Iterator[Float32]:
+        """Yield one part of the rows from ``first`` to ``stop`` in id order, in blocks."""
+        for start, count in self._blocks(first, stop):
+            out = np.empty((count, self.part_dims[part]), np.float32)
+            self._tables.read(self._member, start, out, part)
+            yield out
+
+    def _blocks(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield consecutive ranges that make up the rows from ``first`` to ``stop``, as (first id, number of ids)."""
         at_once = MAX_BUCKET * self.layout.num_devices
-        for first in range(0, self.layout.vocabulary_size, at_once):
-            yield first, min(at_once, self.layout.vocabulary_size - first)
+        for start in range(first, stop, at_once):
+            yield start, min(at_once, stop - start)

@@ -194,10 +194,10 @@ def copy_rows(mesh: Mesh, line: Line) -> Program:
     return sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=False)
 
 
-def _rows(line: Line, table: Arrays, rows: jax.Array) -> Planes:
-    """Return every part of a device's rows, f32[K,dim] or f32[K,1]. Rows are unique; their lines need not be."""
+def _rows(line: Line, table: Arrays, rows: jax.Array, unique: bool = True) -> Planes:
+    """Return every part of a device's rows, f32[K,dim] or f32[K,1]. unique : whether no row repeats; lines may"""
     lines, inside = rows // line.group, rows % line.group
-    planes = line.gather(table, lines, unique=line.group == 1)
+    planes = line.gather(table, lines, unique=unique and line.group == 1)
     low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(planes))
     if not high:
         return low

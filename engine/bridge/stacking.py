@@ -113,12 +113,14 @@ class Packed(NamedTuple):
     words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
     counts : int32 (devices,), the number of lines before the pads
     keys : uint32 (devices, bucket, rows of a line), of the rounding to bfloat16, 0 for rows without a gradient; or None
+    cells : int64 (n,), the line of each row, among those of all devices
     """
 
     lines: Int32
     words: Int32
     counts: Int32
     keys: UInt32 | None
+    cells: Int64
 
 
 @dataclass(frozen=True)
@@ -164,11 +166,17 @@ class Stack:
         of each requested row in the flattened (devices, bucket), int64 (n,)
         """
         table = self.tables[member]
+        devices, rows = self.rows_of(member, ids)
+        for some in self.slices(devices):
+            padded, cells, _ = self.padded(devices[some], rows[some], self.lines_per_device * table.line.group, 8)
+            yield some, padded, cells
+
+    def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:
+        """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
+        table = self.tables[member]
         devices, rows = table.place(ids)
         rows += np.int32(self.first_lines[member] * table.line.group)
-        for some in self.slices(devices):
-            padded, cells, _ = self._padded(devices[some], rows[some], self.lines_per_device * table.line.group, 8)
-            yield some, padded, cells
+        return devices, rows
 
     def route(self, tables: Sequence[TableRows]) -> Routing:
         """Return the device, the line and the offset in it of rows of several tables."""
@@ -195,16 +203,19 @@ class Stack:
             else:
                 yield some
 
-    def pack(self, routing: Routing, some: slice, room: Room = np.empty, growth: float = GROWTH) -> Packed:
+    def pack(
+        self, routing: Routing, some: slice, room: Room = np.empty, growth: float = GROWTH, capacity: int | None = None
+    ) -> Packed:
         """Pack the rows of a slice by devices and lines, padded to a bucket.
 
         room : creates the arrays of the result: (shape, dtype) → array; growth : of the buckets
+        capacity : lines per device, if the caller decides it
         """
         devices, lines, line_of_row = routing.devices[some], routing.lines[some], None
         if self.line.masked:
             devices, lines, line_of_row = self._distinct(devices, lines)
         multiple = multiple_of(self.line)
-        padded, cells, counts = self._padded(devices, lines, self.lines_per_device, multiple, room, growth)
+        padded, cells, counts = self.padded(devices, lines, self.lines_per_device, multiple, room, growth, capacity)
         words = room((*padded.shape, self.line.halves * self.line.width), np.int32)
         self._blank(words, counts)
         cells, flat = cells if line_of_row is None else cells[line_of_row], words.reshape(-1, words.shape[2])
@@ -215,9 +226,9 @@ class Stack:
             keys = room((*padded.shape, self.line.group), np.uint32)
             keys.fill(0)
             keys.reshape(-1, self.line.group)[cells, self.line.inside(routing.offsets[some])] = routing.keys[some]
-        return Packed(padded, words, counts.astype(np.int32), keys)
+        return Packed(padded, words, counts.astype(np.int32), keys, cells)
 
-    def _padded(
+    def padded(
         self,
         devices: Int32,
         numbers: Int32,
@@ -225,14 +236,16 @@ class Stack:
         multiple: int,
         room: Room = np.empty,
         growth: float = GROWTH,
+        capacity: int | None = None,
     ) -> tuple[Int32, Int64, Int64]:
         """Distribute numbers to the devices, in order.
 
         beyond : the first pad; multiple : the unit of the bucket; growth : from one bucket to the next
+        capacity : of every device; None: a bucket
         Returns the numbers int32 (devices, bucket), the place of each in it, flattened, and the count of each device.
         """
         counts = np.bincount(devices, minlength=self.num_devices)
-        capacity = bucket(int(counts.max(initial=0)), multiple, growth)
+        capacity = capacity or bucket(int(counts.max(initial=0)), multiple, growth)
         # NumPy sorts 16 bits in linear time; there are at most NUM_SHARDS devices.
         order = np.argsort(devices.astype(np.int16), kind="stable")
         cells = np.empty(len(devices), np.int64)

@@ -64,7 +64,7 @@ class XlaTables:
         step, application : the number of the step and of the application in it, which key the rounding to bfloat16
         """
         names = [self.layouts[member].name for member, _, _ in updates]
-        reader = f"{_quoted(names)}, step {step}"
+        reader = f"{quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         rows = [
@@ -108,8 +108,12 @@ class XlaTables:
             arena = self._dispatcher.arena()
             packed = self._stack.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
             run = self.programs.at(program, packed.lines.shape[1])
-            self.arrays, fence = run(self.arrays, *packed[:num_packed], *numbers)
+            self.arrays, fence = run(self.arrays, *map(self._put, packed[:num_packed]), *numbers)
             arena.read_by(reader, fence)
+
+    def _put(self, rows: Any) -> Any:
+        """Return rows, (devices, …), as a program takes them."""
+        return rows
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._dispatcher.drain()
@@ -186,7 +190,7 @@ def _flat(answers: jax.Array) -> Float32:
     return host.reshape(-1, *host.shape[2:])
 
 
-def _quoted(names: Sequence[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
     """Return the names of tables as errors print them."""
     if len(names) == 1:
         return f"table '{names[0]}'"

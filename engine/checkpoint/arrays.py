@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.engine_state import rows_of, slot_dim
+from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, Folder
+from penstock.config.optimizers import RowWiseAdagrad
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
 
@@ -72,9 +75,32 @@ class SavedTables:
         return directories_of(self._folder, self.commit)
 
 
-def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Array]]:
-    """Return the saved directory of every dynamic table by name, in the form of ``Directory.get_state``."""
-    if not any(table.get("dynamic") for table in commit.contents["tables"]):
-        return {}  # without reading files
-    records = folder.records(commit, commit.last_files)
-    return {record.about["table"]: record.arrays for record in records if record.kind == "directory"}
+def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[Float32]]]:
+    """Yield (table, ids, parts) of every block of a commit, older blocks first.
+
+    ids : int64 (n,); parts : the weights, then each slot, float32 (n, floats per row). Raises StateError.
+    """
+    for record in folder.records(commit, commit.files):
+        if record.kind == "rows":
+            parts = _parts(record, commit)
+            if "first" in record.about:
+                first, step = record.about["first"], record.about["step"]
+                ids = np.arange(first, first + len(parts[0]) * step, step)
+            else:
+                ids = record.arrays["ids"]
+            yield record.about["table"], ids, parts
+
+
+def _parts(record: Record, commit: Commit) -> list[Float32]:
+    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
+    if "rows" in record.arrays:
+        ends = np.cumsum(record.about["dims"])
+        return np.split(record.arrays["rows"], ends[:-1], axis=1)
+    weights, *slots = record.arrays["values"]
+    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
+    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
+
+
+def slot_dim(about: Mapping[str, Any]) -> int:
+    """Return the floats per row of each slot of a table. about : its entry in the manifest"""
+    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])

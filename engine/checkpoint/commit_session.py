@@ -68,7 +68,7 @@ class CommitSession:
     @property
     def may_begin(self) -> bool:
         """Return whether a commit can begin without waiting for one in flight."""
-        return self._saver.may_begin
+        return not self._saver.is_busy
 
     @property
     def has_stepped(self) -> bool:

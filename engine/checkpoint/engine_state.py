@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import Contents, Saved
+from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import RowWiseAdagrad
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
@@ -28,6 +29,7 @@ from penstock.core import EngineCore
 from penstock.errors import CapacityError, ConfigError, PenstockError, StateError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
+from penstock.tables.shares import checked_share, shares_of
 
 if TYPE_CHECKING:
     import jax
@@ -74,7 +76,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "python": _only_in_python(core.config),
     }
     stores = core.pipeline.stores.items()
-    records = [Record("store", {"table": name}, store.get_state()) for name, store in stores]
+    records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
     return Contents(plain, records)
@@ -100,6 +102,7 @@ def restore(
     threads: int | None,
     num_required: int | None,
     reduction: str | None,
+    share: tuple[int, int] | None = None,
 ) -> E:
     """Return an engine with the state of the newest complete commit of a folder. Raises StateError.
 
@@ -119,16 +122,22 @@ def restore(
                     raise StateError(
                         f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same"
                     )
-            folder.checked(commit)
+            seed, files, more = commit.contents["seed"], commit.files, {}
+            if share is not None:
+                more = {"share": checked_share(share)}
+                files = files_for(commit, shares_of(its.tables, its.sharding_strategy == "MOD", seed, *more["share"]))
+            folder.checked(commit, files)
             engine = make(
                 its,
                 mesh,
                 num_required=commit.contents["num_required"],
                 reduction=commit.contents["reduction"],
-                seed=commit.contents["seed"],
+                seed=seed,
                 threads=threads,
+                **more,
             )
-            _load(engine.core, engine.session, folder, commit)
+            _load(engine.core, folder, replace(commit, files=files))
+            engine.session.resume_from(folder, commit, *_history(commit))
         except PenstockError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -174,51 +183,19 @@ def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
             )
 
 
-def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[Float32]]]:
-    """Yield (table, ids, parts) of every block of a commit, older blocks first.
-
-    ids : int64 (n,); parts : the weights, then each slot, float32 (n, floats per row). Raises StateError.
-    """
-    for record in folder.records(commit, commit.files):
-        if record.kind == "rows":
-            parts = _parts(record, commit)
-            if "first" in record.about:
-                first, step = record.about["first"], record.about["step"]
-                ids = np.arange(first, first + len(parts[0]) * step, step)
-            else:
-                ids = record.arrays["ids"]
-            yield record.about["table"], ids, parts
-
-
-def _parts(record: Record, commit: Commit) -> list[Float32]:
-    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
-    if "rows" in record.arrays:
-        ends = np.cumsum(record.about["dims"])
-        return np.split(record.arrays["rows"], ends[:-1], axis=1)
-    weights, *slots = record.arrays["values"]
-    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
-    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
-
-
-def slot_dim(about: Mapping[str, Any]) -> int:
-    """Return the floats per row of each slot of a table. about : its entry in the manifest"""
-    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])
-
-
-def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) -> None:
-    places = {
-        record.about["table"]: core.tables.dynamic[record.about["table"]].set_state(record.arrays)
-        for record in folder.records(commit, commit.last_files)
-        if record.kind == "directory"
-    }
+def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
+    directories = directories_of(folder, commit)
+    places = {name: core.tables.dynamic[name].set_state(state) for name, state in directories.items()}
     for name, ids, parts in rows_of(folder, commit):
         if name in places:  # the row of a key, and whether it has one, may differ here
             ids = places[name][ids]
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         elif name in core.tables.dynamic:
-            _admit(core, name, ids, parts, folder)
+            _admit(core, name, *core.tables.own(name, ids, parts), folder)
             continue
+        else:
+            ids, parts = core.tables.own(name, ids, parts)
         core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
     core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
@@ -233,8 +210,11 @@ def _load(core: EngineCore, session: Session, folder: Folder, commit: Commit) ->
     core.changed_step = int(contents.get("changed_step", core.global_step))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
-    positions, totals = Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
-    session.resume_from(folder, commit, positions, totals)
+
+
+def _history(commit: Commit) -> tuple[Positions, Counters]:
+    contents = commit.contents
+    return Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
 
 
 def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> None:
@@ -248,7 +228,7 @@ def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder
 
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Return the gradients accumulated in the gate, by table, with those of all processes concatenated."""
+    """Return the gradients accumulated in the gate, by table, with those of all shares concatenated."""
     found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "store":

@@ -90,6 +90,8 @@ class Saver(StepObserver):
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
 
+    needs_all_rows = True
+
     def __init__(
         self,
         folder: Folder,
@@ -112,14 +114,13 @@ class Saver(StepObserver):
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
-        return (
-            folder.path.is_dir()
-            and self.folder.path.is_dir()
-            and folder.path.samefile(self.folder.path)
-            and folder.numbers()[-1:] == ([self.last.number] if self.last else [])
-            # Else another run's commit of the same number was copied over this one.
-            and (self.last is None or folder.load(self.last.number).files == self.last.files)
-        )
+        if not folder.files.is_same(self.folder.files):
+            return False
+        newest, last = folder.newest(), self.last
+        if newest is None or last is None:
+            return newest is last
+        # With other files, another run's commit of the same number was copied over this one.
+        return (newest.number, newest.files) == (last.number, last.files)
 
     def open(self, keep: int = KEEP) -> None:
         """Lock the folder, and allocate the ring buffer. keep : number of commits to keep in the folder
@@ -145,11 +146,6 @@ class Saver(StepObserver):
     def is_busy(self) -> bool:
         """Return whether a commit is in flight."""
         return self._writer is not None
-
-    @property
-    def may_begin(self) -> bool:
-        """Return whether a commit can begin without waiting for one in flight."""
-        return not self.is_busy
 
     def before_step(self, coalesced: Stepped) -> None:
         """Mark rows as dirty before a step, and copy those that are pending."""

@@ -11,8 +11,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -52,22 +51,23 @@ def _little(array: Array) -> Array:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed."""
-    with open(path, "rb") as file:
-        if file.read(len(MAGIC)) not in _READ:
-            raise StateError(f"{path}: not a data file of this version's checkpoints")
-        while True:
-            try:
-                (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-                about = json.loads(file.read(length))
-                shapes = about.pop("arrays")
-                arrays = {name: _read_array(file, dtype, shape) for name, dtype, shape in shapes}
-            except (ValueError, KeyError, TypeError, struct.error) as error:
-                raise StateError(f"{path}: its records do not add up ({error}); restore another commit") from error
-            yield Record(about.pop("kind"), about, arrays)
-            if not file.peek(1):
-                return
+def read_records(file: BinaryIO, where: object) -> Iterator[Record]:
+    """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed.
+
+    file : buffered; where : for messages
+    """
+    if file.read(len(MAGIC)) not in _READ:
+        raise StateError(f"{where}: not a data file of this version's checkpoints")
+    length = file.read(_LENGTH.size)
+    while length:
+        try:
+            about = json.loads(file.read(*_LENGTH.unpack(length)))
+            shapes = about.pop("arrays")
+            arrays = {name: _read_array(file, dtype, shape) for name, dtype, shape in shapes}
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise StateError(f"{where}: its records do not add up ({error}); restore another commit") from error
+        yield Record(about.pop("kind"), about, arrays)
+        length = file.read(_LENGTH.size)
 
 
 def _read_array(file: Any, dtype: str, shape: list[int]) -> Array:

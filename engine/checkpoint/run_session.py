@@ -107,10 +107,11 @@ class Run(CommitListener):
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""
         try:
+            if self._commits is None:  # only this thread counts frames
+                self.check()
+                return
             with self._core.gate.still():
                 self.check()
-                if self._commits is None:
-                    return
                 if self._commits.is_due and self._commits.may_begin and self._may_commit():
                     self._commits.begin()
                 self._commits.advance()

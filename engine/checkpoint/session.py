@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import KEEP, Contents, Saver
-from penstock.checkpoint.run_files import CountedFiles, OpenDeltas, RunFiles
+from penstock.checkpoint.parts import Part, PartSaver, part_name
+from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
@@ -31,13 +32,11 @@ class CheckpointSession(StepObserver):
     positions : of the last run in its sources
     """
 
-    parts: tuple[str, ...] = ("",)  # the parts of the rows; each has its files in a commit
-
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self._core, self._timed = core, timed
+        self._core, self._timed, self._counting = core, timed, timed()
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
         # For each other folder: the digests of its last commit that the state descends from.
-        self._descends: dict[Path, tuple[str, ...]] = {}
+        self._descends: dict[str, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
         self._runs: list[Run] = []  # in progress, in the order in which they began
         self.positions = Positions()
@@ -49,27 +48,30 @@ class CheckpointSession(StepObserver):
         return self._before.plus(self._running)
 
     @property
-    def last(self) -> tuple[Commit, Path] | None:
-        """Return the newest commit and its manifest file, whose age is that of the commit; None if there is none."""
+    def last(self) -> tuple[Commit, float | None] | None:
+        """Return the newest commit, and when it was written (``Folder.written_s``); None if there is none."""
         if self._saver is None or self._saver.last is None:
             return None
-        return self._saver.last, self._saver.folder.manifest(self._saver.last.number)
+        return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
     def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        # Another configuration may initialize rows that no file contains differently: the next commit is then a base.
-        same = commit.contents["config"] == encoded(self._core.config) and commit.parts == self.parts
-        self._saver = self._new_saver(folder, commit, same)
+        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == ("",))
+
+    def is_same(self, commit: Commit) -> bool:
+        """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
+        differently, and then the next commit is a base."""
+        return bool(commit.contents["config"] == encoded(self._core.config))
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
         """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
         for run in self._runs:
             if run.counters is counters:
-                with self._timed():
+                with self._counting:
                     run.count(frame, admitted)
-                if self._stores(run):
+                if self.positions is not run.positions and self._stores(run):
                     self.positions = run.positions
                 return
 
@@ -81,6 +83,10 @@ class CheckpointSession(StepObserver):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Commit the current state to a folder, and wait until it is durable."""
+        with self._core.still():
+            self._save(path)
+
+    def _save(self, path: str | os.PathLike[str]) -> None:
         saver = self._saver_of(Folder(path))
         saver.open()
         try:
@@ -134,8 +140,8 @@ class CheckpointSession(StepObserver):
         run: Run | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with self.files.opened(self._quarantine(quarantine), open_deltas, resume, stores, has_committed) as files:
-                has_new = saver is not None and self._any_new(files)
+            with self.files.opened(quarantine, open_deltas, resume, stores, has_committed) as files:
+                has_new = saver is not None and files.any_new
                 with self._core.gate.still():
                     run = Run(self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit)
                     self._runs.append(run)
@@ -143,8 +149,8 @@ class CheckpointSession(StepObserver):
                         self.positions = positions
                 try:
                     yield run
-                except BaseException as error:
-                    if self._may_commit(run, error):
+                except BaseException:
+                    if not run.failed and self._core.failed is None:  # neither a commit nor a step has failed
                         run.end(completed=False)
                     raise
                 finally:
@@ -155,18 +161,6 @@ class CheckpointSession(StepObserver):
             elif saver is not None:
                 with self._core.gate.still():
                     saver.close()
-
-    def _quarantine(self, path: Path | None) -> Path | None:
-        """Return the file of bad rows that this process writes."""
-        return path
-
-    def _any_new(self, files: RunFiles) -> bool:
-        """Return whether the run writes a file that no commit refers to yet."""
-        return files.any_new
-
-    def _may_commit(self, run: Run, error: BaseException) -> bool:
-        """Return whether the state is consistent after an error: neither a commit nor a step has failed."""
-        return not run.failed and self._core.failed is None
 
     def _opened(self, folder: Folder, keep: int, resume: bool) -> Saver:
         """Open the saver of a folder, which locks the folder until it is closed.
@@ -198,7 +192,7 @@ class CheckpointSession(StepObserver):
         """
         if self._saver is not None and self._saver.is_for(folder):
             return self._saver
-        descends = self._descends.get(folder.path.resolve())
+        descends = self._descends.get(folder.files.identity())
         last = folder.newest() if descends else None
         if last is not None and last.digests != descends:
             last = None  # a commit of another engine
@@ -213,15 +207,52 @@ class CheckpointSession(StepObserver):
     def _remember(self, saver: Saver) -> None:
         """Record the last commit of a replaced saver: a run may resume there until another writer commits."""
         if saver.last is not None:
-            self._descends[saver.folder.path.resolve()] = saver.last.digests
+            self._descends[saver.folder.files.identity()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        saver = self._make_saver(folder, last, delta)
+        saver = Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
         self._core.observe(saver)
         return saver
 
-    def _make_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        return Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
-
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
+
+
+class ShareSession(CheckpointSession):
+    """The saving side of an engine that is a share: its job commits."""
+
+    _parts: PartSaver | None = None
+
+    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
+        self.positions, self._before = positions, totals
+        part = part_name(self._core.tables.shares)
+        if self.is_same(commit) and part in commit.parts:
+            files = tuple(file for file in commit.files if file.part == part)
+            self._parts = self._part_saver(folder, Commit(commit.number, files, commit.contents, commit.version))
+
+    def write_part(self, folder: Folder, number: int, attempt: str) -> Part:
+        """Write this share's part of a commit to the folder of the job, which ``join_parts`` completes.
+
+        attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
+        """
+        with self._core.still():
+            self._core.tables.wait()
+            if self._parts is None or self._parts.folder.path != folder.path:
+                self._parts = self._part_saver(folder, None)
+            return self._parts.write(number, attempt)
+
+    @contextmanager
+    def run(self, reader: Any, counters: Counters, checkpoint: Any, *rest: Any, **options: Any) -> Any:
+        if checkpoint is not None:
+            self.save(checkpoint)
+        with super().run(reader, counters, checkpoint, *rest, **options) as run:
+            yield run
+
+    def save(self, path: Any) -> NoReturn:
+        raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
+
+    def _part_saver(self, folder: Folder, last: Commit | None) -> PartSaver:
+        tables, shares = tables_to_save(self._core), self._core.tables.shares
+        saver = PartSaver(folder, tables, self._described, last, last is not None, self._timed, shares)
+        self._core.observe(saver)
+        return saver

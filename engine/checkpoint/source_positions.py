@@ -11,17 +11,14 @@ of its last applied frame, with the counts of its last stream.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from penstock.errors import StaleInputError, StateError
-from penstock.frames import Frame, Place
+from penstock.frames import Frame, Place, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.stats import too_stale
@@ -147,6 +144,12 @@ class Positions:
         positions.rows = int(state.get("rows", 0))
         return positions
 
+    def of_source(self, number: int) -> Positions:
+        """Return the position in one source; at its start, if there are none of it yet."""
+        one = Positions()
+        one.entries = self.entries[number : number + 1]
+        return one
+
     def follow(self, before: Positions) -> None:
         """Keep the producers, their counts and the lineage of earlier positions."""
         self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
@@ -221,21 +224,3 @@ class Positions:
 def _digest_with(before: str, frame: Frame) -> str:
     """Return the digest with one more frame."""
     return hashlib.blake2b(f"{before}\0{fingerprint(frame)}".encode(), digest_size=16).hexdigest()
-
-
-def fingerprint(frame: Frame) -> str:
-    """Return the text of one frame that its digest covers. A frame that holds a share of its rows already has it.
-
-    It contains the step, the contributor, and per table the ids and the first and last gradient: a pass over all
-    gradients would cost as much as their sum. The ids are reduced to a CRC-32 (3 GB/s; BLAKE2b 0.65) per table.
-    """
-    if frame.fingerprint is not None:
-        return frame.fingerprint
-    text = [repr(frame.local_step), repr(frame.contributor), str(frame.num_rows), repr(frame.learning_rates)]
-    for table in sorted(frame.rows):
-        crc, blocks = 0, [block for block in frame.rows[table] if len(block.ids)]
-        for block in blocks:
-            crc = zlib.crc32(np.ascontiguousarray(block.ids).data, crc)
-        ends = (blocks[0].gradient(0).tobytes(), blocks[-1].gradient(-1).tobytes()) if blocks else ()
-        text += [repr(table), str(crc), *(end.hex() for end in ends)]
-    return "\0".join(text)

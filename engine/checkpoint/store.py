@@ -2,32 +2,29 @@
 
 ``00000012.commit`` is the manifest of commit 12, written last: a data file without one was interrupted, and is
 ignored. A manifest lists its data files, a base and the deltas after it, each with its digest, so a folder can still
-be verified after it was copied or moved.
+be verified after it was copied or moved. At a URI whose files may appear before they are whole, the newest commit
+is the one with the highest number whose manifest has its digest; no name is ever written twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
 from penstock.checkpoint.records import Record, read_records
-from penstock.errors import CommitGoneError, StateError, UsageError
-from penstock.filesystem import atomic_files
-from penstock.filesystem.descriptors import reserve
-from penstock.validation import place
+from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
+from penstock.filesystem.file_stores import store_at
 
 KEY = "penstock.checkpoint"
 _READABLE = " and ".join(map(str, sorted(DIGESTS)))
 _COMMIT = re.compile(r"(\d{8,})\.commit")
-_PART = r"\d{8,}(-\d+of\d+)?\.(commit|base|delta)"
+_PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
 _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
@@ -58,7 +55,7 @@ class Commit:
     """A commit. files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
     version : of the format; determines the digest of all its files
-    If several processes commit together, each has a separate base and deltas (``parts``), all in one manifest.
+    If the shares of a job commit together, each has a separate base and deltas (``parts``), all in one manifest.
     """
 
     number: int
@@ -99,7 +96,13 @@ class Folder:
     """The folder of a checkpoint. Reading changes nothing; ``lock`` it before writing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = place("checkpoint", path)
+        try:
+            self.files = store_at(path)
+        except TypeError:
+            raise UsageTypeError(f"checkpoint: expected a path, got {path!r}") from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"checkpoint: no store that pyarrow.fs opens: {str(error).splitlines()[0]}") from error
+        self.path = self.files.place
         self._lock: int | None = None
 
     def numbers(self) -> list[int]:
@@ -112,17 +115,24 @@ class Folder:
 
     def check_place(self, resume: bool) -> None:
         """Raise UsageError if a run may not commit to this folder."""
-        if self.path.exists() and not self.path.is_dir():
+        numbers = self.numbers()
+        if self.files.exists() and not self.files.is_folder():
             raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
-        if not self.numbers() and not self.is_empty():
+        if not numbers and not self.is_empty():
             raise UsageError(f"{self.path}: holds other files; give a new or empty folder for the checkpoint")
-        if self.numbers() and not resume:
+        if numbers and not resume:
             raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
 
     def newest(self) -> Commit | None:
         """Return the newest commit; None if there is none. Raises StateError if its manifest is damaged."""
         numbers = self.numbers()
-        return self.load(numbers[-1]) if numbers else None
+        for number in numbers[:0:-1]:
+            try:
+                return self.load(number)
+            except StateError:
+                if self.files.names_appear_whole:
+                    raise
+        return self.load(numbers[0]) if numbers else None
 
     def read_last(self, read: Callable[[Commit], T]) -> T:
         """Return ``read`` of the newest commit. Raises StateError if there is none.
@@ -141,79 +151,82 @@ class Folder:
         """Yield the records of some files of a commit, one file after the other. Raises StateError."""
         for file in files:
             try:
-                yield from read_records(self.path / file.name)
+                with self.files.open(file.name) as data:
+                    yield from read_records(data, self.files.file(file.name))
             except FileNotFoundError:
-                raise self._missing(commit.number, self.path / file.name) from None
+                raise self._missing(commit.number, file.name) from None
 
-    def manifest(self, number: int) -> Path:
-        """Return the path of a commit's manifest."""
-        return self.path / f"{number:08}.commit"
+    def written_s(self, commit: Commit) -> float | None:
+        """Return when a commit became complete, in seconds since the epoch; None if it is gone."""
+        return self.files.written_s(_manifest(commit.number))
 
     def load(self, number: int) -> Commit:
         """Return a commit, with the digest of its manifest and the chain of its files verified. Raises StateError."""
-        path = self.manifest(number)
+        name = _manifest(number)
+        path = self.files.file(name)
         try:
-            text, _, last = reserve.open(path.read_bytes).removesuffix(b"\n").rpartition(b"\n")
+            text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
             version = next((each for each in DIGESTS if digest_of(text, each).encode() == last), None)
             if version is None:
-                raise self._damaged(path, number, "its digest does not fit: damaged or cut")
+                raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             found = json.loads(text)
             stated, named = found.pop(KEY), found.pop("number")
             if stated not in DIGESTS:
                 raise StateError(f"{path}: version {stated}; this penstock reads versions {_READABLE}")
             if stated != version:
-                raise self._damaged(path, number, f"version {stated} with the digest of version {version}: mixed up")
+                raise self._damaged(name, number, f"version {stated} with the digest of version {version}: mixed up")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
-            raise self._missing(number, path) from None
+            raise self._missing(number, name) from None
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(path, number, f"cannot be read ({error})") from error
+            raise self._damaged(name, number, f"cannot be read ({error})") from error
         if named != number:
-            raise self._damaged(path, number, f"is commit {named} under another name")
+            raise self._damaged(name, number, f"is commit {named} under another name")
         before: dict[str, str] = {}
         for file in files:
             if file.parent != before.get(file.part):
-                raise self._damaged(self.path / file.name, number, "is not what comes next in the chain")
+                raise self._damaged(file.name, number, "is not what comes next in the chain")
             before[file.part] = file.digest
         return Commit(number, files, found, version)
 
-    def checked(self, commit: Commit) -> Commit:
-        """Return the commit after a check that every file exists and has its digest. Raises StateError."""
-        for file in commit.files:
-            path, digest = self.path / file.name, DIGESTS[commit.version]()
+    def checked(self, commit: Commit, files: Iterable[DataFile] | None = None) -> Commit:
+        """Return the commit after a check that files of it exist and have their digests. Raises StateError.
+
+        files : None: all of them
+        """
+        for file in commit.files if files is None else files:
+            digest = DIGESTS[commit.version]()
             try:
-                with open(path, "rb") as data:
-                    size = os.fstat(data.fileno()).st_size
-                    if size != file.num_bytes:
-                        what = "cut" if size < file.num_bytes else "mixed up with another file"
-                        raise self._damaged(path, commit.number, f"{size} bytes, expected {file.num_bytes}: {what}")
+                size = self.files.size(file.name)
+                if size != file.num_bytes:
+                    what = "cut" if size < file.num_bytes else "mixed up with another file"
+                    raise self._damaged(file.name, commit.number, f"{size} bytes, expected {file.num_bytes}: {what}")
+                with self.files.open(file.name) as data:
                     while piece := data.read(_AT_ONCE):
                         digest.update(piece)
             except FileNotFoundError:
-                raise self._missing(commit.number, path) from None
+                raise self._missing(commit.number, file.name) from None
             except OSError as error:
-                raise self._damaged(path, commit.number, f"cannot be read ({error.strerror})") from error
+                raise self._damaged(file.name, commit.number, f"cannot be read ({error.strerror})") from error
             if digest.hexdigest() != file.digest:
-                raise self._damaged(path, commit.number, "its digest does not fit: damaged or mixed up")
+                raise self._damaged(file.name, commit.number, "its digest does not fit: damaged or mixed up")
         return commit
+
+    def name(self, commit: Commit) -> None:
+        """Write the manifest of a commit, after all files that it lists are durable."""
+        with self.files.appearing(_manifest(commit.number)) as file:
+            file.write(commit.encoded())
 
     def lock(self) -> None:
         """Lock the folder, created if missing, until ``unlock`` or the end of the process.
 
-        Raises UsageError if another writer has locked it, OSError if it cannot be locked.
+        Raises UsageError if another writer has locked it, OSError if it cannot be locked. A store without locks relies
+        on the caller: one writer at a time.
         """
-        atomic_files.make_folders(self.path)
-        file = atomic_files.open_lock(self.path / ".lock")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = self.files.lock()
         except BlockingIOError:
-            os.close(file)
             raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
-        except OSError as error:  # a file system without locks, or a lock that is not a file
-            os.close(file)
-            error.filename = str(self.path / ".lock")
-            raise
-        self._lock = file
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -230,50 +243,53 @@ class Folder:
         except StateError:
             return
         needed = {file.name for commit in kept for file in commit.files}
-        needed |= {f"{commit.number:08}.commit" for commit in kept} | {".lock"}
+        needed |= {_manifest(commit.number) for commit in kept} | {".lock"}
         gone = [name for name in self._names() if _OURS.fullmatch(name) and name not in needed]
         # Manifests first: a manifest without its files is a damaged commit, files without a manifest are ignored.
         for name in sorted(gone, key=lambda name: (not name.endswith(".commit"), name)):
-            atomic_files.remove(self.path / name)
+            self.files.remove(name)
 
     def _must_load(self) -> Commit:
         """Return ``newest``. Raises StateError with the reason if there is none."""
-        if not self.path.exists():
-            raise StateError(f"{self.path}: no such checkpoint")
-        if not self.path.is_dir():
-            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
         commit = self.newest()
-        if commit is None:
-            raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
-        return commit
+        if commit is not None:
+            return commit
+        if not self.files.exists():
+            raise StateError(f"{self.path}: no such checkpoint")
+        if not self.files.is_folder():
+            raise StateError(f"{self.path}: a checkpoint is a folder, this is a file")
+        raise StateError(f"{self.path}: holds no commit (a file named 00000001.commit or the like)")
 
     def _names(self) -> Sequence[str]:
         try:
-            return reserve.open(lambda: os.listdir(self.path))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+            return self.files.names()
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 
-    def _missing(self, number: int, path: Path) -> StateError:
+    def _missing(self, number: int, name: str) -> StateError:
         """Return the error for a missing file. ``tidy`` removes a commit's manifest before its data files."""
-        if self.manifest(number).exists():
-            return self._damaged(path, number, "is missing")
+        if self.files.written_s(_manifest(number)) is not None:
+            return self._damaged(name, number, "is missing")
         gone = f"commit {number} was removed while it was read"
         return CommitGoneError(f"{self.path}: {gone}: a run commits here and keeps only its last few; read it again")
 
-    def _damaged(self, path: Path, number: int, problem: str) -> StateError:
+    def _damaged(self, name: str, number: int, problem: str) -> StateError:
         numbers = self.numbers()
-        older = [n for n in numbers if n < number and not self._needs(n, path.name)]
+        older = [n for n in numbers if n < number and not self._needs(n, name)]
         back = "; there is no older commit without it"
         if older:
-            newer = ", ".join(self.manifest(n).name for n in numbers if n > older[-1])
+            newer = ", ".join(_manifest(n) for n in numbers if n > older[-1])
             back = f", or to go back to commit {older[-1]}, remove {newer}"
-        return StateError(f"{path}: {problem}; copy the folder anew from where it is whole{back}")
+        return StateError(f"{self.files.file(name)}: {problem}; copy the folder anew from where it is whole{back}")
 
     def _needs(self, number: int, name: str) -> bool:
         """Return whether another commit needs a file too."""
         try:
-            return name.encode() in self.manifest(number).read_bytes()
+            return name.encode() in self.files.read(_manifest(number))
         except OSError:
             return True
+
+
+def _manifest(number: int) -> str:
+    """Return the name of a commit's manifest."""
+    return f"{number:08}.commit"

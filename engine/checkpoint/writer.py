@@ -18,7 +18,6 @@ from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
-from penstock.filesystem import atomic_files
 from penstock.frames import Float32
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
@@ -47,6 +46,7 @@ class CommitWriter:
     """
 
     part = ""  # of the rows, as ``DataFile.part`` names it
+    attempt = ""  # of a job, in the name of its file
 
     def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
@@ -135,9 +135,9 @@ class CommitWriter:
     def _written(self) -> DataFile:
         """Write the data file. It is durable on return."""
         number, files = self._draft.number, self._draft.files
-        path = self._folder.path / f"{number:08}{self.part}.{'delta' if files else 'base'}"
+        name = f"{number:08}{self.part}{self.attempt}.{'delta' if files else 'base'}"
         digest, num_bytes = DIGESTS[VERSION](), 0
-        with atomic_files.appearing(path) as file:
+        with self._folder.files.appearing(name) as file:
             for piece in self._pieces():
                 began = time.thread_time()
                 digest.update(piece)
@@ -145,13 +145,12 @@ class CommitWriter:
                 file.write(piece)
                 file.write_along()
                 self.pace.worked(time.thread_time() - began)
-        return DataFile(path.name, num_bytes, digest.hexdigest(), self._parent)
+        return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 
     def _named(self, last: tuple[DataFile, ...]) -> Commit:
         """Write the manifest, after all files that it lists are durable. last : the new data files"""
         commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
-        with atomic_files.appearing(self._folder.path / f"{commit.number:08}.commit") as file:
-            file.write(commit.encoded())
+        self._folder.name(commit)
         return commit
 
     def _pieces(self) -> Iterator[bytes | memoryview]:

@@ -71,10 +71,17 @@ def add_replay_gate_options(command: Parser) -> None:
     )
 
 
+def folder_or_uri(text: str) -> Path | str:
+    """Return a path, or a URI as it is."""
+    return text if "://" in text else Path(text)
+
+
 def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
     """Add the checkpoint flags and return their group. otherwise : when a commit happens without ``--every``"""
     saving = command.add_argument_group(title)
-    saving.add_argument("--checkpoint", type=Path, metavar="DIR", help="commit the state with its position to DIR")
+    saving.add_argument(
+        "--checkpoint", type=folder_or_uri, metavar="DIR", help="commit the state with its position to DIR, or to a URI"
+    )
     saving.add_argument("--every", type=whole(1), metavar="N", help=f"after every N steps (default: {otherwise})")
     saving.add_argument(
         "--resume", action="store_true", help="continue from the last commit in DIR, or from the start if there is none"

@@ -108,7 +108,6 @@ def run_sections(
         "admitted, expired and evicted in this run; waiting: not admitted yet",
         _keys(report),
     )
-    yield "Processes", "rows read are of its sources, its own are those whose ids it keeps", _processes(report)
     yield (
         "How often ids came",
         f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows",
@@ -124,23 +123,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "input", input_text(report)
     if report.state_hash:
         yield "state", report.state_hash
-
-
-def _processes(report: Report) -> str:
-    """Return the table of a job's processes; "" without a job."""
-    if not report.processes:
-        return ""
-    head = ("process", "rows read", "dropped", "its own", "updates", "held MB", "sent MB", *STAGES.values())
-    rows = [
-        (
-            str(number),
-            *map(count, (of.rows, sum(of.dropped.values()), of.own_rows, sum(of.updated.values()))),
-            *(f"{size / 1e6:.1f}" for size in (of.held_bytes, of.sent_bytes)),
-            *(f"{of.stage_s[stage]:.2f} s" for stage in STAGES),
-        )
-        for number, of in enumerate(report.processes)
-    ]
-    return table(head, rows)
 
 
 def _tables(report: Report, updated: Mapping[str, int]) -> str:

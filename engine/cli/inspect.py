@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.arrays import directories_of
+from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Folder
 from penstock.cli.html_report import write_page
 from penstock.cli.id_statistics import IdUses, Uses, use_sections

@@ -12,15 +12,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.html_report import run_sections, write_page
 from penstock.cli.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of
 from penstock.cli.output import writing
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
-from penstock.pipeline import FrameGate
 from penstock.run import Progress
 from penstock.sampling import thinned
-from penstock.stats import Counters, Report, hottest, summed
+from penstock.stats import Counters, Report
 
 if TYPE_CHECKING:
     from penstock.metrics import Metrics
@@ -70,7 +70,7 @@ class Watching:
             from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
             self._metrics = Metrics(engine)
-        if args.report or args.ui or getattr(args, "looks_closer", False):
+        if args.report or args.ui:
             engine.watch.look_closer()
 
     def __enter__(self) -> Watching:
@@ -125,7 +125,7 @@ class Watching:
         with engine.gate.still():
             watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
             moments = list(probe.moments) if probe else []
-            hot = hottest(engine.processes, MAX_HOT) if engine.processes else probe.hot.most(MAX_HOT) if probe else []
+            hot = probe.hot.most(MAX_HOT) if probe else []
             errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
             metrics = self._metrics.plain(expired_waiting)
         errors += [f"stale: {stale.last}"] if stale.last else []
@@ -152,8 +152,7 @@ class Watching:
         if self._report is None or watch.probe is None:
             return []
         probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
-        updated = summed(report.processes)[1] if report.processes else watch.updated
-        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, updated)
+        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

@@ -36,7 +36,6 @@ COMMANDS = {
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "receive gradients over Arrow Flight and serve deltas, tables and rows",
     "follow": "keep a store, a table or a function up to date with the deltas of a service",
-    "supervise": "run replay as several processes on this machine, started again from the last commit when one dies",
     "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }

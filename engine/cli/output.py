@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MOST_LISTED
+from penstock.filesystem.file_stores import place_of
 from penstock.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
-    from penstock.pipeline import FrameGate
+    from penstock.accumulators.frame_gate import FrameGate
     from penstock.stats import Counters, Report, TableReport
 
 _REDRAWS_PER_S = 5.0
@@ -109,11 +110,21 @@ def writing(path: Path | str) -> Iterator[None]:
     except OSError as error:
         advice = _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), "")
         problem = f"cannot write: {(error.strerror or str(error)).lower()}" + (f"; {advice}" if advice else "")
-        raise OSError(error.errno, problem, str(error.filename or path)) from error
+        raise OSError(error.errno, problem, str(error.filename or place_text(path))) from error
 
 
-def check_writable(directory: Path) -> None:
-    """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it."""
+def place_text(place: Path | str) -> str:
+    """Return a folder or URI for a message, without the secrets that a URI may contain."""
+    return place_of(str(place))
+
+
+def check_writable(directory: Path | str) -> None:
+    """Raise OSError if ``directory`` cannot be created or written, before the work instead of after it.
+
+    A URI is not examined: only writing to a store shows whether it accepts files.
+    """
+    if isinstance(directory, str):
+        return
     with writing(directory):
         existing = nearest(directory)
         if not existing.is_dir():

@@ -142,7 +142,8 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
     counters, pending = planner.counters, planner.gate.num_accumulated
     notes = list(counters.notes(first_bad))
     if planner.is_over:
-        notes.append("every choice ends in a full table; the rest of the sources was not read")
+        unread = "" if planner.read_all else "; the rest of the sources was not read"
+        notes.append(f"every choice ends in a full table{unread}")
     out.say(f"rows      {count(counters.rows)} in {seconds:.2f} s ({count(counters.rows / seconds)} rows/s); ids only")
     out.say(f"frames    {frames_text(counters.frames, counters.steps, counters.stale, pending)}")
     for note in notes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.distributed import add_options, is_first, joined, members_of, output_of, own_sources
 from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_delta_options,
@@ -28,6 +28,7 @@ from penstock.cli.options import (
     columns_of,
     learning_rates_of,
     make_devices,
+    whole,
 )
 from penstock.cli.output import (
     Output,
@@ -37,6 +38,7 @@ from penstock.cli.output import (
     frames_text,
     input_text,
     keys_texts,
+    place_text,
     writing,
 )
 from penstock.config.embedding import EmbeddingConfig
@@ -78,12 +80,64 @@ def add(commands: Any) -> None:
     add_watching_options(command)
     machine = add_machine_options(command)
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
-    add_options(command)
+    cluster = command.add_argument_group("a job on a Ray cluster (docs/ray.md)")
+    cluster.add_argument("--ray", metavar="ADDRESS", help="of the cluster; auto: this machine's; local: start one here")
+    cluster.add_argument("--shares", type=whole(1), metavar="N", help="owners of the rows, each with a share")
+    cluster.add_argument("--readers", type=whole(1), metavar="M", help="readers of the sources (default: N)")
 
 
 def run(args: argparse.Namespace) -> int:
-    with joined(args):
-        return replay(args)
+    if args.ray is not None:
+        return replay_on_ray(args)
+    for flag in ("shares", "readers"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"--{flag}: belongs to a job on a cluster: --ray ADDRESS")
+    return replay(args)
+
+
+# Flags of a single process, or of what a cluster has in another form.
+_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report", "follow", "as_files")
+
+# Options of runs that jobs do not have.
+_OF_ONE_PROCESS = {"merge", "progress", "follow", "patience", "max_message", "as_files"}
+
+
+def replay_on_ray(args: argparse.Namespace) -> int:
+    """Run the job of ``--ray``; the driver is this process."""
+    from penstock.ray import Job
+
+    for flag in _NOT_ON_RAY:
+        if getattr(args, flag):
+            raise UsageError(f"--{flag.replace('_', '-')}: not with --ray")
+    if args.shares is None:
+        raise UsageError("--ray: give the number of shares, --shares N")
+    if args.merge == "step" or "-" in args.sources:
+        raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
+    deltas = deltas_of(args)
+    if "per_rows" in deltas or "per_seconds" in deltas:
+        raise UsageError("--deltas-per: with --ray, expected steps=N")
+    check_checkpoint(args)
+    if (file := file_of_deltas(args)) is not None:
+        check_writable(file.parent)
+    given = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    options = {name: value for name, value in given.items() if name not in _OF_ONE_PROCESS}
+    out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
+    job = Job(
+        EmbeddingConfig.load(args.config),
+        [source if "://" in source else os.path.abspath(source) for source in args.sources],
+        **{**options, "columns": columns_of(args), "learning_rates": learning_rates_of(args), **deltas},
+        **{name: getattr(args, name) for name in ("shares", "readers", "num_required", "reduction", "seed")},
+        init=None if args.init is None else os.path.abspath(args.init),
+        address=args.ray,
+        threads=args.threads or 1,
+        out=args.out,
+        state_hash=not args.no_hash,
+    )
+    with writing(place) if place else nullcontext():
+        report = job.run()
+    say_report(out, report)
+    out.result(report.to_dict())
+    return 0
 
 
 def replay(args: argparse.Namespace) -> int:
@@ -96,22 +150,22 @@ def replay(args: argparse.Namespace) -> int:
     ReadOptions(config.id_ranges, table=args.table)
     _check_sources(args)
     check_checkpoint(args)
-    if quarantine is not None and not args.resume and is_first(args):
+    if quarantine is not None and not args.resume:
         check_new(quarantine)
     deltas = deltas_of(args)
     if deltas:
         form_of(config.tables, DeltaOptions(**{name: value for name, value in deltas.items() if name != "deltas"}))
-    file = file_of_deltas(args) if is_first(args) else None
+    file = file_of_deltas(args)
     for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
         if place is not None:
             check_writable(place)
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
     options["max_message"] = args.max_message << 20
-    out = output_of(args)
+    out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, config)
     watching = Watching(args, engine)
-    progress = ProgressLine(is_first(args))  # created here because its clock starts now
+    progress = ProgressLine()  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
         with watching, writing(place) if place else nullcontext():
@@ -125,11 +179,15 @@ def replay(args: argparse.Namespace) -> int:
             )
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
-        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was written"
+        kept = (
+            f"committed to {place_text(args.checkpoint)} (--resume continues)"
+            if args.checkpoint
+            else "nothing was written"
+        )
         kept = "; ".join([kept, *written_aside(args, quarantine)])
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     except StaleInputError as error:
-        step = f"committed to {args.checkpoint} at step {engine.global_step}"
+        step = f"committed to {place_text(args.checkpoint)} at step {engine.global_step}"
         kept = step if args.checkpoint else "nothing was committed"
         kept = "; ".join([*(["--out was not written"] if args.out else []), kept, *written_aside(args, quarantine)])
         raise InputError(f"{error}; {kept}") from None
@@ -148,7 +206,7 @@ def replay(args: argparse.Namespace) -> int:
     if args.deltas is not None:
         out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
-        out.say(f"committed {args.checkpoint}, step {count(report.global_step)}")
+        out.say(f"committed {place_text(args.checkpoint)}, step {count(report.global_step)}")
     out.say_tables("wrote     ", [str(file) for file in files])
     for file in shown:
         out.say(f"wrote     {file}")
@@ -167,7 +225,7 @@ def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str
 
 def _check_sources(args: argparse.Namespace) -> None:
     """Raise if a source cannot be opened, or cannot be read with these flags."""
-    sources = open_sources(own_sources(args), args.allow_missing_end, args.as_files, args.patience)
+    sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
     if sources:
         check_order(sources, args.merge, args.follow)
 
@@ -185,11 +243,10 @@ def check_checkpoint(args: argparse.Namespace) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
-    create, restore = (Engine, Engine.restore) if args.peers is None else members_of(args.peers)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return restore(args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = create(config, mesh, seed=args.seed, threads=args.threads, **gate)
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
+    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
     if args.init is not None:
         engine.read_tables(args.init)
     return engine
@@ -212,9 +269,6 @@ def say_report(out: Output, report: Report) -> None:
         tables.sort(key=lambda of: -of[1].rows)
     out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
     out.say_tables("keys      ", keys_texts(dict(tables)))
-    for number, process in enumerate(report.processes):
-        left_out = f" ({count(sum(process.dropped.values()))} dropped)" if process.dropped else ""
-        out.say(f"process   {number}: {count(process.rows)} rows read{left_out}, {count(process.own_rows)} its own")
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:

@@ -27,7 +27,7 @@ from penstock.cli.options import (
     read_options,
     whole,
 )
-from penstock.cli.output import Output, check_writable, count, keys_texts, several, writing
+from penstock.cli.output import Output, check_writable, count, keys_texts, place_text, several, writing
 from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
@@ -37,6 +37,7 @@ from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
+from penstock.service.received_memory import keep_freed_memory
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 
@@ -157,6 +158,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
+    keep_freed_memory()
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
@@ -206,7 +208,9 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
     interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
     _end(args, service, out)
     if interrupted:
-        kept = f"committed to {args.checkpoint} (--resume continues)" if args.checkpoint else "nothing was committed"
+        kept = "nothing was committed"
+        if args.checkpoint:
+            kept = f"committed to {place_text(args.checkpoint)} (--resume continues)"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
     return 0
 

@@ -31,6 +31,20 @@ def outside(ids: npt.NDArray[Any], vocabulary_size: int | np.int64 | npt.NDArray
     return np.asarray(bad, np.bool_)
 
 
+def exact_integers(values: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Return ids as integers; None if they are something else. array : of the values, as NumPy converts them
+
+    NumPy makes floats of 2**64 - 1 next to 0, as of all Python integers of which only some exceed int64: these are
+    returned as objects.
+    """
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind not in "fO":
+        return None if array.size else array.astype(np.int64)
+    exact = np.asarray(values, object)
+    return exact if all(isinstance(one, int) for one in exact.reshape(-1)) else None
+
+
 def expected(vocabulary_size: int, name: str = "id") -> str:
     """Return what was expected, for messages."""
     if vocabulary_size == ANY_INT64:

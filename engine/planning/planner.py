@@ -10,12 +10,13 @@ from math import ceil, log2
 from typing import Any
 
 import penstock.interrupts as interrupts
+from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import BadRowsError, FrameGate, Pipeline, TableStore
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.pyx.keys.shard_sample import sampled
@@ -51,6 +52,7 @@ class Planner:
         as many as these. A table is never followed in fewer than 16 virtual shards, unless it has fewer
 
     counters : of the frames; gate : which they go through; forecasts : one per choice
+    read_all : whether ``run`` has read its source to the end, or up to the limit
     Raises ConfigError for a configuration without a dynamic table, and UsageError for choices that contradict it.
     """
 
@@ -95,6 +97,7 @@ class Planner:
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         self.counters = Counters()
+        self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
         self._num_ahead = 0  # keys
 
@@ -138,6 +141,7 @@ class Planner:
                 interrupts.check()
                 if self.is_over:
                     return
+        self.read_all = True
         if flush and self.gate.num_accumulated:
             self.gate.open_early()
 

@@ -7,7 +7,6 @@ is planned before any table changes, and committed with the step.
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.stochastic_rounding import nearest
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, exact_integers, expected, outside
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
@@ -46,18 +45,19 @@ class DynamicTable:
     """The keys of one table, and its rows.
 
     table : on the devices; seed : of the initial rows, the hash and admission by chance
+    share : (rank, count): only the keys of one of ``count`` shares
 
     run : runs tasks on the engine's threads; None: on the caller's
     id_range : ANY_INT64 or ANY_UINT64
     num_removed : how many keys the step or load has removed
     """
 
-    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int) -> None:
+    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         settings = spec.dynamic
         assert settings is not None
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
-        self.directory = make_directory(spec, seed)
+        self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
         if table.layout.bfloat16:
             table.key_by(self.directory.keys)
@@ -155,10 +155,10 @@ class DynamicTable:
             if not self._has_opened:
                 self._stamp(-1, self.directory.clock)
 
-    def _no_room(self) -> CapacityError:
+    def _no_room(self, of_load: bool = False) -> CapacityError:
         """Drop the plan, and return the error of the new keys that it rejects."""
         assert self._plan is not None
-        error = no_room(self.spec, self.directory, self._plan)
+        error = no_room(self.spec, self.directory, self._plan, of_load)
         self.drop_plan()
         return error
 
@@ -216,7 +216,7 @@ class DynamicTable:
         plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         self._plan = plan
         if plan.num_rejected:
-            raise self._no_room()
+            raise self._no_room(of_load=True)
         if plan.num_evicted and self._carried_out:
             loaded = np.concatenate([one.keys for one in self._carried_out])
             if num_lost := int(np.isin(plan.removed()[0], loaded).sum()):
@@ -251,20 +251,18 @@ class DynamicTable:
 
     # ---- state
 
-    def hash_keys(self, digest: Any) -> None:
-        """Add the keys and all that decides their future: last and count of each, and the candidates."""
+    def key_arrays(self) -> tuple[list[Array], int]:
+        """Return the keys and all that decides their future, as arrays: last and count of each, the candidates; and the
+        clock."""
         state, waiting = self.directory.state(expired=False), self.directory.candidates()
-        for array in (state["key"], state["last"], state.get("count"), *waiting.values()):
-            if array is not None:
-                digest.update(struct.pack("<q", len(array)))
-                digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
-        digest.update(struct.pack("<q", self.directory.clock))
+        arrays = (state["key"], state["last"], state.get("count"), *waiting.values())
+        return [array for array in arrays if array is not None], self.directory.clock
 
     def get_state(self) -> dict[str, Array]:
         return {**self.directory.get_state(), "has_opened": np.array([self._has_opened])}
 
     def set_state(self, state: Mapping[str, Array]) -> Int64:
-        """Restore the keys; return for every row of the saved table the row here, -1 where it had no key."""
+        """Restore the keys; return for every row of the saved table, of all shares, the row here, -1: none."""
         try:
             rows = self.directory.set_state(state)
         except ValueError as error:
@@ -283,14 +281,13 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
     if is_masked(ids):
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
-        given = np.asarray(ids).reshape(-1)
+        given = np.asarray(ids)
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    if given.dtype.kind in "fO":  # of Python's integers beyond int64
-        exact = np.asarray(ids, object).reshape(-1)
-        given = exact if all(isinstance(one, int) for one in exact) else given.astype(float)
-    if given.size and given.dtype.kind not in "iuO":
+    exact = exact_integers(ids, given)
+    if exact is None:
         raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
+    given = exact.reshape(-1)
     if given.size and (bad := outside(given, vocabulary_size)).any():
         raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
     return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

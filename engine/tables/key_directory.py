@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, listed
-from penstock.frames import Coalesced, Int64
+from penstock.frames import Array, Coalesced, Int64
 from penstock.pyx.keys.directory import Directory, directory_bytes
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
@@ -18,8 +18,11 @@ from penstock.stats import KeyReport
 _NO_KEYS = np.zeros(0, np.int64)
 
 
-def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Directory:
-    """Return the empty directory of a dynamic table. sample_bits : keep one virtual shard of 2 ** sample_bits"""
+def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0, share: tuple[int, int] = (0, 1)) -> Directory:
+    """Return the empty directory of a dynamic table.
+
+    sample_bits : keep one virtual shard of 2 ** sample_bits; share : (rank, count): keep those of one of count owners
+    """
     settings = spec.dynamic
     assert settings is not None
     return Directory(
@@ -34,18 +37,29 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0) -> Director
         evict=settings.evict,
         half_life=settings.half_life,
         sample_bits=sample_bits,
+        share=share,
     )
 
 
-def bytes_of_directories(tables: Sequence[tuple[TableSpec, int]]) -> int:
+def joined_states(states: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the saved states of a dynamic table's shares as one; ``DynamicTable.set_state`` restores it."""
+    first = states[0]
+    joined = {name: np.concatenate([state[name] for state in states]) for name in first if name != "numbers"}
+    # Capacity, clock and epoch are the same in all; the others are counts.
+    counts = np.sum([state["numbers"][3:] for state in states], axis=0)
+    return {**joined, "numbers": np.concatenate([first["numbers"][:3], counts])}
+
+
+def bytes_of_directories(tables: Sequence[tuple[TableSpec, int]], count: int = 1) -> int:
     """Return the bytes of several directories. tables : the spec of each, and its ``sample_bits``
 
+    count : of which this is one share's part
     Raises MemoryError if they exceed the host's memory: Linux kills the process that uses more than there is.
     """
     num_bytes = 0
     for spec, sample_bits in tables:
         assert spec.dynamic is not None
-        num_bytes += directory_bytes(spec.vocabulary_size, spec.dynamic.evict == "lfu") >> sample_bits
+        num_bytes += directory_bytes(spec.vocabulary_size, spec.dynamic.evict == "lfu") // count >> sample_bits
     if hasattr(os, "sysconf") and num_bytes > (has := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         names = listed(dict.fromkeys(f"'{spec.name}'" for spec, _ in tables))
         whose = f"table {names}: its directory needs" if len(tables) == 1 else f"tables {names}: their directories need"
@@ -91,14 +105,12 @@ def shortage(directory: Directory, plan: Plan) -> str:
     )
 
 
-def no_room(spec: TableSpec, directory: Directory, plan: Plan) -> CapacityError:
-    """Return the error of a plan with new keys that find no room."""
+def no_room(spec: TableSpec, directory: Directory, plan: Plan, of_load: bool = False) -> CapacityError:
+    """Return the error of a plan with new keys that find no room. of_load : of a load, which never rejects keys"""
     assert spec.dynamic is not None
     other = "on_full: REJECT" if spec.dynamic.evict is not None else "evict or on_full: REJECT"
-    return CapacityError(
-        f"table '{spec.name}': {shortage(directory, plan)}; set a larger vocabulary_size, with which a run can resume, "
-        f"or begin anew with {other}"
-    )
+    of_run = "" if of_load else f", with which a run can resume, or begin anew with {other}"
+    return CapacityError(f"table '{spec.name}': {shortage(directory, plan)}; set a larger vocabulary_size{of_run}")
 
 
 def no_room_for_load(table: str, directory: Directory, num_lost: int) -> CapacityError:

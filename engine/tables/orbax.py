@@ -40,10 +40,14 @@ def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
 
 
 def load_tree(path: str | os.PathLike[str]) -> Tree:
-    """Return every array in a folder as float32. Raises InputError, UsageError."""
-    checkpointer = _orbax().PyTreeCheckpointer()
+    """Return every array in a folder as float32, whatever devices saved it. Raises InputError, UsageError."""
+    orbax, where = _orbax(), Path(path).absolute()
+    checkpointer = orbax.PyTreeCheckpointer()
     try:
-        tree = checkpointer.restore(Path(path).absolute())
+        # Without a type, Orbax restores arrays on the devices that saved them, and fails where there are others.
+        saved = checkpointer.metadata(where).item_metadata.tree
+        whole = orbax.RestoreArgs(restore_type=np.ndarray)
+        tree = checkpointer.restore(where, restore_args={name: dict.fromkeys(saved[name], whole) for name in saved})
         return {name: {key: np.asarray(rows, np.float32) for key, rows in tree[name].items()} for name in tree}
     except Exception as error:  # Orbax raises many types for a damaged folder
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,7 @@ from penstock.tables.orbax import is_orbax, load_tree, parts_of
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
+    from penstock.bridge.processes.agreement import Processes
     from penstock.tables.dynamic_table import DynamicTable
 
 Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``Tables.set_rows``
@@ -27,22 +29,40 @@ class Tables(Protocol):
     @property
     def specs(self) -> Mapping[str, Any]: ...
     @property
+    def processes(self) -> Processes | None: ...
+    @property
     def dynamic(self) -> Mapping[str, DynamicTable]: ...
     def table(self, name: str) -> DeviceTable: ...
     def whole(self, name: str) -> DeviceTable: ...
     def parts(self, name: str) -> dict[str, int]: ...
+    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]: ...
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
 
 
 def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write one Parquet file per table, all of them or none; return their paths."""
+    """Write one Parquet file per table, all of them or none; return their paths.
+
+    Over several processes the first one writes; the others read along, and return none.
+    """
+    processes = tables.processes
+    if processes is not None and processes.rank:
+        for name in tables.specs:
+            deque(_blocks(tables.table(name).stream, len(tables.parts(name))), maxlen=0)
+        processes.agree("the end of write_tables")
+        return []
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
             columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
-            keys, stream = (None, tables.table(name).stream) if dynamic is None else dynamic.sorted()
-            blocks = zip(*(stream(part) for part in range(len(columns))), strict=True)
-            writer.write(name, columns, blocks, keys)
+            keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
+            writer.write(name, columns, _blocks(stream, len(columns)), keys)
+    if processes is not None:
+        processes.agree("the end of write_tables")
     return writer.written
+
+
+def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Iterator[tuple[Float32, ...]]:
+    """Yield the rows of all parts of a table, block by block."""
+    return zip(*(stream(part) for part in range(num_parts)), strict=True)
 
 
 def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], None]:
@@ -60,8 +80,9 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
 
     def read() -> None:
         try:
-            for block in blocks:
-                tables.set_rows(*block)
+            for name, ids, values in blocks:
+                numbers, found = tables.own(name, ids, list(values.values()))
+                tables.set_rows(name, numbers, dict(zip(values, found, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
@@ -75,8 +96,8 @@ def _columns(tables: Tables, name: str) -> dict[str, int]:
 
 def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
-        columns, layout, dynamic = _columns(tables, name), tables.table(name).layout, tables.dynamic.get(name)
-        size = layout.vocabulary_size if dynamic is None else dynamic.id_range
+        columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
+        size = spec.vocabulary_size if dynamic is None else dynamic.id_range
         parts = {column: part for part, column in enumerate(columns)}
         for ids, found in read_table(directory, name, size, columns):
             yield name, ids, {parts[column]: values for column, values in found.items()}

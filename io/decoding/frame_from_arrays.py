@@ -10,25 +10,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.config.id_ranges import ANY_UINT64
+from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.schema import suggestion
 from penstock.validation import MASKED, is_masked
 
-# Created once: comparing with a type creates one each time.
+# Created once: comparing with a type creates one each time, as ``int | str`` does.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_PLAIN = 0x0101  # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED
+_MAPPINGS, _PAIRS = (dict, Mapping), (tuple, list)  # the check of a dict is quick, that of a Mapping is not
 
 
 def check_gradients(gradients: Any) -> None:
     """Raise UsageError for what is no mapping of pairs."""
     expected = "gradients: expected a mapping table → (ids, gradients)"
-    if not isinstance(gradients, dict | Mapping):  # the check of a dict is quick, that of a Mapping is not
+    if not isinstance(gradients, _MAPPINGS):
         raise UsageError(f"{expected}, got {type(gradients).__name__}")
     for table, pair in gradients.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            got = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+        if not isinstance(pair, _PAIRS) or len(pair) != 2:
+            got = f"{len(pair)} values" if isinstance(pair, _PAIRS) else type(pair).__name__
             raise UsageError(f"{expected}, got {got} for '{table}'")
 
 
@@ -60,7 +62,9 @@ def one_frame(
             blocks: tuple[Rows, ...] = (block,)
         else:
             blocks = _checked(table, ids, values, sizes)
-        length = sum([len(block.ids) for block in blocks])
+        length = 0
+        for block in blocks:
+            length += len(block.ids)
         if length:
             rows[table] = blocks
             num_rows += length
@@ -70,15 +74,14 @@ def one_frame(
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:
     """Return NumPy arrays that need no conversion to be summed; None for everything else. size : of the table"""
-    if size is None or size[0] == ANY_UINT64 or not (isinstance(ids, np.ndarray) and isinstance(values, np.ndarray)):
+    if size is None or size[0] == ANY_UINT64:
         return None
-    if is_masked(ids) or is_masked(values):
-        return None
+    for array in (ids, values):
+        if type(array) is not np.ndarray and (not isinstance(array, np.ndarray) or is_masked(array)):
+            return None
     if ids.dtype != _INT64 or values.dtype != _FLOAT32 or ids.ndim != 1 or values.shape != (len(ids), size[1]):
         return None
-    of_ids, of_values = ids.flags, values.flags
-    is_plain = of_ids.c_contiguous and of_values.c_contiguous and of_ids.aligned and of_values.aligned
-    return Rows(ids, values) if is_plain else None
+    return Rows(ids, values) if ids.flags.num & values.flags.num & _PLAIN == _PLAIN else None
 
 
 def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, int]]) -> tuple[Rows, ...]:
@@ -87,7 +90,7 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
         problem = f"expected a table of the configuration ({listed(sizes)}), got '{table}'"
         raise InputError(problem + suggestion(str(table), sizes), source="apply()", reason="unknown_table")
     source = f"apply('{table}')"
-    columns = {"id": _ids(ids, source), "gradient": _gradients(values, source)}
+    columns = {"id": _ids(ids, sizes[table][0], source), "gradient": _gradients(values, source)}
     if len(columns["id"]) != len(columns["gradient"]):
         lengths = f"{len(columns['id'])} ids and {len(columns['gradient'])} gradients"
         raise InputError(f"expected as many gradients as ids, got {lengths}", source=source)
@@ -100,17 +103,21 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
     return frames[0].rows[table] if frames else ()
 
 
-def _ids(ids: Any, source: str) -> pa.Array:
+def _ids(ids: Any, size: int, source: str) -> pa.Array:
     if isinstance(ids, pa.ChunkedArray):
         return ids.combine_chunks()
     if isinstance(ids, pa.Array):
         return ids
     array = _array(ids, source)
-    if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    exact = exact_integers(ids, array)
+    if exact is None or array.ndim != 1:
         raise InputError(f"expected integers of shape (n,), got {array.dtype} of shape {array.shape}", source=source)
-    return pa.array(array)
+    if exact.dtype == object:
+        if (bad := outside(exact, size)).any():
+            problem, row = f"expected {expected(size)}, got {exact[bad][0]}", int(bad.argmax())
+            raise InputError(problem, source=source, row=row, column="id", reason="id_out_of_range")
+        exact = exact.astype(np.uint64 if size == ANY_UINT64 else np.int64)
+    return pa.array(exact)
 
 
 def _gradients(values: Any, source: str) -> pa.Array:

@@ -83,9 +83,16 @@ class PartialFrame:
 
     def add(self, piece: Piece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
-        batch, content = piece.batch, piece.batch.content
+        batch = piece.batch
         if not self.num_units:
             self.key, self._source = piece.key, batch.raw.source
+        if batch.plain is not None:
+            table, whole = batch.plain
+            self.num_units += piece.num_units
+            self._num_rows += piece.num_units
+            self._rows.setdefault(table, []).append(whole.span(piece.start, piece.stop))
+            return
+        content = batch.content
         if content.frame_columns.rates is not None:
             self._add_rates(piece)
         if content.frame_columns.times is not None:
@@ -179,26 +186,30 @@ class FrameBuilder:
 
     def add(self, piece: Piece) -> Iterator[Frame]:
         """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
-        if piece.key != self._frame.key:
-            yield from self.end()
+        if self._frame.num_units and piece.key != self._frame.key:
+            yield self._completed()
         limit = self._options.contribution_rows
         rest: Piece | None = piece
         while rest is not None:
             here, rest = rest.cut(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
-                yield from self.end()
+                yield self._completed()
 
     def end(self) -> Iterator[Frame]:
         """Complete the buffered frame, if any."""
         if self._frame.num_units:
-            unvalidated = any(piece.batch.unvalidated for piece in self._pieces)
-            yield self._frame.build(partial(self._audited, tuple(self._pieces)) if unvalidated else None)
-            self._begin()
+            yield self._completed()
+
+    def _completed(self) -> Frame:
+        frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)
+        self._begin()
+        return frame
 
     def _begin(self) -> None:
         self._frame = PartialFrame(self._options, self._first_bad)
         self._pieces: list[Piece] = []  # of the frame, for its audit
+        self._unvalidated = False  # whether one of them is
         self._num_bytes = 0
 
     def _add(self, piece: Piece) -> None:
@@ -210,10 +221,11 @@ class FrameBuilder:
         self._frame.add(piece)
         if options.unvalidated:
             self._pieces.append(piece)
+            self._unvalidated = self._unvalidated or piece.batch.unvalidated
             if options.on_bad_row != "error":
                 self._num_bytes += piece.num_bytes
                 if self._num_bytes > UNVALIDATED_BYTES:
-                    self._frame, self._pieces = self._validated(self._pieces), []
+                    self._frame, self._pieces, self._unvalidated = self._validated(self._pieces), [], False
 
     def _audited(self, pieces: Sequence[Piece]) -> Frame:
         """Return the frame of these pieces after a check of every value."""

@@ -22,7 +22,7 @@ from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve
 from penstock.io.decoding.framing import FrameBuilder, Piece
 from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
 from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.rows import DecodedBatch, plain_columns
+from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
 from penstock.io.decoding.schema import Roles, column_hint, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.opening import Batch, Part, Source, open_sources
@@ -133,10 +133,8 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 roles = self._roles(part)
-                decode, has_no_step = (
-                    self._decoder(roles),
-                    roles.step is None and self.options.contribution_rows is None,
-                )
+                decode, plain = self._decoder(roles), self._plain_columns(roles)
+                has_no_step = roles.step is None and self.options.contribution_rows is None
                 part.verifies = not self.options.ids_only
                 batch_is_frame = has_no_step and part.has_boundaries and not part.ends_are_marked
                 with closing(part.batches(roles.names)) as batches:
@@ -146,7 +144,7 @@ class FrameReader:
                         if batch.data.num_rows:
                             if has_no_step and not part.has_boundaries:
                                 raise _unknown_frames(part)
-                            for piece in self._pieces(batch, roles, decode):
+                            for piece in self._pieces(batch, roles, decode, plain):
                                 yield from builder.add(piece)
                         if batch.ends_frame or batch_is_frame:
                             yield from builder.end()
@@ -190,22 +188,28 @@ class FrameReader:
         options, table = self.options, self._default_table(roles)
         if isinstance(roles, ExampleRoles):
             return lambda batch: decode_examples(batch, roles, options)
-        plain = plain_columns(roles, table, options.sizes) if options.unvalidated else None
+        return lambda batch: decode_rows(batch, roles, table, options.num_tags)
 
-        def decode(batch: Batch) -> DecodedBatch:
-            found = None if plain is None else plain.decode(batch.data)
-            return decode_rows(batch, roles, table, options.num_tags) if found is None else found
+    def _plain_columns(self, roles: Roles) -> PlainColumns | None:
+        if isinstance(roles, ExampleRoles) or not self.options.unvalidated:
+            return None
+        return plain_columns(roles, self._default_table(roles), self.options.sizes)
 
-        return decode
-
-    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder) -> Iterator[Piece]:
+    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder, plain: PlainColumns | None) -> Iterator[Piece]:
         """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
+        found = None if plain is None else plain.read(batch.data)
+        if found is not None:
+            rows, runs = found
+            source = SourceBatch(batch, roles, decode, True, rows)
+            for start, stop, step in runs:
+                yield Piece(source, start, stop, (step, None))
+            return
         content, sizes = decode(batch), self.options.sizes
         unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
         bad = None if unvalidated else find_all_bad_rows(content, sizes)
-        decoded = SourceBatch(batch, content, roles, bad, unvalidated)
+        source = SourceBatch(batch, roles, decode, unvalidated, None, bad, content)
         for start, stop, key in content.frame_columns.runs(batch):
-            yield Piece(decoded, start, stop, key)
+            yield Piece(source, start, stop, key)
 
 
 def _unknown_frames(part: Part) -> InputError:

@@ -29,6 +29,9 @@ from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED
 from penstock.pyx.arrow_c_data import plain_rows
+from penstock.pyx.run_lengths import equal_runs
+
+StepRuns = Sequence[tuple[int, int, int | None]]  # (start, stop, step) of rows of one step; None: there are no steps
 
 
 @dataclass(eq=False)
@@ -207,20 +210,20 @@ class DecodedBatch:
 
 
 class PlainColumns:
-    """Converts plain batches; a stream's schema is checked once.
+    """Reads plain batches in place; a stream's schema is checked once.
 
     Plain: one table, int64 ids, float32 gradients in lists of the table's dim, if they are read, maybe an int64 step,
     no nulls. Most logs are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
     """
 
     def __init__(self, roles: Roles, table: str) -> None:
-        self._tables, self._width = (table,), 0 if roles.ids_only else roles.gradient.type.list_size
+        self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
         gradient = None if roles.ids_only else roles.gradient.name
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
         self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
-    def decode(self, batch: pa.RecordBatch) -> DecodedBatch | None:
-        """Decode a batch; None if it is not plain, or damaged."""
+    def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
+        """Return table and rows of a batch, and where the step changes; None if it is not plain, or damaged."""
         if self._where is None:
             at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
             self._where = batch.num_columns, at[0], at[1], at[2]
@@ -232,9 +235,10 @@ class PlainColumns:
             return None
         if found is None or (found[2] is None) != (self._names[2] is None):
             return None
-        ids, values, steps = found
-        gradients = Lists(values.reshape(-1), len(ids), self._width, None, None)
-        return DecodedBatch(FrameColumns(steps), [RowBatch(len(ids), self._tables, None, ids, ids, None, gradients)])
+        ids, gradients, steps = found
+        everything: StepRuns = [(0, len(ids), None)]
+        runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
+        return None if runs is None else ((self._table, Rows(ids, gradients)), runs)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:

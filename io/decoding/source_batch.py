@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.frames import Rows
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.row_checks import REASONS, Sizes, explain, find_bad_rows
 from penstock.io.decoding.rows import DecodedBatch
@@ -38,26 +39,38 @@ def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | N
 
 @dataclass(eq=False)
 class SourceBatch:
-    """A decoded batch and its origin.
+    """A batch of a source, decoded on demand if its rows are read in place.
 
     raw : before decoding: a quarantine stores the rows as in the source
-    bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
+    decode : returns the contents, for a batch whose contents are not given
     unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
+    plain : the table and the rows of an unvalidated batch that ``PlainColumns`` reads; None: they are in ``content``
+    bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
     """
 
     raw: Batch
-    content: DecodedBatch
     roles: Roles
-    bad: Sequence[Codes | None] | None
+    decode: Callable[[Batch], DecodedBatch]
     unvalidated: bool
+    plain: tuple[str, Rows] | None = None
+    bad: Sequence[Codes | None] | None = None
+    _content: DecodedBatch | None = None
     _validated: SourceBatch | None = field(default=None, init=False)
+
+    @property
+    def content(self) -> DecodedBatch:
+        """The columns in use as numpy. Raises InputError for damaged ones."""
+        if self._content is None:
+            self._content = self.decode(self.raw)
+        return self._content
 
     def validated(self, sizes: Sizes) -> SourceBatch:
         """Return the batch after a check of every value."""
         if not self.unvalidated:
             return self
         if self._validated is None:
-            self._validated = replace(self, bad=find_all_bad_rows(self.content, sizes), unvalidated=False)
+            bad = find_all_bad_rows(self.content, sizes)
+            self._validated = replace(self, unvalidated=False, plain=None, bad=bad)
         return self._validated
 
     def bad_rows(self, start: int, stop: int) -> BadRows | None:

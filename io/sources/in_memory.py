@@ -105,19 +105,20 @@ def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None,
     if first is None:
         return
     _check_batch(first, name, 0)
+    schema = first.schema
 
     def read(columns: list[str]) -> Batches:
         yield Batch(name, first, 0, 0)
         first_row = first.num_rows
         for index, batch in enumerate(incoming, 1):
             _check_batch(batch, name, index)
-            if not batch.schema.equals(first.schema):
-                changed = f"the schema changed: expected {_one_line(first.schema)}; got {_one_line(batch.schema)}"
+            if not batch.schema.equals(schema):
+                changed = f"the schema changed: expected {_one_line(schema)}; got {_one_line(batch.schema)}"
                 raise InputError(changed, source=name, batch=index)
             yield Batch(name, batch, index, first_row)
             first_row += batch.num_rows
 
-    yield Part(name, first.schema, True, read, container="record batches")
+    yield Part(name, schema, True, read, container="record batches")
 
 
 def _check_batch(batch: Any, name: str, index: int) -> None:

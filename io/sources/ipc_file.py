@@ -40,17 +40,19 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
 
     def batches(columns: list[str]) -> Batches:
         nonlocal num_done
-        first_row, used = 0, reader
+        first_row, is_mapped = 0, isinstance(file, pa.MemoryMappedFile)
         fields = [number for number, column in enumerate(schema.names) if column in columns]
-        if len(fields) < len(schema.names):
-            # The bytes of other columns are not read. Not if all are used: Arrow then copies what it could refer to.
-            with arrow_errors(_CORRUPT, name):
-                used = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+        with arrow_errors(_CORRUPT, name):
+            options = pa.ipc.IpcReadOptions(included_fields=fields if len(fields) < len(schema.names) else None)
+            only_used = pa.ipc.open_file(file, options=options)
         for index in range(num_batches):
             with arrow_errors(_CORRUPT, name, index):
                 if index < len(starts):
                     _check_at(file, starts[index], messages)
-                batch, metadata = used.get_batch_with_custom_metadata(index)
+                # Arrow refers to the columns of a mapped file, and copies those of ``included_fields``. It would unpack
+                # a compressed column that is not used, and read that of a file that is not mapped.
+                refers = is_mapped and not messages.is_compressed
+                batch, metadata = (reader if refers else only_used).get_batch_with_custom_metadata(index)
             num_done = index + 1
             yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows

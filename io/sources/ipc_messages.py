@@ -87,10 +87,11 @@ def message_kind(metadata: bytes | memoryview) -> int:
 
 
 class Messages:
-    """The messages of one stream or file, each checked once."""
+    """The messages of one stream or file, each checked once. is_compressed : whether the last record batch is"""
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self.is_compressed = False
         self._unpacked = self._packed = 0  # of all dictionaries so far
 
     def check(self, metadata: bytes, body: Callable[[], Any]) -> bool:
@@ -105,7 +106,8 @@ class Messages:
         batch = Table(metadata).table(2)
         if kind == DICTIONARY:
             batch = batch.table(1)
-        if batch.field(3):  # compressed
+        self.is_compressed = batch.field(3) != 0
+        if self.is_compressed:
             data = memoryview(body())
             unpacked, packed = _unpacked_bytes(batch.vector(2, _BUFFER), data), len(data)
             if kind == DICTIONARY:

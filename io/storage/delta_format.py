@@ -216,7 +216,8 @@ def _clocks(pieces: Sequence[Piece], with_last: bool) -> Iterator[pa.Array]:
     yield pa.array(np.concatenate(clocks), mask=static)
     if with_last:
         lasts = [None if piece.keys is None else piece.keys.last for piece in pieces]
-        found = [np.zeros(len(of.ids), np.int64) if at is None else at for of, at in zip(pieces, lasts, strict=True)]
+        # Zero under a null, so that equal deltas have equal bytes.
+        found = [np.where(_deleted(of), 0, 0 if at is None else at) for of, at in zip(pieces, lasts, strict=True)]
         yield pa.array(np.concatenate(found), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
 
 

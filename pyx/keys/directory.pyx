@@ -12,8 +12,9 @@ from penstock.pyx.buffer_pool cimport Block, Pool
 from penstock.pyx.id_table cimport prefetch
 from penstock.pyx.initial_rows import philox_key
 from penstock.pyx.keys.directory_state cimport (
-    restore_candidates, restore_keys, restore_removed, saved_removed, sorted_entries,
+    restore_candidates, restore_keys, restore_removed, saved_removed, sorted_candidates, sorted_entries,
 )
+from penstock.pyx.keys.key_owners cimport owners_of
 from penstock.pyx.keys.key_shards cimport (
     AHEAD, EVICT_LFU, EVICT_LRU, MOST_SHARDS, Candidates, KeyEntry, Shards, age, decayed, find, find_candidate, home_of,
     is_expired, key_mix, key_unmix, shards_bytes, shards_divide, shards_free, shards_init,
@@ -32,13 +33,14 @@ cdef class Directory:
     expire_after : a key expires when the clock is further than this from its last occurrence; None: never
     evict : None, "lru" or "lfu"; half_life : of LFU's counts, by the clock
     sample_bits : keep one virtual shard of 2 ** sample_bits, for keys of ``shard_sample.sampled`` only
+    share : (rank, count): keep the virtual shards of one of ``count`` owners, for keys that ``key_owners.owners`` gives it
 
     num_admitted, num_expired, … : keys so far; unadmitted_rows : gradient rows of keys that were not admitted
     """
 
     def __cinit__(self, int64_t capacity, int64_t seed, str table, *, int32_t min_count=1, bint by_frames=False,
                   probability=None, forget_after=None, expire_after=None, evict=None, half_life=None,
-                  int sample_bits=0):
+                  int sample_bits=0, share=(0, 1)):
         cdef Shards* of = &self.shards
         if not 1 <= capacity < 2**31:
             raise ValueError(f"capacity must be from 1 to 2147483647, got {capacity}")
@@ -52,8 +54,8 @@ cdef class Directory:
         periods = [-1 if period is None else period for period in (forget_after, expire_after, half_life)]
         of.policy.forget_after, of.policy.expire_after, of.policy.half_life = periods
         of.policy.sweep_period = MOST_SHARDS
-        self.pool = Pool()
-        if shards_init(of, capacity, sample_bits) < 0:
+        self.pool, self.share, self.whole_capacity = Pool(), share, capacity
+        if shards_init(of, capacity, sample_bits, share[0], share[1]) < 0:
             raise MemoryError(f"cannot allocate a directory of {capacity} keys")
 
     def __dealloc__(self):
@@ -202,73 +204,70 @@ cdef class Directory:
     def candidates(self):
         """Return the candidates as arrays by name, in order of generation and mixed key: ``key`` int64, ``count`` int32,
         ``last`` uint32, ``generation`` int8 (0: the younger)."""
-        cdef Shards* of = &self.shards
-        cdef Py_ssize_t s, g, i = 0, n = self.num_waiting
-        cdef size_t at
-        cdef Candidates* some
-        out = {"key": np.empty(n, np.int64), "count": np.empty(n, np.int32), "last": np.empty(n, np.uint32),
-               "generation": np.empty(n, np.int8)}
-        mixed_keys = np.empty(n, np.uint64)
-        cdef uint64_t[::1] mixed = mixed_keys
-        cdef int64_t[::1] key = out["key"]
-        cdef int32_t[::1] count = out["count"]
-        cdef uint32_t[::1] last = out["last"]
-        cdef signed char[::1] generation = out["generation"]
-        with nogil:
-            for g in range(2):
-                for s in range(of.num_shards):
-                    some = &of.each[s].old if g else &of.each[s].young
-                    for at in range(some.slots):
-                        if some.entries[at].value >= 0:
-                            mixed[i], last[i], generation[i] = some.entries[at].mixed, some.entries[at].last, g
-                            key[i] = <int64_t>key_unmix(mixed[i], of.salt)
-                            count[i] = some.entries[at].value
-                            i += 1
-        order = np.lexsort((mixed_keys, out["generation"]))
-        return {name: array[order] for name, array in out.items()}
+        return sorted_candidates(&self.shards, self.num_waiting)
 
     # ---- saving
 
     def get_state(self):
         """Return everything that decides the future, by key: the arrays of ``state``, those of ``candidates`` as
-        ``waiting.…``, and ``numbers``, int64. ``row`` decides nothing: it only says where the table has the rows. Nor do
-        the removed keys, ``removed.…``: they only count."""
+        ``waiting.…``, and ``numbers``, int64. ``row``, counted among all shares, decides nothing: it only says where the
+        table has the rows. Nor do the removed keys, ``removed.…``: they only count."""
         arrays = self.state()
+        arrays["row"] += np.int32(self.shards.first_row)
         arrays |= {f"waiting.{name}": array for name, array in self.candidates().items()}
         arrays |= {f"removed.{name}": array for name, array in saved_removed(&self.shards).items()}
+        here = arrays["removed.shards"] = self._shards_here()
+        arrays["removed.size"] = arrays["removed.size"][: 2 * len(here)]
         arrays["numbers"] = np.array(
-            [self.capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
+            [self.whole_capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
              self.num_returned, self.num_rejected, self.unadmitted_rows], np.int64)
         return arrays
 
     def set_state(self, arrays):
         """Replace everything by what ``get_state`` returned, of a directory of this capacity or a smaller one.
 
-        Returns the row of every key of ``arrays["key"]``, int32: the saved one, if the capacity is the same. If it raises
-        ValueError or MemoryError, nothing has changed.
+        A share takes its own keys of those of all. Returns the row of every key of ``arrays["key"]``, int32, -1: of another
+        share; the saved row, if the capacity is the same. If it raises ValueError or MemoryError, nothing has changed.
         """
         cdef Directory other
         numbers = [int(number) for number in arrays["numbers"]]
-        if numbers[0] > self.capacity:
-            raise ValueError(f"the saved capacity is {numbers[0]}, this one {self.capacity}: it can only grow")
+        if numbers[0] > self.whole_capacity:
+            raise ValueError(f"the saved capacity is {numbers[0]}, this one {self.whole_capacity}: it can only grow")
         lfu = self.shards.counts != NULL
-        other = Directory(self.capacity, 0, "", evict="lfu" if lfu else None, half_life=1 if lfu else None)
+        other = Directory(self.whole_capacity, 0, "", evict="lfu" if lfu else None, half_life=1 if lfu else None,
+                          share=self.share)
         other.shards.salt, other.shards.policy, other.shards.chance = (
             self.shards.salt, self.shards.policy, self.shards.chance)
-        is_same = numbers[0] == self.capacity
-        rows = restore_keys(&other.shards, arrays["key"], arrays["last"], arrays["row"] if is_same else None)
-        if is_same:
+        mine, waiting = (self._own(arrays[name]) for name in ("key", "waiting.key"))
+        is_same = numbers[0] == self.whole_capacity
+        rows = np.full(len(arrays["key"]), -1, np.int32)
+        rows[mine] = restore_keys(&other.shards, arrays["key"][mine], arrays["last"][mine],
+                                  arrays["row"][mine] - np.int32(self.shards.first_row) if is_same else None)
+        if is_same and arrays["removed.shards"].tolist() == self._shards_here().tolist() != []:
             restore_removed(&other.shards, arrays["removed.size"], arrays["removed.bits"], arrays["removed.print"])
         if lfu:
-            np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows] = arrays["count"]
-        restore_candidates(&other.shards, arrays["waiting.key"], arrays["waiting.count"], arrays["waiting.last"],
-                           arrays["waiting.generation"])
+            np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows[mine]] = arrays["count"][mine]
+        restore_candidates(&other.shards, arrays["waiting.key"][waiting], arrays["waiting.count"][waiting],
+                           arrays["waiting.last"][waiting], arrays["waiting.generation"][waiting])
         other.shards.clock, other.shards.epoch = numbers[1], numbers[2]
         self.settle()
         self.shards, other.shards = other.shards, self.shards
+        # What became of keys so far is counted once among all shares.
         (self.num_admitted, self.num_expired, self.num_evicted, self.num_returned, self.num_rejected,
-         self.unadmitted_rows) = numbers[3:]
+         self.unadmitted_rows) = numbers[3:] if self.share[0] == 0 else [0] * 6
         return rows
+
+    def _shards_here(self):
+        """Numbers among all of the shards here, none if they have no keys: int64 (n,)."""
+        if self.share[1] > 1 and self.whole_capacity > 1 and self.capacity == 1:
+            return np.zeros(0, np.int64)
+        return np.arange(self.shards.first_shard, self.shards.first_shard + self.shards.num_shards)
+
+    def _own(self, keys):
+        """Positions of the keys whose shards are here: int64 (n,), ascending; all: a slice."""
+        if self.share[1] == 1:
+            return slice(None)
+        return np.flatnonzero(owners_of(keys, self.shards.salt, self.whole_capacity, self.share[1]) == self.share[0])
 
     cpdef array(self, dtype, Py_ssize_t n):
         """Return an uninitialized array (n,), whose memory is used again after its last reference."""
@@ -295,5 +294,5 @@ def directory_bytes(int64_t capacity, bint counts=False):
     """Return the bytes of a directory of this capacity, without candidates. counts : with those of LFU"""
     cdef Shards of
     of.policy.evict = EVICT_LFU if counts else 0
-    shards_divide(&of, capacity, 0)
+    shards_divide(&of, capacity, 0, 0, 1)
     return shards_bytes(&of)

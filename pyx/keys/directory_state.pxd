@@ -5,6 +5,7 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport KeyEntry, Shards
 
 cdef Py_ssize_t sorted_entries(const Shards* of, Py_ssize_t s, bint expired, KeyEntry* out) noexcept nogil
+cdef sorted_candidates(Shards* of, Py_ssize_t n)
 cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved)
 cdef restore_candidates(Shards* of, const id_t[::1] keys, const int32_t[::1] count, const uint32_t[::1] last,
                         const signed char[::1] generation)

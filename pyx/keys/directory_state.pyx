@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.key_shards cimport (
-    Candidates, KeyEntry, RemovedKeys, Shard, Shards, candidates_reserve, find, is_expired, key_find, key_mix,
+    Candidates, KeyEntry, RemovedKeys, Shard, Shards, candidates_reserve, find, is_expired, key_find, key_mix, key_unmix,
     removed_bytes_of_bits, removed_reserve, removed_restore, removed_save, shard_of,
 )
 
@@ -29,6 +29,33 @@ cdef Py_ssize_t sorted_entries(const Shards* of, Py_ssize_t s, bint expired, Key
         out[i] = entries[at]
         n += 1
     return n
+
+
+cdef sorted_candidates(Shards* of, Py_ssize_t n):
+    """The n candidates, as ``Directory.candidates`` returns them."""
+    cdef Py_ssize_t s, g, i = 0
+    cdef size_t at
+    cdef Candidates* some
+    out = {"key": np.empty(n, np.int64), "count": np.empty(n, np.int32), "last": np.empty(n, np.uint32),
+           "generation": np.empty(n, np.int8)}
+    mixed_keys = np.empty(n, np.uint64)
+    cdef uint64_t[::1] mixed = mixed_keys
+    cdef int64_t[::1] key = out["key"]
+    cdef int32_t[::1] count = out["count"]
+    cdef uint32_t[::1] last = out["last"]
+    cdef signed char[::1] generation = out["generation"]
+    with nogil:
+        for g in range(2):
+            for s in range(of.num_shards):
+                some = &of.each[s].old if g else &of.each[s].young
+                for at in range(some.slots):
+                    if some.entries[at].value >= 0:
+                        mixed[i], last[i], generation[i] = some.entries[at].mixed, some.entries[at].last, g
+                        key[i] = <int64_t>key_unmix(mixed[i], of.salt)
+                        count[i] = some.entries[at].value
+                        i += 1
+    order = np.lexsort((mixed_keys, out["generation"]))
+    return {name: array[order] for name, array in out.items()}
 
 
 cdef restore_keys(Shards* of, const id_t[::1] keys, const uint32_t[::1] last, const int32_t[::1] saved):

@@ -81,6 +81,7 @@ cdef struct Shards:
     size_t slots            # of each shard
     int bits                # of a mixed key, which are the number of its shard among all
     uint64_t kept           # these bits of that number are the shard's here: fewer than all in a sample
+    int64_t first_shard, first_row  # among all: those of a share begin here
     uint64_t salt
     PhiloxKey chance
     KeyEntry* entries
@@ -98,7 +99,9 @@ cdef struct Shards:
 
 
 cdef inline Py_ssize_t shard_of(const Shards* of, uint64_t mixed) noexcept nogil:
-    return <Py_ssize_t>(mixed >> (64 - of.bits) & of.kept) if of.bits else 0
+    """The shard of a key here; the first one of a key of another share, which has no row here."""
+    cdef uint64_t s = (mixed >> (64 - of.bits) & of.kept) - <uint64_t>of.first_shard if of.bits else 0
+    return <Py_ssize_t>s if s < <uint64_t>of.num_shards else 0
 
 
 cdef inline size_t home_of(const Shards* of, uint64_t mixed) noexcept nogil:
@@ -119,9 +122,9 @@ cdef inline uint32_t decayed(const Shards* of, uint32_t count, int64_t last, int
     return count if halvings <= 0 else 0 if halvings > 31 else count >> halvings
 
 
-cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits) noexcept nogil
+cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
 cdef size_t shards_bytes(const Shards* of) noexcept nogil
-cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nogil
+cdef int shards_init(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
 cdef void shards_free(Shards* of) noexcept nogil
 cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil
 cdef KeyEntry* find_candidate(Shards* of, uint64_t mixed) noexcept nogil

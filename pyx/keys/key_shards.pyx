@@ -17,25 +17,32 @@ cdef extern from "pages.h":
 MAX_CLOCK = 2**32 - 2
 
 
-cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits) noexcept nogil:
+cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
     """Set the number of shards and of their slots.
 
+    capacity : of all shards
     sample_bits : keep one shard of 2 ** sample_bits, the first ones, exactly as among all
+    rank, count : keep the contiguous run of shards of one of ``count`` owners; if that is none, one shard of one row
     """
+    cdef int64_t stop
     of.num_shards, of.bits = 1, 0
     while 2 * of.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
         of.num_shards *= 2
         of.bits += 1
     # 1.6 slots per row, and one that is always empty.
     of.slots = (-(-capacity // of.num_shards) * 8 + 4) // 5 + 1
-    of.num_shards >>= min(sample_bits, of.bits)
-    of.kept = of.num_shards - 1
-    of.capacity = (capacity >> of.bits) * of.num_shards + min(more_rows(of, capacity), of.num_shards)
+    of.first_shard, stop = rank * of.num_shards // count, (rank + 1) * of.num_shards // count
+    of.num_shards = (stop - of.first_shard) >> min(sample_bits, of.bits)
+    of.kept = (<uint64_t>1 << (of.bits - min(sample_bits, of.bits))) - 1
+    of.first_row = first_row_of(of, capacity, of.first_shard)
+    of.capacity = first_row_of(of, capacity, of.first_shard + of.num_shards) - of.first_row
+    if of.num_shards == 0:
+        of.num_shards = of.capacity = 1
 
 
-cdef inline int64_t more_rows(const Shards* of, int64_t capacity) noexcept nogil:
-    """How many shards, the first ones, have one row more than the others."""
-    return capacity & ((<int64_t>1 << of.bits) - 1)
+cdef inline int64_t first_row_of(const Shards* of, int64_t capacity, int64_t shard) noexcept nogil:
+    """The first row of a shard, both counted among all; the first shards have one row more than the others."""
+    return shard * (capacity >> of.bits) + min(shard, capacity & ((<int64_t>1 << of.bits) - 1))
 
 
 cdef size_t shards_bytes(const Shards* of) noexcept nogil:
@@ -45,11 +52,11 @@ cdef size_t shards_bytes(const Shards* of) noexcept nogil:
             + <size_t>of.capacity * (sizeof(id_t) + sizeof(int32_t) + of_counts))
 
 
-cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nogil:
+cdef int shards_init(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
     """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
-    cdef int64_t s, rows, more
-    shards_divide(of, capacity, sample_bits)
-    rows, more, capacity = capacity >> of.bits, more_rows(of, capacity), of.capacity
+    cdef int64_t s, first, rows = capacity
+    shards_divide(of, capacity, sample_bits, rank, count)
+    capacity = of.capacity
     of.newest, of.mostly_new = -1, True
     of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
     of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
@@ -62,8 +69,9 @@ cdef int shards_init(Shards* of, int64_t capacity, int sample_bits) noexcept nog
     if of.entries == NULL or of.keys == NULL or of.free_rows == NULL or of.each == NULL:
         return -1
     for s in range(of.num_shards):
-        of.each[s].first_row = <int32_t>(s * rows + min(s, more))
-        of.each[s].num_rows = <int32_t>(rows + (s < more))
+        first = first_row_of(of, rows, of.first_shard + s)
+        of.each[s].first_row = <int32_t>(first - of.first_row)
+        of.each[s].num_rows = <int32_t>(min(first_row_of(of, rows, of.first_shard + s + 1) - first, capacity))
         free_all(of, &of.each[s])
         key_clear(of.entries + s * of.slots, of.slots)
     return 0

@@ -164,7 +164,7 @@ cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
     cdef int64_t period = opening.of.policy.sweep_period
     if period <= 0 or opening.admit_all or opening.of.policy.expire_after < 0:
         return False
-    return opening.step % period == s * period >> opening.of.bits
+    return opening.step % period == (opening.of.first_shard + s) * period >> opening.of.bits
 
 
 cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssize_t num_free) noexcept nogil:

@@ -11,7 +11,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     "core": (["engine/core.py"], ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage"]),
     "gate": (["engine/gate.py"], ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"]),
     "pipeline": (
-        ["engine/pipeline.py"],
+        ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
         ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint"],
     ),
     "accumulate": (

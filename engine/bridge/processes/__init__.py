@@ -1,0 +1,1 @@
+"""Tables over a mesh that spans the processes of a JAX job."""

@@ -1,0 +1,182 @@
+"""Tables over the devices of several processes, updated by the rows of all of them.
+
+Every process packs its own rows by their owners. A program exchanges them and adds those of the same row in the order
+of ranks (row_exchange.py); the step that follows is the one of tables of one process (programs.py), on the same arrays.
+All programs run in the order of the calls, which every process makes alike: nothing here is left to a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh
+
+from penstock.bridge.processes.agreement import Processes, placed
+from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
+from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
+from penstock.bridge.stacking import Packed, TableRows, multiple_of
+from penstock.bridge.stochastic_rounding import key_of
+from penstock.bridge.xla_tables import XlaTables, quoted
+from penstock.errors import UsageError
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+class ProcessTables(XlaTables):
+    """Tables that share arrays and are updated by one dispatch. ``DeviceTable`` documents the methods.
+
+    ``write`` takes the same rows in every process; ``apply`` and ``read`` take those of each.
+    """
+
+    def __init__(self, mesh: Mesh, definitions: Sequence[TableDefinition], variant: str, processes: Processes) -> None:
+        self._processes = processes
+        self._senders = len(processes.by_rank[processes.rank])
+        super().__init__(mesh, definitions, variant)
+        # As many neighbouring elements of a line certainly belong to one row.
+        self._grain = math.gcd(*[layout.dim for layout in self.layouts], self._stack.line.width)
+        # The most lines of one device that a process may send to another one in a dispatch.
+        self._most = max(size for size in buckets(MAX_BUCKET) if size <= max(8, MAX_BUCKET // mesh.size))
+
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+        """Apply the optimizer once to the rows of all processes. Every process names the same tables.
+
+        updates : as for ``XlaTables.apply``; a segment with ``frames`` is divided by the sum of those of all processes
+        """
+        names = [self.layouts[member].name for member, _, _ in updates]
+        numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
+        parts = [(member, segment) for member, segments, _ in updates for segment in segments]
+        rows = [TableRows(member, of.ids, of.sums, self._rounded_by(member, of.ids)) for member, of in parts]
+        frames = [segment.frames for _, segment in parts]
+        with self._own_mesh():
+            arrived = list(self._exchanged(f"step {step}, {quoted(names)}", rows, frames))
+            if self._rule.non_lazy:
+                touched = self.programs.at("no_rows")()
+                for lines, words, *_ in arrived:
+                    mark = mark_lines(self.mesh, self._stack.line, len(touched), lines.shape[1])
+                    touched = mark(touched, lines, words)
+                self.arrays, _ = self.programs.at("sweep")(self.arrays, touched, *numbers)
+            for lines, *others in arrived:
+                self.arrays, _ = self.programs.at("apply", lines.shape[1])(self.arrays, lines, *others, *numbers)
+
+    def _exchanged(
+        self, call: str, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+    ) -> Iterator[Sequence[jax.Array]]:
+        """Yield the arguments of ``programs.apply``, once per dispatch, which contain all rows of its lines."""
+        stack, by_frames = self._stack, all(of is not None for of in frames)
+        routed = stack.route(rows)
+        devices, lines = routed.devices, routed.lines
+        if stack.line.masked:
+            devices, lines = np.divmod(
+                np.unique(devices * np.int64(stack.lines_per_device) + lines), stack.lines_per_device
+            )
+        num_slices, k = self._agreed(call, devices, lines)
+        grain, pads = self._grain if by_frames else 0, (stack.lines_per_device, multiple_of(stack.line))
+        for number in range(num_slices):
+            run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
+            some, of = _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
+            its = stack.route(some)
+            packed = stack.pack(its, slice(0, len(its.devices)), capacity=k * self._senders)
+            planes: list[npt.NDArray[Any]] = [packed.lines, packed.words]
+            if by_frames:
+                planes.append(self._frames(packed, its.offsets, some, of))
+            if packed.keys is not None:
+                planes.append(packed.keys)
+            yield run(*map(self._sent, planes), np.int32(0))
+
+    def _frames(
+        self, packed: Packed, offsets: Int64, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+    ) -> Int32:
+        """Return the numbers of frames of rows, once per ``grain`` elements: int32 (devices, capacity, ·)."""
+        width = packed.words.shape[2] // self._grain
+        plane = np.zeros((*packed.words.shape[:2], width), np.int32)
+        flat, first = plane.reshape(-1, width), 0
+        for one, of in zip(rows, frames, strict=True):
+            at = slice(first, first + len(one.ids))
+            columns = offsets[at, None] // self._grain + np.arange(one.rows.shape[1] // self._grain)
+            flat[packed.cells[at, None], columns] = np.asarray(of)[:, None]
+            first = at.stop
+        return plane
+
+    def _agreed(self, call: str, devices: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[int, int]:
+        """Return into how many slices the rows of every process are divided, and the size of a block of lines.
+
+        A row is in the slice of its key modulo the number of slices. devices, keys : of this process's rows
+        """
+
+        def most(num_slices: int) -> int:
+            """Return the most rows in a block."""
+            if num_slices == 1:
+                return int(np.bincount(devices, minlength=1).max(initial=0))
+            _, counts = np.unique(devices * np.int64(num_slices) + keys % num_slices, return_counts=True)
+            return int(counts.max(initial=0))
+
+        limit, num_slices = self._most * self._senders, 1
+        largest = int(self._processes.agree(call, [most(1)]).max())
+        while largest > limit:
+            num_slices *= 2
+            largest = int(self._processes.agree(f"{call}, {num_slices} slices", [most(num_slices)]).max())
+        return (num_slices, bucket(-(-largest // self._senders), 8, GROWTH)) if largest else (0, 8)
+
+    def _sent(self, blocks: npt.NDArray[Any]) -> jax.Array:
+        """Divide the lines for every device among this process's devices: (devices, senders * k, …) → [n,n,k,…]."""
+        n, capacity, *rest = blocks.shape
+        parts = blocks.reshape(n, self._senders, capacity // self._senders, *rest).swapaxes(0, 1)
+        return placed(self.mesh, [np.ascontiguousarray(part)[None] for part in parts])
+
+    def _put(self, rows: npt.NDArray[Any]) -> jax.Array:
+        """Put rows that every process has on the devices of this one. rows : (devices, …)"""
+        return placed(
+            self.mesh, [rows[device][None].copy() for device in self._processes.by_rank[self._processes.rank]]
+        )
+
+    def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
+        table, stack, senders = self.layouts[member], self._stack, self._senders
+        where = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
+        devices, rows = stack.rows_of(member, where)
+        order = np.arange(len(where))
+        num_slices, k = self._agreed(f"a lookup in table '{table.name}'", devices, order)
+        num_lines = stack.num_devices * stack.lines_per_device
+        run = fetch(self.mesh, table.line, num_lines, k)
+        with self._own_mesh():
+            for number in range(num_slices):
+                some = order[number::num_slices]
+                beyond = stack.lines_per_device * table.line.group
+                asked, cells, _ = stack.padded(devices[some], rows[some], beyond, 8, capacity=k * senders)
+                answers = run(self.arrays, self._sent(asked), np.int32(part))
+                here = sorted(answers.addressable_shards, key=lambda shard: shard.index[0].start)
+                found = np.stack([np.asarray(shard.data)[0] for shard in here], axis=1)  # (n, senders, k, dim)
+                out[some] = found.reshape(-1, found.shape[-1])[cells, : out.shape[1]]
+
+    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> NoReturn:
+        raise AssertionError("only dynamic tables create rows, and those are of one process")
+
+    def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
+        raise UsageError(f"table '{self.layouts[member].name}' spans processes: no commit or delta copies its rows")
+
+    def wait(self) -> None:
+        jax.block_until_ready(self.arrays)
+
+    def warm(self) -> int:
+        return 0  # the processes agree on the sizes at every step
+
+
+def _chosen(
+    rows: Sequence[TableRows], frames: Sequence[Int64 | None], mask: npt.NDArray[np.bool_]
+) -> tuple[list[TableRows], list[Int64 | None]]:
+    """Return the rows for which ``mask`` is True. mask : bool, of the rows of all tables in their order"""
+    chosen: list[TableRows] = []
+    counts: list[Int64 | None] = []
+    first = 0
+    for one, of in zip(rows, frames, strict=True):
+        at = mask[first : first + len(one.ids)]
+        first += len(one.ids)
+        chosen.append(TableRows(one.member, one.ids[at], one.rows[at], None if one.keys is None else one.keys[at]))
+        counts.append(None if of is None else of[at])
+    return chosen, counts

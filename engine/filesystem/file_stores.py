@@ -1,0 +1,259 @@
+"""The files of one folder, on a path or at a URI of pyarrow.fs: listed, read, written whole, removed, locked.
+
+On a path, a file appears complete and durable by a rename. At a URI it appears as its store promises: on S3 and Google
+Cloud Storage when all of it was uploaded, on HDFS while it is written. So what is in a file must prove it whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock.filesystem import atomic_files
+from penstock.filesystem.descriptors import reserve
+
+
+class Written(Protocol):
+    """A file that is being written. write_along : starts writeback from time to time"""
+
+    def write(self, data: Any, /) -> int: ...
+    def write_along(self) -> None: ...
+
+
+class FileStore(ABC):
+    """Files by name. All methods raise OSError, which names the file.
+
+    place : for messages
+    address : opens the same folder again, on any machine that reaches it
+    names_appear_whole : whether a file with a name is always complete
+    """
+
+    place: Path | str
+    address: str
+    names_appear_whole: bool
+
+    @abstractmethod
+    def file(self, name: str) -> Path | str:
+        """Return a file's place, for messages."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether there is something of the folder's name."""
+
+    @abstractmethod
+    def is_folder(self) -> bool: ...
+
+    @abstractmethod
+    def is_same(self, other: FileStore) -> bool:
+        """Return whether both exist and are one folder."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return a text that folders have in common if they are one."""
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Return the names of the files; none if there is no such folder."""
+
+    @abstractmethod
+    def open(self, name: str) -> BinaryIO: ...
+
+    @abstractmethod
+    def size(self, name: str) -> int: ...
+
+    @abstractmethod
+    def written_s(self, name: str) -> float | None:
+        """Return when a file was written, in seconds since the epoch; None if there is none."""
+
+    @abstractmethod
+    def appearing(self, name: str) -> AbstractContextManager[Written]:
+        """Write a file that gets its name when the block succeeds."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file, or see that it is gone."""
+
+    @abstractmethod
+    def lock(self) -> int | None:
+        """Create the folder if it is missing, and lock it until ``os.close`` of the result.
+
+        Raises BlockingIOError if another process has locked it. A store without locks returns None.
+        """
+
+    def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            return file.read()
+
+
+class LocalStore(FileStore):
+    """A folder on a path."""
+
+    names_appear_whole = True
+
+    def __init__(self, path: Path) -> None:
+        self.place, self.address, self._path = path, os.path.abspath(path), path
+
+    def file(self, name: str) -> Path:
+        return self._path / name
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def is_folder(self) -> bool:
+        return self._path.is_dir()
+
+    def is_same(self, other: FileStore) -> bool:
+        if not isinstance(other, LocalStore) or not self.is_folder() or not other.is_folder():
+            return False
+        return self._path.samefile(other.file(""))
+
+    def identity(self) -> str:
+        return str(self._path.resolve())
+
+    def names(self) -> Sequence[str]:
+        try:
+            return reserve.open(lambda: os.listdir(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def open(self, name: str) -> BinaryIO:
+        return reserve.open(lambda: open(self._path / name, "rb"))
+
+    def size(self, name: str) -> int:
+        return (self._path / name).stat().st_size
+
+    def written_s(self, name: str) -> float | None:
+        with suppress(FileNotFoundError):
+            return (self._path / name).stat().st_mtime
+        return None
+
+    def appearing(self, name: str) -> AbstractContextManager[Written]:
+        return atomic_files.appearing(self._path / name)
+
+    def remove(self, name: str) -> None:
+        atomic_files.remove(self._path / name)
+
+    def lock(self) -> int:
+        atomic_files.make_folders(self._path)
+        file = atomic_files.open_lock(self._path / ".lock")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # locked, a file system without locks, or a lock that is not a file
+            os.close(file)
+            error.filename = str(self._path / ".lock")
+            raise
+        return file
+
+
+class RemoteStore(FileStore):
+    """A folder at a URI. A store of objects has no folders: it exists once it has a file.
+
+    filesystem, path : as pyarrow.fs has them
+    """
+
+    names_appear_whole = False
+
+    def __init__(self, uri: str, filesystem: Any, path: str) -> None:
+        self.place, self.address, self._fs, self._path = place_of(uri), uri, filesystem, path.rstrip("/")
+
+    def file(self, name: str) -> str:
+        return f"{self.place}/{name}" if name else str(self.place)
+
+    def exists(self) -> bool:
+        return self._kind("") != "NotFound"
+
+    def is_folder(self) -> bool:
+        return self._kind("") == "Directory"
+
+    def is_same(self, other: FileStore) -> bool:
+        return isinstance(other, RemoteStore) and self.identity() == other.identity()
+
+    def identity(self) -> str:
+        return f"{self._fs.type_name}:{self._path}"
+
+    def names(self) -> Sequence[str]:
+        from pyarrow.fs import FileSelector
+
+        with self._naming(""):
+            infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
+            return [info.base_name for info in infos if info.type.name == "File"]
+
+    def open(self, name: str) -> BinaryIO:
+        with self._naming(name):
+            return io.BufferedReader(self._fs.open_input_file(self._at(name)), 1 << 20)
+
+    def size(self, name: str) -> int:
+        with self._naming(name):
+            info = self._fs.get_file_info(self._at(name))
+        if info.size is None:
+            raise FileNotFoundError(2, "No such file", self.file(name))
+        return int(info.size)
+
+    def written_s(self, name: str) -> float | None:
+        with self._naming(name):
+            written = self._fs.get_file_info(self._at(name)).mtime
+        return None if written is None else float(written.timestamp())
+
+    @contextmanager
+    def appearing(self, name: str) -> Iterator[Written]:
+        with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
+            yield _Upload(stream.write)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError), self._naming(name):
+            self._fs.delete_file(self._at(name))
+
+    def lock(self) -> None:
+        with self._naming(""):
+            self._fs.create_dir(self._path)
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _kind(self, name: str) -> str:
+        with self._naming(name):
+            return str(self._fs.get_file_info(self._at(name).rstrip("/")).type.name)
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Name the file in errors: those of stores name none, and their text is long."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                raise type(error)(error.errno or 5, str(error).partition("\n")[0], self.file(name)) from error
+            raise
+
+
+class _Upload:
+    def __init__(self, write: Callable[[Any], int]) -> None:
+        self.write = write
+
+    def write_along(self) -> None:
+        """Do nothing: the store uploads parts as it sees fit."""
+
+
+def place_of(text: str) -> str:
+    """Return a path as it is; a URI without secrets: it may have keys before the host, and options after the path."""
+    if "://" not in text:
+        return text
+    parts = urlsplit(text)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+
+
+def store_at(place: str | os.PathLike[str]) -> FileStore:
+    """Return the folder on a path or at a URI of pyarrow.fs. Raises ValueError for a URI that pyarrow cannot open."""
+    text = os.fspath(place)
+    if not isinstance(text, str) or "://" not in text:
+        return LocalStore(Path(place))
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    filesystem, path = FileSystem.from_uri(text)
+    return LocalStore(Path(path)) if isinstance(filesystem, LocalFileSystem) else RemoteStore(text, filesystem, path)

@@ -1,0 +1,1 @@
+"""Engines whose tables span the processes of a JAX job."""

@@ -1,0 +1,148 @@
+"""The actors of a job on a Ray cluster, and what their failures mean. Only this module imports Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import penstock.interrupts as interrupts
+from penstock.config.embedding import EmbeddingConfig
+from penstock.errors import PeerError, UsageError
+from penstock.frames import Float32, Int64
+from penstock.ray.owners import Owner
+from penstock.ray.readers import Reader
+from penstock.tables.state_hash import KeyArrays
+
+# Between two checks for a signal.
+TICK_S = 0.5
+# How long an actor that died may take to be placed and started again.
+RESTART_S = 300.0
+_PAUSE_S = 0.5
+
+
+class LostError(Exception):
+    """An actor, a node or an object of the job was lost: the job can continue from its last commit."""
+
+
+def started(address: str | None) -> Any:
+    """Return the module ``ray``, connected to a cluster. address : as ``ray.init`` takes it; None: "auto"
+
+    Raises UsageError if Ray is not installed, PeerError if the cluster cannot be reached.
+    """
+    # Ray prints messages about dead nodes to standard output, which may be the report or deltas; it reads this once.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise PeerError(f"no Ray cluster at {address or 'auto'}: {str(error).splitlines()[0]}") from None
+    return ray
+
+
+class Actors:
+    """The readers and owners of a job. Ray starts one again that has died, without its state: ``begin`` creates that.
+
+    readers, owners : arguments of each ``Reader`` and ``Owner``
+    reader_options, owner_options : of Ray, such as resources
+
+    interruptible : whether a signal ends waiting
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        readers: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        owners: Sequence[tuple[Any, ...]],
+        reader_options: Mapping[str, Any],
+        owner_options: Mapping[str, Any],
+    ) -> None:
+        self._ray = ray
+        self.interruptible = True
+        # A task of an actor that has died must not be repeated by the next one: the job goes back to its last commit.
+        lasting = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
+        reader, owner = (
+            ray.remote(kind).options(**{**lasting, "scheduling_strategy": "SPREAD", **options})
+            for kind, options in ((Reader, reader_options), (Owner, owner_options))
+        )
+        self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
+        self.owners = [owner.remote(*arguments) for arguments in owners]
+
+    def get(self, refs: Any) -> Any:
+        """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised."""
+        errors = self._ray.exceptions
+        while True:
+            try:
+                return self._ray.get(refs, timeout=TICK_S)
+            except errors.GetTimeoutError:
+                if self.interruptible:
+                    interrupts.check()
+            except errors.RayTaskError as error:
+                cause = getattr(error, "cause", None)
+                if isinstance(cause, errors.RayError):
+                    raise LostError(_first_line(cause)) from None
+                raise
+            except errors.RayError as error:
+                raise LostError(_first_line(error)) from None
+
+    def begin(self, calls: Callable[[], list[Any]]) -> list[Any]:
+        """Return the results of calls that create the state of actors, again until those that died are back.
+
+        Raises PeerError if that takes too long.
+        """
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                refs = calls()
+                while True:
+                    _, waiting = self._ray.wait(refs, num_returns=len(refs), timeout=TICK_S)
+                    interrupts.check()
+                    if not waiting:
+                        return list(self.get(refs))
+                    if time.monotonic() > deadline:
+                        raise PeerError(
+                            f"{len(waiting)} of {len(refs)} actors of the job found no place for {RESTART_S:.0f} s; "
+                            "add nodes, or ask for fewer shares and readers"
+                        )
+            except LostError as failure:
+                if time.monotonic() > deadline:
+                    raise PeerError(f"the job could not begin: {failure}") from None
+                time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in (*self.readers, *self.owners):
+            self._ray.kill(actor, no_restart=True)
+
+
+class RemoteTables:
+    """The tables of one owner, as ``WholeTables`` reads them."""
+
+    def __init__(self, actors: Actors, rank: int) -> None:
+        self._actors, self._owner = actors, actors.owners[rank]
+
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays | None]:
+        found: tuple[Int64, KeyArrays | None] = self._actors.get(self._owner.in_order.remote(name))
+        return found
+
+    def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
+        values: Float32 = self._actors.get(self._owner.read_rows.remote(name, part, rows))
+        return values
+
+
+def checked_config(config: Any) -> EmbeddingConfig:
+    """Return the configuration of a job. Raises UsageError."""
+    if not isinstance(config, EmbeddingConfig):
+        raise UsageError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+    return config
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

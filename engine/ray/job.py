@@ -1,0 +1,288 @@
+"""A job on a Ray cluster: what it applies, where it runs, and how often it goes back to its last commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from penstock.checkpoint.incremental import KEEP
+from penstock.checkpoint.run_files import CountedFiles
+from penstock.checkpoint.store import Commit, Folder
+from penstock.config.embedding import EmbeddingConfig
+from penstock.core import checked_reduction
+from penstock.deltas import DeltaOptions
+from penstock.errors import PeerError, UsageError
+from penstock.io.decoding.reader import ReadOptions
+from penstock.io.storage.delta_sink import open_deltas
+from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.learning_rates import LearningRates, Rates
+from penstock.ray.cluster import Actors, LostError, RemoteTables, checked_config, started
+from penstock.ray.driver import Driver
+from penstock.ray.joined_deltas import JoinedDeltas
+from penstock.ray.owners import Ended
+from penstock.ray.reports import joined_tables
+from penstock.routing import WholeTables
+from penstock.stats import Counters, Report
+from penstock.validation import share, whole
+
+log = logging.getLogger("penstock")
+
+# LostErrors in a row without a commit between them, after which a job ends.
+MOST_FAILURES = 10
+
+
+@dataclass(kw_only=True)
+class JobOptions:
+    """How a job runs. The options of ``Engine`` and ``Engine.run`` mean the same here; the others:
+
+    shares : number of owners, each with a share of the rows; readers : number of readers; None: as many as shares, and
+        no more than there are sources
+    init : a folder of tables to begin with, which every machine reads
+    out : a folder for the tables at the end; state_hash : compute the state hash at the end
+    address : of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else "auto"
+    rounds_per_block : frames of every source that travel together; None: about 16 MiB of rows per share
+    owner_options, reader_options : of their Ray actors, such as ``{"resources": {"TPU": 4}}``
+    """
+
+    shares: int
+    readers: int | None = None
+    num_required: int | None = None
+    reduction: str | None = None
+    seed: int = 0
+    threads: int | None = 1
+    table: str | None = None
+    columns: Mapping[str, str] | None = None
+    contribution_rows: int | None = None
+    learning_rates: Rates = None
+    on_bad_row: str = "error"
+    flush: bool = False
+    limit: int | None = None
+    max_stale: float | None = None
+    gradient_dtype: str | None = None
+    allow_missing_end: bool = False
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int | None = None
+    keep: int = KEEP
+    resume: bool = False
+    deltas: str | os.PathLike[str] | None = None
+    slots: bool | Sequence[str] = ()
+    op: bool = False
+    last: bool = False
+    numbered: bool = True
+    per_steps: int | None = None
+    init: str | None = None
+    out: str | os.PathLike[str] | None = None
+    state_hash: bool = True
+    address: str | None = None
+    rounds_per_block: int | None = None
+    owner_options: Mapping[str, Any] = field(default_factory=dict)
+    reader_options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[Counters, int], None] | None = None
+
+
+class Job:
+    """Applies sources to tables whose rows are in the shares of a Ray cluster.
+
+    sources : a list of paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine
+        can open again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
+    options : JobOptions, as keywords
+
+    actors : of the job that runs
+
+    The result equals that of one engine, bit for bit. After an actor or a node has died, the job continues from its
+    last commit.
+    Raises UsageError or ConfigError; nothing is started yet.
+    """
+
+    def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **options: Any) -> None:
+        known = {of.name for of in fields(JobOptions)}
+        if unknown := options.keys() - known:
+            raise UsageError(f"Job: no option '{min(unknown)}' (there are: {', '.join(sorted(known))})")
+        if "shares" not in options:
+            raise UsageError("Job: give shares=, the number of owners of the rows")
+        self._config, self.options = checked_config(config), JobOptions(**options)
+        self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
+        given = self.options
+        if not self._sources:
+            raise UsageError("sources: give at least one")
+        whole("shares", given.shares, 1)
+        self._num_readers = min(len(self._sources), given.shares if given.readers is None else given.readers)
+        whole("readers", self._num_readers, 1)
+        if given.rounds_per_block is not None:
+            whole("rounds_per_block", given.rounds_per_block, 1)
+        self._reduction = checked_reduction(config, None, given.reduction)
+        self._every = None if given.every is None else whole("every", given.every, 1)
+        if given.checkpoint is None and (given.every is not None or given.resume):
+            raise UsageError("every, resume: name a folder for commits, with checkpoint=")
+        self._limit = None if given.limit is None else whole("limit", given.limit, 0)
+        self._max_stale = None if given.max_stale is None else share("max_stale", given.max_stale)
+        mode, self._quarantine = parse_on_bad_row(given.on_bad_row)
+        rates = LearningRates(config.num_tags, given.learning_rates, config.schedules)
+        self._read = ReadOptions(
+            sizes=config.id_ranges,
+            features=config.features,
+            num_tags=config.num_tags,
+            rates_needed=rates.missing,
+            table=given.table,
+            columns=given.columns or {},
+            contribution_rows=given.contribution_rows,
+            on_bad_row=mode,
+            gradient_dtype=given.gradient_dtype,
+            allow_missing_end=given.allow_missing_end,
+            needs_time=config.needs_time,
+        )
+        self._delta_options: DeltaOptions | None = None
+        if given.deltas is not None:
+            named = {of.name: getattr(given, of.name) for of in fields(DeltaOptions) if hasattr(given, of.name)}
+            self._delta_options = DeltaOptions(**named)
+            JoinedDeltas(config.tables, self._delta_options, 0)
+
+    def run(self) -> Report:
+        """Run the job to the end of its sources. Return the report of the whole job."""
+        began, given = time.perf_counter(), self.options
+        folder = None if given.checkpoint is None else Folder(given.checkpoint)
+        if folder is not None:
+            folder.check_place(given.resume)
+        ray = started(given.address)
+        with _locked(folder):
+            commit = None if folder is None else folder.newest()
+            self.actors = self._make_actors(ray, commit)
+            try:
+                return self._until_it_ends(self.actors, folder, commit, began)
+            finally:
+                self.actors.close()
+
+    # ---- internal
+
+    def _make_actors(self, ray: Any, commit: Commit | None) -> Actors:
+        given, count = self.options, self.options.shares
+        required = given.num_required or self._config.gate_num_required or 1
+        seed = given.seed
+        if commit is not None:
+            required, seed = commit.contents["num_required"], commit.contents["seed"]
+        routing = {"shares": count, "seed": seed, "sums": required == 1}
+        engine = {name: getattr(given, name) for name in ("num_required", "reduction", "threads")} | {"seed": seed}
+        readers = [
+            ((self._config, self._sources, rank, self._num_readers, self._read), routing)
+            for rank in range(self._num_readers)
+        ]
+        owners = [
+            (self._config, (rank, count), engine, given.learning_rates, self._delta_options) for rank in range(count)
+        ]
+        return Actors(ray, readers, owners, given.reader_options, given.owner_options)
+
+    def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
+        given, failures, before, skipped = self.options, 0, Counters(), None
+        counted = CountedFiles(nullcontext)
+        if commit is not None:
+            counted.bad_rows, counted.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+        while True:
+            driver: Driver | None = None
+            try:
+                driver = self._driver(actors, folder, commit)
+                skipped = driver.num_skipped if skipped is None else skipped
+                report = partial(self._report, before, skipped, began)
+                return self._attempt(driver, actors, folder, commit, counted, report)
+            except LostError as failure:
+                newest = None if folder is None else folder.newest()
+                has_commit = newest is not None and (commit is None or newest.number > commit.number)
+                failures = 0 if has_commit else failures + 1
+                if driver is not None and has_commit:
+                    before = before.plus(driver.committed)
+                if folder is None and (given.deltas is not None or self._quarantine is not None):
+                    raise PeerError(f"{failure}; what the job wrote cannot be taken back without checkpoint=") from None
+                if failures > MOST_FAILURES:
+                    raise PeerError(f"{failures} failures without a commit between them, the last: {failure}") from None
+                commit = newest
+                where = "the start" if commit is None else f"commit {commit.number}"
+                log.warning("%s; the job continues from %s", failure, where)
+
+    def _driver(self, actors: Actors, folder: Folder | None, commit: Commit | None) -> Driver:
+        given = self.options
+        return Driver(
+            actors,
+            folder,
+            commit,
+            num_sources=len(self._sources),
+            init=given.init,
+            rounds=given.rounds_per_block,
+            every=self._every,
+            keep=given.keep,
+            limit=self._limit,
+            flush=given.flush,
+            progress=given.progress,
+        )
+
+    def _attempt(
+        self,
+        driver: Driver,
+        actors: Actors,
+        folder: Folder | None,
+        commit: Commit | None,
+        counted: CountedFiles,
+        report: Callable[..., Report],
+    ) -> Report:
+        given, joined, opened = self.options, None, None
+        if self._delta_options is not None:
+            joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
+            opened = partial(_opened, given.deltas, joined, driver.changed_step)
+        is_committed = None if folder is None else lambda: driver.has_committed
+        with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
+            ended = driver.run(files, counted, joined)
+        driver.positions.check_stale(self._max_stale)
+        state_hash = None
+        if given.state_hash or given.out is not None:
+            tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(given.shares)])
+            if given.state_hash:
+                state_hash = tables.hash(driver.global_step)
+            if given.out is not None:
+                tables.write(given.out)
+        return report(driver, ended, state_hash)
+
+    def _report(
+        self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
+    ) -> Report:
+        counters, verified = before.plus(driver.counters), driver.verified
+        is_verified = len(verified) == len(self._sources) and all(verified.values())
+        return counters.report(
+            time.perf_counter() - began,
+            pending=driver.num_accumulated,
+            global_step=driver.global_step,
+            verified=is_verified,
+            unverified=None if is_verified else _unverified(driver.checksums),
+            tables=joined_tables([of.tables for of in ended]),
+            learning_rates=ended[0].last_rates if self._config.num_tags else None,
+            notes=counters.notes(driver.first_bad),
+            skipped=skipped,
+            state_hash=state_hash,
+        )
+
+
+@contextmanager
+def _locked(folder: Folder | None) -> Any:
+    if folder is None:
+        yield
+        return
+    folder.lock()
+    try:
+        folder.tidy(max(KEEP, len(folder.numbers())))
+        yield
+    finally:
+        folder.unlock()
+
+
+def _opened(target: Any, joined: JoinedDeltas, step: int, committed: Any, is_committed: Any) -> Any:
+    return open_deltas(target, joined.schema, step, committed, is_committed)
+
+
+def _unverified(checksums: set[bool]) -> str:
+    """Return why input was not verified, in the words of ``FrameReader.unverified``."""
+    if False not in checksums:
+        return "it was not read to its end"
+    return "not all of it carries checksums" if True in checksums else "it carries no checksums"

@@ -1,0 +1,197 @@
+"""Which rows of a table belong to which share of a job, and the numbers that they have there. Knows no values.
+
+A static table's ids are partitioned by the configuration's strategy, as over shards (``pyx.partition``): MOD round
+robin, DIV in contiguous runs. A dynamic table's keys belong to virtual shards, of which a share has a contiguous run.
+A share keeps its rows as a separate table, whose rows count from 0: its sums and marks are as large as its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.specs import TableSpec
+from penstock.errors import UsageError
+from penstock.frames import Float32, Frame, Int64, Rows, fingerprint
+from penstock.pyx import partition
+from penstock.pyx.keys import key_owners
+from penstock.validation import whole
+
+Numbers = TypeVar("Numbers", int, Int64)
+Draw = Callable[[int, int], Float32]
+
+# Rows of the whole table that are drawn at once to find a share's among them.
+_DRAWN_ROWS = 1 << 14
+
+
+class TableShare(Protocol):
+    """The rows of one table in one share. stride : distance between the whole table's rows that are neighbours here"""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def held_rows(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    def locate(self, ids: Int64) -> tuple[Int64, Int64]: ...
+    def ids(self, numbers: Numbers) -> Numbers: ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of a static table in one share. rank : of the share; count : number of shares; mod : MOD, else DIV"""
+
+    vocabulary_size: int
+    mod: bool
+    rank: int
+    count: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in this share; 0 is possible, because a table can have fewer rows than there are shares."""
+        quotient, remainder = divmod(self.vocabulary_size, self.count)
+        return quotient + (self.rank < remainder)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of the table that this share keeps: one that no id has, if the share has none."""
+        return max(1, self.num_rows)
+
+    @property
+    def _first(self) -> int:
+        quotient, remainder = divmod(self.vocabulary_size, self.count)
+        return self.rank if self.mod else self.rank * quotient + min(self.rank, remainder)
+
+    @property
+    def stride(self) -> int:
+        return self.count if self.mod else 1
+
+    def locate(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the share of each of these valid ids, and the id's number there: int64 (n,) each."""
+        return partition.locate(ids, self.vocabulary_size, self.count, self.mod)
+
+    def mine(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the positions of the ids in this share, and their numbers here: int64 (m,) each."""
+        return _mine(self, ids)
+
+    def ids(self, numbers: Numbers) -> Numbers:
+        """Return the ids of numbers here; beyond the vocabulary for a row that no id has."""
+        return numbers * self.stride + self._first
+
+    def among(self, rank: int, count: int) -> Share:
+        """Return another share of the same table."""
+        return replace(self, rank=rank, count=count)
+
+    def drawn(self, draw: Draw) -> Draw:
+        """Return the initializer of this share's rows. draw : that of the whole table's, (first, count) → rows"""
+
+        at_once = max(1, _DRAWN_ROWS // self.stride)
+
+        def mine(first: int, count: int) -> Float32:
+            starts = range(first, first + count, at_once)
+            return np.concatenate([self._drawn(draw, at, min(at_once, first + count - at)) for at in starts])
+
+        return mine
+
+    def _drawn(self, draw: Draw, first: int, count: int) -> Float32:
+        start = first * self.stride + self._first
+        # The row that no id has may lie beyond a table that a callable created.
+        start = min(start, self.vocabulary_size - 1)
+        stop = min(start + (count - 1) * self.stride + 1, self.vocabulary_size)
+        return np.ascontiguousarray(draw(start, stop - start)[:: self.stride])
+
+
+@dataclass(frozen=True)
+class KeyShare:
+    """The rows of a dynamic table in one share. Its ids are keys, which have no numbers: ``locate`` returns the keys.
+
+    table, capacity, seed : of the whole table; rank, count : as in Share
+    """
+
+    table: str
+    capacity: int
+    seed: int
+    rank: int
+    count: int
+
+    @property
+    def num_rows(self) -> int:
+        return key_owners.owned_rows(self.capacity, self.rank, self.count)[1]
+
+    @property
+    def held_rows(self) -> int:
+        return max(1, self.num_rows)
+
+    @property
+    def stride(self) -> int:
+        return 1
+
+    def locate(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the share of each of these keys, int64 (n,), and the keys."""
+        return key_owners.owners(ids, self.seed, self.table, self.capacity, self.count), ids
+
+    def mine(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the positions of the keys in this share, and the keys: int64 (m,) each."""
+        return _mine(self, ids)
+
+    def ids(self, numbers: Numbers) -> Numbers:
+        """Return which rows of the whole table the rows here are."""
+        return numbers + key_owners.owned_rows(self.capacity, self.rank, self.count)[0]
+
+    def among(self, rank: int, count: int) -> KeyShare:
+        """Return another share of the same table."""
+        return replace(self, rank=rank, count=count)
+
+
+AnyShare = Share | KeyShare
+
+
+def checked_share(share: object) -> tuple[int, int]:
+    """Return (rank, count) of a share. Raises UsageError."""
+    if not isinstance(share, tuple | list) or len(share) != 2:
+        raise UsageError(f"share: expected (rank, count), got {share!r}")
+    rank, count = whole("share's rank", share[0], 0), whole("share's count", share[1], 1)
+    if rank >= count:
+        raise UsageError(f"share: of {count} shares the last is {count - 1}, got {rank}")
+    return rank, count
+
+
+def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count: int) -> dict[str, AnyShare]:
+    """Return one share of every table, by name. mod : the configuration's strategy is MOD; else DIV"""
+    return {
+        spec.name: Share(spec.vocabulary_size, mod, rank, count)
+        if spec.dynamic is None
+        else KeyShare(spec.name, spec.vocabulary_size, seed, rank, count)
+        for spec in specs
+    }
+
+
+def reduced(frame: Frame, shares: Mapping[str, AnyShare]) -> Frame:
+    """Return a whole frame reduced to the rows of a share, with their numbers there; everything else is as it was.
+
+    Every table that the frame contains stays in it, so that the frames of a table have the same numbers in every share.
+    Raises InputError for a bad row in any share.
+    """
+    frame = frame.audited()
+    rows = {name: tuple(_reduced(block, shares[name]) for block in blocks) for name, blocks in frame.rows.items()}
+    return replace(frame, rows=rows, fingerprint=fingerprint(frame), audit=None)
+
+
+def _reduced(block: Rows, share: AnyShare) -> Rows:
+    places, numbers = share.mine(np.ascontiguousarray(block.ids))
+    which = places if block.which is None else block.which[places]
+    return Rows(numbers, block.grads, which, None if block.gains is None else block.gains[places])
+
+
+def _mine(share: TableShare, ids: Int64) -> tuple[Int64, Int64]:
+    ranks, numbers = share.locate(ids)
+    places: npt.NDArray[np.int64] = np.flatnonzero(ranks == share.rank)
+    return places, numbers[places]

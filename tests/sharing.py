@@ -1,0 +1,92 @@
+"""A job whose shares are engines of this process: every frame is routed to each of them in turn."""
+
+import penstock as ps
+from penstock.checkpoint.parts import join_parts
+from penstock.checkpoint.source_positions import Positions
+from penstock.checkpoint.store import Folder
+from penstock.deltas import DeltaOptions, Deltas
+from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.learning_rates import LearningRates
+from penstock.ray.joined_deltas import JoinedDeltas
+from penstock.routing import Router, WholeTables, frames_of
+from penstock.stats import Counters
+
+
+class LocalJob:
+    """Some shares of one state. folder : of a commit to begin with"""
+
+    def __init__(self, config, count, folder=None, *, seed=0, sums=False, frames_per_block=3, **engine):
+        self.config, self.count, self.frames_per_block = config, count, frames_per_block
+        ranks = [(rank, count) for rank in range(count)]
+        if folder is None:
+            self.engines = [ps.Engine(config, seed=seed, share=rank, **engine) for rank in ranks]
+        else:
+            self.engines = [ps.Engine.restore(folder, config=config, share=rank, **engine) for rank in ranks]
+        self.positions = self.engines[0].session.positions
+        self.deltas = []
+        self.router = Router(config, count, seed, sums=sums)
+
+    def frames(self, sources, **options):
+        read = ReadOptions(
+            self.config.id_ranges, merge="round" if isinstance(sources, list) else None, num_tags=0,
+            needs_time=self.config.needs_time, **options,
+        )  # fmt: skip
+        reader = FrameReader(sources, read)
+        before, self.positions = self.positions, Positions([of.name for of in reader.sources], read.merge)
+        frames = reader.numbered()
+        before.skip(frames, self.positions)
+        return frames
+
+    def emit(self, **options):
+        """Collect the deltas of all shares as those of one engine."""
+        options = DeltaOptions(numbered=True, **options)
+        changed_step = max(engine.core.changed_step for engine in self.engines)
+        self._joined = JoinedDeltas(self.config.tables, options, changed_step)
+        self._emitters = [Deltas(engine.core, options) for engine in self.engines]
+        return self
+
+    def _emit(self, batches_of):
+        found = [list(batches_of(one)) for one in self._emitters]
+        intervals = [[(engine.global_step, of)] if of else [] for engine, of in zip(self.engines, found, strict=True)]
+        self.deltas += self._joined.join(intervals)
+
+    _emitters = ()
+
+    def run(self, sources, limit=None, **options):
+        frames, rates, counters = self.frames(sources, **options), LearningRates(0, None, {}), Counters()
+        dims = {spec.name: spec.dim for spec in self.config.tables}
+        left = 10**9 if limit is None else limit
+        while some := [frame for _, frame in zip(range(min(self.frames_per_block, left)), frames, strict=False)]:
+            left -= len(some)
+            block = self.router.block(some)
+            for engine, batch in zip(self.engines, block.batches, strict=True):
+                for frame in frames_of(block.heads, batch, dims):
+                    engine.core.push(frame, rates, counters)
+            if self._emitters:
+                self._emit(lambda one: one.due())
+            for number, frame in some:
+                self.positions.count(number, frame)
+        return self
+
+    def commit(self, path, attempt="a0"):
+        folder = Folder(path)
+        folder.lock()
+        number = max(folder.numbers(), default=0) + 1
+        parts = [engine.session.write_part(folder, number, attempt) for engine in self.engines]
+        join_parts(folder, number, parts, {"positions": self.positions.get_state()})
+        folder.unlock()
+
+    def flush(self):
+        for engine in self.engines:
+            engine.flush()
+        if self._emitters:
+            self._emit(lambda one: one.rest())
+        return self
+
+    @property
+    def tables(self):
+        return WholeTables(self.config, [engine.core.tables for engine in self.engines])
+
+    def state_hash(self):
+        (step,) = {engine.global_step for engine in self.engines}
+        return self.tables.hash(step)

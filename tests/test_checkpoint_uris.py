@@ -1,0 +1,87 @@
+"""Checkpoints at URIs: a server that speaks S3, where no file is renamed or locked, and the file system's own."""
+
+import itertools
+
+import pytest
+from checkpoints import LOG, config_of, engine_of, unbroken
+from ipc import write
+from s3_server import SECRET, serving
+
+import penstock as ps
+from penstock.cli.main import main
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def buckets():
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(buckets):
+    return buckets(f"bucket-{next(NUMBERS)}")
+
+
+def test_a_run_commits_to_s3_and_another_engine_continues(bucket):
+    engine_of().run(iter(LOG), limit=20, checkpoint=bucket.uri, every=2, keep=2)
+    assert len([name for name in bucket.names() if name.endswith(".commit")]) == 2
+    engine = ps.Engine.restore(bucket.uri)
+    assert engine.run(iter(LOG), resume=True, flush=True, checkpoint=bucket.uri).skipped == 20
+    assert engine.state_hash() == unbroken()
+    assert ps.Engine.restore(bucket.uri).state_hash() == unbroken()
+
+
+def test_a_manifest_that_was_not_written_whole_does_not_count_and_is_not_written_over(bucket):
+    engine = engine_of()
+    engine.run(iter(LOG), limit=20, checkpoint=bucket.uri)
+    state, whole = engine.state_hash(), bucket.read("00000001.commit")
+    bucket.write("00000002.commit", whole[: len(whole) // 2])
+    restored = ps.Engine.restore(bucket.uri)
+    assert restored.state_hash() == state
+    restored.run(iter(LOG), resume=True, flush=True, checkpoint=bucket.uri)
+    assert "00000003.commit" in bucket.names()
+    assert bucket.read("00000002.commit") == whole[: len(whole) // 2]
+    assert ps.Engine.restore(bucket.uri).state_hash() == unbroken()
+
+
+def test_damage_is_reported_without_the_secrets_of_the_uri(bucket):
+    engine_of().run(iter(LOG), limit=20, checkpoint=bucket.uri)
+    bucket.write("00000001.base", b"x")
+    with pytest.raises(ps.StateError, match=rf"^s3://{bucket.name}/runs/a/00000001\.base: 1 bytes, .*: cut") as error:
+        ps.Engine.restore(bucket.uri)
+    assert SECRET not in str(error.value)
+    with pytest.raises(ps.StateError, match=rf"^s3://{bucket.name}/runs/b: no such checkpoint"):
+        ps.Engine.restore(bucket.uri.replace("/a?", "/b?"))
+
+
+def test_the_command_commits_to_s3_and_resumes(bucket, tmp_path, capsys):
+    config_of().save(tmp_path / "c.pbtxt")
+    log = write(tmp_path / "log.arrows", LOG)
+    line = ["replay", tmp_path / "c.pbtxt", log, "--num-required", 3, "--checkpoint", bucket.uri]
+    assert main([*map(str, line), "--limit", "20"]) == 0
+    assert SECRET not in capsys.readouterr().out
+    assert main([*map(str, line)]) == 2
+    assert f"s3://{bucket.name}/runs/a: holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
+    assert main([*map(str, line), "--resume", "--flush"]) == 0
+    assert unbroken() in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_answer_is_one_line():
+    uri = "s3://bucket/a?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1"
+    with pytest.raises(ps.StateError, match=r"^s3://bucket/a: cannot be read \(.*[Cc]onnect.*\)$"):
+        ps.Engine.restore(uri)
+
+
+def test_a_uri_of_the_file_system_is_its_path(tmp_path):
+    engine_of().run(iter(LOG), limit=20, checkpoint=f"file://{tmp_path}/c", every=2)
+    assert (tmp_path / "c" / ".lock").exists()
+    engine = ps.Engine.restore(tmp_path / "c")
+    engine.run(iter(LOG), resume=True, flush=True)
+    assert engine.state_hash() == unbroken()
+
+
+def test_a_uri_of_an_unknown_kind_is_a_usage_error():
+    with pytest.raises(ps.UsageError, match=r"checkpoint: no store that pyarrow.fs opens: .*none://a/b"):
+        ps.Engine.restore("none://a/b")

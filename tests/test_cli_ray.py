@@ -1,0 +1,59 @@
+"""``replay --ray``: flags that exclude each other, and the script that restarts one process."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import batch, config_of
+from ipc import write
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "ray.md"
+
+
+@pytest.fixture
+def line(tmp_path):
+    config_of().save(tmp_path / "c.pbtxt")
+    return ["replay", tmp_path / "c.pbtxt", write(tmp_path / "0.arrows", [batch(0)])]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--shares", 2], "--shares: belongs to a job on a cluster: --ray ADDRESS"),
+        (["--readers", 2], "--readers: belongs to a job on a cluster: --ray ADDRESS"),
+        (["--ray", "auto"], "--ray: give the number of shares, --shares N"),
+        (["--ray", "auto", "--shares", 2, "--devices", 2], "--devices: not with --ray"),
+        (["--ray", "auto", "--shares", 2, "--metrics-file", "m"], "--metrics-file: not with --ray"),
+        (["--ray", "auto", "--shares", 2, "--merge", "step"], "--ray: takes a frame of each source in turn"),
+        (["--ray", "auto", "--shares", 2, "--deltas", "d", "--deltas-per", "rows=3"], "--deltas-per: with --ray"),
+        (["--ray", "auto", "--shares", 2, "--every", 3], "--every: name a checkpoint"),
+    ],
+)
+def test_flags_that_do_not_fit_a_job_are_exit_2(line, refused, flags, problem):
+    assert problem in refused(2, *line, *flags)
+
+
+def test_a_job_without_ray_installed_says_how_to_install_it(line, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "needs Ray: pip install -e '.[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
+
+
+@pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
+def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, ends_with):
+    """``penstock`` is a stub that counts its calls and ends as told."""
+    (script,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert "--resume" in script
+    (tmp_path / "codes").write_text("\n".join(codes))
+    stub = tmp_path / "penstock"
+    stub.write_text(
+        '#!/bin/sh\necho x >>calls\ncode=$(sed -n "$(wc -l <calls)p" codes)\n'
+        '[ "$code" = kill ] && kill -9 $$\nexit "$code"\n'
+    )
+    stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == ends_with
+    assert len((tmp_path / "calls").read_text().split()) == len(codes)

@@ -1,0 +1,177 @@
+"""Engines over a mesh that spans processes: each process brings its frames, and all have the same tables."""
+
+import functools
+
+import mesh_jobs as jobs
+import numpy as np
+import pytest
+from device_table import bits, stepped
+
+import penstock as ps
+
+
+def folded(frames):
+    """{id: (left fold of its rows, frames that contain it)} of frames in their order, and the ids' order."""
+    sums = {}
+    for ids, grads in frames:
+        for one, grad in zip(ids.tolist(), grads, strict=True):
+            held, count = sums.get(one, (None, 0))
+            sums[one] = grad.copy() if held is None else held + grad, count
+        for one in set(ids.tolist()):
+            sums[one] = sums[one][0], sums[one][1] + 1
+    return sums
+
+
+def over_processes(frames, mean):
+    """ids and gradients of one step: each process's fold, then over processes by rank. frames : of each process"""
+    total = {}
+    for sums in map(folded, frames):
+        for one, (grad, count) in sums.items():
+            held, before = total.get(one, (None, 0))
+            total[one] = grad if held is None else held + grad, before + count
+    ids = np.array(sorted(total), np.int64)
+    grads = [total[one][0] / np.float32(total[one][1]) if mean else total[one][0] for one in ids.tolist()]
+    return ids, np.array(grads, np.float32)
+
+
+@functools.cache
+def start():
+    return jobs.state(ps.Engine(jobs.config_of()))
+
+
+def oracle(name, steps, mean):
+    """The parts of a table after steps, each the frames of every process."""
+    rule = ps.Engine(jobs.config_of()).config.table(name).rule
+    parts = list(start()[name].values())
+    for frames in steps:
+        frames = [[frame[name] for frame in of if name in frame] for of in frames]
+        several = [over_processes(frames, mean)]
+        if name == "s":
+            several = [over_processes([[frame]], False) for of in frames for frame in of]
+        for ids, grads in several:
+            if len(ids) or rule.non_lazy:
+                lr = 0.05 if name in "mn" else 0.1
+                parts = stepped(rule, lr, parts, ids, grads.reshape(len(ids), parts[0].shape[1]))
+    return parts
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 3), (4, 1)])
+def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, devices, tmp_path):
+    found = jobs.started("applied", count, devices, tmp_path)
+    frames = [[jobs.frame_of(rank, number) for number in range(6)] for rank in range(count)]
+    frames[0][4] = {}  # stale
+    steps = [[of[number : number + 2] for of in frames] for number in (0, 2, 4)]
+    for tables, _, state_hash in found:
+        assert state_hash == found[0][2]
+        for name in set(jobs.ROWS) - {"h"}:
+            parts = oracle(name, steps, mean=True)
+            assert [bits(part) for part in tables[name].values()] == [bits(part) for part in parts], name
+    assert [seen for _, seen, _ in found] == [(rank == 0, 0, 3) for rank in range(count)]
+
+
+def hashes_of_one_process(count):
+    hashes = []
+    for reduction, sharding in (("mean", "DIV"), ("sum", "MOD")):
+        engine = ps.Engine(jobs.config_of(sharding), num_required=count, reduction=reduction)
+        for number in range(4):
+            for rank in range(count):
+                engine.apply(jobs.distinct(jobs.frame_of(rank, number)))
+        hashes.append(engine.state_hash())
+    return hashes
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
+    found = jobs.started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
+    assert found == [hashes_of_one_process(2)] * 2
+
+
+def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
+    (config, state_hash), (_, other) = jobs.started("sliced", 2, 1, tmp_path)
+    one = ps.Engine(config, num_required=2)
+    for number in range(2):
+        for rank in range(2):
+            one.apply(jobs.wide_frame(rank, number))
+    assert state_hash == other == one.state_hash()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, tmp_path):
+    found = jobs.started("ran", count, 1 if count == 3 else 2, tmp_path)
+    lengths = [3 + rank for rank in range(count)]
+    rounds = [[rank for rank in range(count) if number < lengths[rank]] for number in range(max(lengths))]
+    held, steps = 0, []  # the frames of each step, by process
+    frames = [[] for _ in range(count)]
+    for number, ranks in enumerate(rounds):
+        for rank in ranks:
+            frames[rank].append(jobs.small_frame(rank, number))
+        held += len(ranks)
+        if held >= count or number == max(lengths) - 1:
+            steps.append(frames)
+            held, frames = 0, [[] for _ in range(count)]
+    one = ps.Engine(jobs.small_config())
+    parts = list(one.retrieve_parameters("t").values())
+    for frames in steps:
+        parts = stepped(one.config.table("t").rule, 0.1, parts, *over_processes(frames, mean=True))
+    for rank, (counts, tables, state_hash, rows) in enumerate(found):
+        assert counts == (lengths[rank], len(steps), 0, 5 * lengths[rank])
+        assert [bits(part) for part in tables["t"].values()] == [bits(part) for part in parts]
+        assert rows.tobytes() == parts[0][[rank, 20, 3 * rank]].tobytes()
+        assert state_hash == found[0][2]
+    one.read_tables(tmp_path / "tables")
+    assert [bits(part) for part in one.retrieve_parameters("t").values()] == [bits(part) for part in parts]
+
+
+def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
+    found = jobs.started("trained", 2, 2, tmp_path)
+    wanted = found[0][0].copy()
+    for rank in range(2):
+        for one, times in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
+            wanted[one] -= np.float32(0.5) * np.float32((rank + 1) * times)
+    for rank, (before, activations, after, step) in enumerate(found):
+        assert activations.tobytes() == before[jobs.features_of(rank)[:, 0]].tobytes()
+        np.testing.assert_allclose(after, wanted, rtol=1e-6)
+        assert after.tobytes() == found[0][2].tobytes()
+        assert step == 1
+
+
+def test_the_learning_rates_of_the_last_process_count(tmp_path):
+    assert jobs.started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
+
+
+def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
+    found = jobs.started("failed", 2, 2, tmp_path)
+    (first, first_step), (second, second_step) = found
+    assert first_step == second_step == 1
+    for errors in (first, second):
+        assert (errors["same"], errors["after"], errors["steps"]) == (True, True, 2)
+        for name in ("save", "commit", "deltas", "stage"):
+            assert errors[name][0] == "UsageError", name
+            assert "write neither commits nor deltas: save engine.table()" in errors[name][1], name
+    order = "every process must make the same calls, with the same configuration, in the same order"
+    row = (
+        "apply('t'): row 1, column 'id': expected 0 <= id < 24 (vocabulary_size of table 't'), got 99 [id_out_of_range]"
+    )
+    assert second["row"] == ("InputError", row)
+    gone = "the disk is gone"
+    assert second["source"] == ("OSError", gone)
+    wanted = {
+        "row": ("InputError", f"process 1: {row}"),
+        "call": ("UsageError", f"process 0 is at a lookup in table 't' and process 1 at flush(): {order}"),
+        "source": ("PeerError", f"process 1 stopped with OSError: {gone}"),
+    }
+    assert {name: first[name] for name in wanted} == wanted
+    assert first["missing"][1].startswith("process 1: ")
+    assert "missing.arrows" in first["missing"][1]
+    assert order in first["config"][1]
+    assert "table 'd' is dynamic, and the mesh spans 2 processes" in first["dynamic"][1]
+    assert "of every process, got 1 of process 0, 2 of process 1" in first["uneven"][1]
+
+
+def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tmp_path):
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+    wanted = {name: rows.tobytes() for name, rows in jobs.started("saved", 2, 2, tmp_path)[0].items()}
+    one = ps.Engine(jobs.small_config(), seed=1)
+    one.read_tables(tmp_path / "orbax")
+    for found in (one.retrieve_parameters("t"), *jobs.started("loaded", 3, 1, tmp_path)):
+        assert {name: rows.tobytes() for name, rows in found.items()} == wanted

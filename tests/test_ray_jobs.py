@@ -1,0 +1,195 @@
+"""Jobs on a Ray cluster: state, deltas and commits of one process, also after actors and nodes have died."""
+
+import json
+import os
+import tempfile
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from checkpoints import batch, config_of
+from dynamic import churning_steps
+from dynamic import config_of as dynamic_config
+from dynamic import log_of as dynamic_log
+from ipc import write
+from s3_server import serving
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.ray import Job
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
+from ray.cluster_utils import Cluster  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes, each with room for a whole job."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        os.mkdir(f"{folder}/ray")
+        node = {"num_cpus": 8, "object_store_memory": 100 << 20}
+        found = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        found.add_node(**node)
+        ray.init(address=found.address, log_to_driver=False)
+        yield found
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return [str(write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)])) for n in range(3)]
+
+
+def alone(logs, config, **options):
+    engine = ps.Engine(config, num_required=options.pop("num_required", 3))
+    return engine.run(logs, merge="round", flush=True, **options), engine.state_hash()
+
+
+@pytest.mark.parametrize(("shares", "readers"), [(1, 1), (2, 2), (3, 1), (5, 2)])
+def test_a_job_ends_as_one_process_does(cluster, logs, tmp_path, shares, readers):
+    wanted, state = alone(logs, config_of(), deltas=tmp_path / "wanted.arrows", slots=True)
+    job = Job(
+        config_of(), logs, shares=shares, readers=readers, num_required=3, flush=True, rounds_per_block=5,
+        checkpoint=tmp_path / "c", every=3, deltas=tmp_path / "got.arrows", slots=True,
+    )  # fmt: skip
+    report = job.run()
+    assert report.state_hash == state
+    for what in ("rows", "frames", "steps", "stale", "pending", "tables", "notes", "dropped", "global_step"):
+        assert getattr(report, what) == getattr(wanted, what), what
+    assert (tmp_path / "got.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == state
+
+
+@pytest.mark.parametrize("num_required", [1, 2])
+def test_a_job_with_a_dynamic_table_ends_as_one_process_does(cluster, tmp_path, num_required):
+    """With one frame per step, readers send sums."""
+    config = dynamic_config(ps.Dynamic(min_count=2, expire_after=9, evict="lru"), rows=16_384)
+    logs = [str(write(tmp_path / f"{n}.arrows", [dynamic_log(churning_steps(30, 9000, 800, n))])) for n in range(2)]
+    deltas = {"slots": True, "last": True}
+    wanted, state = alone(logs, config, num_required=num_required, deltas=tmp_path / "wanted.arrows", **deltas)
+    job = Job(
+        config, logs, shares=3, num_required=num_required, flush=True, deltas=tmp_path / "got.arrows", **deltas,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    report = job.run()
+    assert report.state_hash == state
+    keys, expected = report.tables["user"].keys, wanted.tables["user"].keys
+    for what in ("keys", "admitted", "expired", "evicted", "returned", "unadmitted_rows", "load"):
+        assert getattr(keys, what) == getattr(expected, what), what
+    assert (tmp_path / "got.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
+    assert (tmp_path / "out" / "user.parquet").exists()
+
+
+def test_a_job_commits_to_s3_and_another_number_of_shares_continues(cluster, logs):
+    """All processes of the cluster open the store by the URI alone."""
+    _, state = alone(logs, config_of())
+    with serving() as buckets:
+        uri = buckets("job").uri
+        job = Job(config_of(), logs, shares=2, num_required=3, limit=17, rounds_per_block=1, checkpoint=uri, every=2)
+        job.run()
+        report = Job(config_of(), logs, shares=3, num_required=3, resume=True, flush=True, checkpoint=uri).run()
+        assert (report.state_hash, report.skipped) == (state, 17)
+        assert ps.Engine.restore(uri).state_hash() == state
+
+
+def test_one_process_continues_a_job_and_a_job_one_process(cluster, logs, tmp_path):
+    _, state = alone(logs, config_of())
+    one = ps.Engine(config_of(), num_required=3)
+    one.run(logs, merge="round", limit=10, checkpoint=tmp_path / "c")
+    Job(config_of(), logs, shares=2, num_required=3, resume=True, limit=20, checkpoint=tmp_path / "c").run()
+    one = ps.Engine.restore(tmp_path / "c")
+    assert one.run(logs, merge="round", resume=True, flush=True).skipped == 20
+    assert one.state_hash() == state
+
+
+def test_a_bad_row_ends_a_job_after_the_frames_before_it(cluster, logs, tmp_path):
+    bad = batch(3, 1)
+    bad = bad.set_column(3, "id", pa.array([9999, *bad["id"].to_pylist()[1:]]))
+    logs[1] = str(write(tmp_path / "bad.arrows", [batch(0, 1), batch(1, 1), bad, batch(4, 1)]))
+    with pytest.raises(ps.InputError, match=r"bad\.arrows: batch 2, row 0, column 'id': .*9999"):
+        Job(config_of(), logs, shares=2, readers=2, num_required=3, checkpoint=tmp_path / "c").run()
+    wanted = ps.Engine(config_of(), num_required=3)
+    with pytest.raises(ps.InputError):
+        wanted.run(logs, merge="round")
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == wanted.state_hash()
+    report = Job(
+        config_of(), logs, shares=2, num_required=3, resume=True, flush=True, checkpoint=tmp_path / "c",
+        on_bad_row=f"quarantine={tmp_path / 'bad_rows.arrows'}",
+    ).run()  # fmt: skip
+    assert report.dropped == {"id_out_of_range": 1}
+    assert "got 9999" in report.notes[0]
+    _, state = alone(logs, config_of(), on_bad_row=f"quarantine={tmp_path / 'wanted_rows.arrows'}")
+    assert report.state_hash == state
+    assert (tmp_path / "bad_rows.arrows").read_bytes() == (tmp_path / "wanted_rows.arrows").read_bytes()
+
+
+def test_a_share_without_room_ends_a_job_at_its_last_commit(cluster, tmp_path):
+    config = dynamic_config(ps.Dynamic(), rows=16_384)
+    steps = churning_steps(40, 30_000, 900)
+    logs = [str(write(tmp_path / "log.arrows", [dynamic_log(steps)]))]
+    with pytest.raises(ps.CapacityError, match=r"table 'user': no room for \d+ of \d+ new keys"):
+        Job(config, logs, shares=3, checkpoint=tmp_path / "c", every=4, rounds_per_block=2).run()
+    kept = ps.Engine.restore(tmp_path / "c")
+    wanted = ps.Engine(config)
+    wanted.run(logs, limit=kept.global_step)
+    assert kept.global_step >= 4
+    assert kept.state_hash() == wanted.state_hash()
+
+
+def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster, logs):
+    _, state = alone(logs, config_of())
+    job = Job(config_of(), logs, shares=2, num_required=3, flush=True, rounds_per_block=1)
+    killed = []
+
+    def kill(counters, step):
+        if step == 4 and not killed:
+            killed.append(step)
+            ray.kill(job.actors.owners[1], no_restart=False)
+
+    job.options.progress = kill
+    report = job.run()
+    assert (killed, report.state_hash, report.frames) == ([4], state, 36)
+
+
+def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
+    config_of().save(tmp_path / "c.pbtxt")
+    _, state = alone(logs, config_of())
+    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--readers", 2]
+    line += ["--num-required", 3, "--flush", "--json", "--out", tmp_path / "out", "--checkpoint", tmp_path / "c"]
+    assert main([*map(str, line)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state_hash"], found["frames"]) == (state, 36)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
+    assert main([*map(str, line)]) == 2
+    assert "holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
+    missing = [*map(str, line[:-1]), str(tmp_path / "c2"), str(tmp_path / "missing.arrows")]
+    assert main(missing) == 3
+    assert "missing.arrows" in capsys.readouterr().err
+
+
+def test_more_stale_rows_than_allowed_end_a_job_without_tables(cluster, logs, tmp_path):
+    options = {"shares": 2, "checkpoint": tmp_path / "c", "max_stale": 0.4, "out": tmp_path / "out"}
+    with pytest.raises(ps.InputError, match="960 of the 1,440 rows read are of stale frames"):
+        Job(config_of(), logs, **options).run()
+    with pytest.raises(ps.InputError, match="960 of the 1,440 rows read are of stale frames"):
+        Job(config_of(), logs, **options, resume=True).run()
+    assert not (tmp_path / "out").exists()
+    assert ps.Engine.restore(tmp_path / "c").global_step == 12
+
+
+def test_a_dataset_of_ray_is_a_source(cluster, tmp_path):
+    log = pa.Table.from_batches([batch(step) for step in range(12)])
+    for number in range(3):
+        pa.parquet.write_table(log.slice(number * 160, 160), tmp_path / f"{number}.parquet")
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    data = ray.data.read_parquet(str(tmp_path))
+    wanted = ps.Engine(config_of(), num_required=3)
+    wanted.run(log)
+    for source in (data, lambda: log):
+        report = Job(config_of(), source, shares=2, num_required=3).run()
+        assert report.state_hash == wanted.state_hash()
