@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import batch, config_of
 from ipc import write
+
+from penstock.ray.cluster import started
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ray.md"
 
@@ -39,6 +42,19 @@ def test_flags_that_do_not_fit_a_job_are_exit_2(line, refused, flags, problem):
 def test_a_job_without_ray_installed_says_how_to_install_it(line, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "needs Ray: pip install -e '.[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
+
+
+def test_an_unreachable_cluster_is_exit_6_at_once(line, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    refusal = refused(6, *line, "--ray", "127.0.0.1:1", "--shares", 2)
+    assert "penstock: no ray cluster at 127.0.0.1:1: [errno 111] connection refused" in refusal.lower()
+
+
+def test_a_local_cluster_has_room_for_all_actors(monkeypatch):
+    given = {}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=given.update))
+    started("local", 1000)
+    assert (given["address"], given["num_cpus"]) == ("local", 1000)
 
 
 @pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])

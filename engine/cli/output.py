@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MOST_LISTED
+from penstock.errors import MOST_LISTED, PenstockError
 from penstock.filesystem.file_stores import place_of
 from penstock.filesystem.pipes import reader_of
 
@@ -104,9 +104,11 @@ def drop_dead_streams() -> None:
 
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Add advice to an OSError raised in this context, and ``path`` if it names no file."""
+    """Add advice to an OSError raised in this context, and ``path`` if it names no file. Errors of penstock pass."""
     try:
         yield
+    except PenstockError:
+        raise
     except OSError as error:
         advice = _ADVICE.get(errno.errorcode.get(error.errno or 0, ""), "")
         problem = f"cannot write: {(error.strerror or str(error)).lower()}" + (f"; {advice}" if advice else "")

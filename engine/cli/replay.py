@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -133,8 +134,13 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         out=args.out,
         state_hash=not args.no_hash,
     )
-    with writing(place) if place else nullcontext():
-        report = job.run()
+    failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
+    logging.getLogger("penstock").addHandler(failures)
+    try:
+        with writing(place) if place else nullcontext():
+            report = job.run()
+    finally:
+        logging.getLogger("penstock").removeHandler(failures)
     say_report(out, report)
     out.result(report.to_dict())
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from penstock.ray.owners import Owner
 from penstock.ray.readers import Reader
 from penstock.tables.state_hash import KeyArrays
 
+# How long to wait for the port of a cluster.
+CONNECT_S = 10.0
 # Between two checks for a signal.
 TICK_S = 0.5
 # How long an actor that died may take to be placed and started again.
@@ -27,8 +30,10 @@ class LostError(Exception):
     """An actor, a node or an object of the job was lost: the job can continue from its last commit."""
 
 
-def started(address: str | None) -> Any:
-    """Return the module ``ray``, connected to a cluster. address : as ``ray.init`` takes it; None: "auto"
+def started(address: str | None, num_actors: int) -> Any:
+    """Return the module ``ray``, connected to a cluster.
+
+    address : as ``ray.init`` takes it; None: "auto"; "local" starts a cluster with room for ``num_actors``
 
     Raises UsageError if Ray is not installed, PeerError if the cluster cannot be reached.
     """
@@ -40,10 +45,19 @@ def started(address: str | None) -> Any:
         raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
     if not ray.is_initialized():
         try:
-            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+            _check_reachable(address)
+            room = {"num_cpus": max(num_actors, os.cpu_count() or 1)} if address == "local" else {}
+            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, **room)
+        except (OSError, ValueError, RuntimeError) as error:
             raise PeerError(f"no Ray cluster at {address or 'auto'}: {str(error).splitlines()[0]}") from None
     return ray
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError if HOST:PORT is not reachable: Ray itself retries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 class Actors:

@@ -149,7 +149,7 @@ class Job:
         folder = None if given.checkpoint is None else Folder(given.checkpoint)
         if folder is not None:
             folder.check_place(given.resume)
-        ray = started(given.address)
+        ray = started(given.address, given.shares + self._num_readers)
         with _locked(folder):
             commit = None if folder is None else folder.newest()
             self.actors = self._make_actors(ray, commit)

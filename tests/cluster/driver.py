@@ -4,6 +4,7 @@ It kills actors of the job at the steps that it was given, and prints a JSON lin
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ def kill(actor, what, number, delay_s):
 
 def main():
     told = json.loads(sys.argv[1])
+    logging.basicConfig(format="%(message)s")  # what anything warns of is a line on standard error
     config = static_config() if told["kind"] == "static" else dynamic_config(ALL_POLICIES, rows=16_384)
     job = Job(config, told["logs"], address=told["address"], **told["options"])
     kills = sorted(told["kills"])

@@ -30,7 +30,7 @@ def check_lines(lines, num_kills):
     for line in lines:
         if not any(text in line for text in CONTINUES):
             raise PromiseError(f"a driver printed: {line}")
-    if len(lines) > num_kills + 1:
+    if not 1 <= len(lines) <= num_kills + 1:
         raise PromiseError(f"{len(lines)} lines after {num_kills} kills: {lines}")
 
 
